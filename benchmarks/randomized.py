@@ -3,9 +3,9 @@
     python -m benchmarks.randomized [--device cpu] [--sides 2048 4096] [--rank 254] [--exact 1024]
 
 The contestants take turns on the same matrix, in an order that rotates; times are medians, ratios
-are medians over turns. Beside the ratio of times stands that of the arithmetic as 002, section 2
-counts it: q (4 d1 d0^2 + 2 d0^3) in full, (4 h + 6) m n l + q (4 n l^2 + 2 l^3) randomized. `share`
-is the rate of that arithmetic over the best rate of a square product.
+are medians over turns. Next to the ratio of times stands the ratio of the arithmetic, as Nesterov
+Muon (section 2) counts it: q (4 d1 d0^2 + 2 d0^3) in full, (4 h + 6) m n l + q (4 n l^2 + 2 l^3)
+randomized. `share` is the rate of that arithmetic over the best rate of a square product.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from torch import Tensor
 from benchmarks import page
 from benchmarks.optimizer import turns
 from benchmarks.page import Row
-from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar
+from fedmuon.optim.flops import Sketch, newton_schulz_flops, randomized_flops
+from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar, schedule
 from fedmuon.tasks.matrix import rate, supported
 
 Works = dict[str, Callable[[], object]]
@@ -39,10 +40,10 @@ def best_product(side: int, device: str) -> float:
 
 
 def arithmetic(side: int, width: int, power: int, steps: int) -> tuple[float, float]:
-    """Flop of the full and of the randomized map of a square matrix, as 002 counts them."""
-    full = steps * 6 * side**3
-    small = steps * (4 * side * width**2 + 2 * width**3)
-    return full, (4 * power + 6) * side**2 * width + small
+    """Flop of the full and of the randomized map of a square matrix, as Nesterov Muon counts it."""
+    polynomials = schedule("quintic", steps)
+    full = newton_schulz_flops(side, side, polynomials)
+    return full, randomized_flops(side, side, polynomials, Sketch(width, 0, power))
 
 
 def low_rank(side: int, asked: argparse.Namespace) -> Iterator[Row]:

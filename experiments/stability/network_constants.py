@@ -21,7 +21,7 @@ from fedmuon.experiments.stability.covered_recipes import has_map
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.federated.build import resolve
 from fedmuon.federated.build_recipe import routes
-from fedmuon.optim.orthogonal import ADJUSTMENTS
+from fedmuon.optim.links import ADJUSTMENTS
 from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.constants import Constants

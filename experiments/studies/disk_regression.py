@@ -31,8 +31,7 @@ from fedmuon.experiments.studies.run_chain import run_chain
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
-from fedmuon.optim.gradients import filtered, released
-from fedmuon.optim.steps import descend
+from fedmuon.optim.links import descend, disk_filter, private_gradient
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -109,8 +108,8 @@ def measured(asked: Settings, method: str, gain: float) -> Record:
     lr = torch.tensor(asked.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
     # The low-pass filter is DiSK at one point, from the same start: with gamma = inf the weight c
     # of the point ahead is 0.
-    smooth = filtered(gain, asked.reach if method == DISK else math.inf)
-    chain = Chain((released() if method == PLAIN else smooth, descend(lr)))
+    smooth = disk_filter(gain, asked.reach if method == DISK else math.inf)
+    chain = Chain((private_gradient() if method == PLAIN else smooth, descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         """The gradient with this step's noise: the same at all points of a step."""

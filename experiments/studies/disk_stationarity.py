@@ -44,8 +44,7 @@ from fedmuon.experiments.studies.run_chain import run_chain
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain, Link
-from fedmuon.optim.gradients import filtered
-from fedmuon.optim.steps import descend
+from fedmuon.optim.links import descend, disk_filter
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -180,7 +179,7 @@ def trajectory(
     start: theorem.Start,
 ) -> Tensor:  # fmt: skip
     """(1/T) sum_t |grad F(x_t)|^2 [S] from x_0 = 0, a replica for each entry of lr [S]."""
-    first = filtered(run.gain, run.reach)
+    first = disk_filter(run.gain, run.reach)
     chain = Chain((_from_zero(first) if start == "zero" else first, descend(lr)))
     copies = len(lr) // asked.seeds
 

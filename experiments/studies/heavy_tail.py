@@ -32,10 +32,9 @@ from fedmuon.experiments.studies.run_chain import Oracle, run_chain
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain, Link
-from fedmuon.optim.gradients import gradient
-from fedmuon.optim.orthogonal import named, orthogonalize
+from fedmuon.optim.links import descend, gradient, map_matrices, momentum, normalize
+from fedmuon.optim.recipe_tables import map_of_table
 from fedmuon.optim.schedules import heavy_tailed
-from fedmuon.optim.steps import descend, momentum, normalize
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -172,7 +171,9 @@ def chain(method: str, rate: Tensor, memory: Tensor) -> Chain:
     step = descend(rate)
     if method == "sgd":
         return Chain((gradient(), step))
-    direction: Link = normalize() if method not in MAPS else orthogonalize(named(MAPS[method]))
+    direction: Link = (
+        normalize() if method not in MAPS else map_matrices(map_of_table(MAPS[method]))
+    )
     return Chain((gradient(), momentum(memory, "nesterov"), direction, step))
 
 

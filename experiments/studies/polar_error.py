@@ -35,9 +35,8 @@ from fedmuon.experiments.studies.run_chain import run_chain
 from fedmuon.experiments.studies.study import Call, Study, assemble
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
-from fedmuon.optim.gradients import gradient
-from fedmuon.optim.orthogonal import named, orthogonalize
-from fedmuon.optim.steps import descend, momentum
+from fedmuon.optim.links import descend, gradient, map_matrices, momentum
+from fedmuon.optim.recipe_tables import map_of_table
 from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize import smoothed_polar as smoothed
 from fedmuon.orthogonalize.lipschitz_constants import newton_schulz_error, printed_cubic_error
@@ -222,7 +221,9 @@ def trajectory(
     asked: Settings, problem: Classifier, table: OrthogonalizerTable, lr: float, replicas: int = 1
 ) -> Trajectory:
     """The run with that map; replica 0 has the samples as they are."""
-    chain = Chain((gradient(), momentum(asked.memory), orthogonalize(named(table)), descend(lr)))
+    chain = Chain(
+        (gradient(), momentum(asked.memory), map_matrices(map_of_table(table)), descend(lr))
+    )
     start = {"X": torch.zeros((replicas, asked.rows, asked.classes), dtype=torch.float64)}
     memory, momenta = torch.zeros_like(start["X"]), []
 

@@ -26,9 +26,8 @@ from fedmuon.experiments.studies.run_chain import run_chain
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
-from fedmuon.optim.gradients import gradient
-from fedmuon.optim.orthogonal import named, orthogonalize
-from fedmuon.optim.steps import descend, momentum
+from fedmuon.optim.links import descend, gradient, map_matrices, momentum
+from fedmuon.optim.recipe_tables import map_of_table
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -68,7 +67,7 @@ def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
 def measured(asked: Settings, method: str, rank: int) -> Record:
     """A row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
     goal, longest = targets(rank, asked.inputs, asked.seeds), max(asked.steps)
-    turned = [orthogonalize(named(MAPS[method]))] if method in MAPS else []
+    turned = [map_matrices(map_of_table(MAPS[method]))] if method in MAPS else []
     rate = asked.lr_muon if method in MAPS else asked.lr_sgd
     chain = Chain((gradient(), momentum(asked.memory), *turned, descend(rate)))
     oracle = partial(_oracle, goal, asked.batch, asked.label_noise)

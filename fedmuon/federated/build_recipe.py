@@ -25,10 +25,17 @@ from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
-from fedmuon.optim.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, of_table
-from fedmuon.optim.probe import drawn_for, reads_factor, require_apart, same
-from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, same
+from fedmuon.optim.recipe import (
+    Recipe,
+    aggregate_state,
+    as_recipe,
+    initial_states,
+    reads_factor,
+    require_apart,
+    trial_generator,
+)
+from fedmuon.optim.recipe_tables import make_recipe, value_of_table
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Released
@@ -59,7 +66,7 @@ def build_recipe(
     if brought.recipe is None:
         found = _named_recipe(config, task, lr, regularization)
     else:  # its links may keep something between calls
-        found = replace(_user_recipe(config, task), apart=False)
+        found = replace(_user_recipe(config, task), thread_safe=False)
     # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
     if brought.recipe is None or not is_default(config, AGGREGATE, federation.aggregate):
         average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
@@ -108,7 +115,7 @@ def _named_recipe(
         routed = matrix_counts(task.module, config.local.route)
     mine, privacy, centred = user_map(config), config.privacy, _is_centred(config, task)
     found = make_recipe(config.local, table, lr, regularization, routed, privacy, mine, centred)
-    return replace(found, apart=mine is None)
+    return replace(found, thread_safe=mine is None)
 
 
 def _is_centred(config: Config, task: Task) -> bool:
@@ -208,7 +215,7 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
         with guard(config, "orthogonalizer"):
             return {"orthogonalizer": as_map(brought)}
     asked = keys or "orthogonalizer" in required(mine)
-    return {"orthogonalizer": of_table(table)} if asked else {}
+    return {"orthogonalizer": value_of_table(table)} if asked else {}
 
 
 # A first round of a custom recipe
@@ -266,7 +273,7 @@ def _context(recipe: Recipe, params: Params, step: int) -> Context:
         return Released(gradient(points[-1][1])[1], kept)
 
     centre = list(_drawn(params, 0).values())
-    draws = [partial(drawn_for, 0, step=step)]
+    draws = [partial(trial_generator, 0, step=step)]
     if recipe.mechanism is None:
         return Context(params, gradient, draws)
     return Context(params, forbidden_gradient, draws, released)

@@ -234,7 +234,11 @@ def client_updates(
     work = [partial(client_update, recipe, task, plan, group, sent) for group in groups]
 
     def computed() -> list[Reply]:
-        return [reply for some in spread(work, task.thread_safe and recipe.apart) for reply in some]
+        return [
+            reply
+            for some in spread(work, task.thread_safe and recipe.thread_safe)
+            for reply in some
+        ]
 
     if recipe.mechanism is not None and not recipe.mechanism.again:
         return computed()

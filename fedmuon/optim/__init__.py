@@ -6,7 +6,7 @@ from fedmuon.optim import MuonWithAux, param_groups_for_muon, routing_table
 ends = torch.nn.Conv2d(1, 16, 3, 2), torch.nn.Linear(1152, 10)
 hidden = torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2), torch.nn.ReLU(), torch.nn.Flatten()
 model = torch.nn.Sequential(ends[0], *hidden, ends[1])
-print(routing_table(model))  # who takes which parameter, and why
+print(routing_table(model))  # the optimizer of each parameter, and why
 optimizer = MuonWithAux(param_groups_for_muon(model), muon={"lr": 0.02}, aux={"lr": 3e-3})
 inputs, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
 for _ in range(20):
@@ -20,16 +20,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmuon.optim.auxiliary import MuonWithAux
-    from fedmuon.optim.muon import Muon
+    from fedmuon.optim.muon import Muon, MuonWithAux
     from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
     from fedmuon.optim.routing import Route, RoutingTable, param_groups_for_muon, routing_table
 
-_PLACES = {
-    "Muon": "muon",
-    "MuonWithAux": "auxiliary",
-    **dict.fromkeys(("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "Lot", "Private"), "private"),
-    **dict.fromkeys(("Route", "RoutingTable", "param_groups_for_muon", "routing_table"), "routing"),
+_MODULES = {
+    "muon": ("Muon", "MuonWithAux"),
+    "private": ("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "Lot", "Private"),
+    "routing": ("Route", "RoutingTable", "param_groups_for_muon", "routing_table"),
 }
 
 __all__ = [
@@ -49,8 +47,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public object of that name; formulas that need only schedules do without torch."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    return found
+    """The public object of that name. Formulas that need only schedules do not import torch."""
+    for module, names in _MODULES.items():
+        if name in names:
+            found = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

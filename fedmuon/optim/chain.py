@@ -1,13 +1,12 @@
-"""Links of the local chain: pairs of pure functions over stacks.
+"""Links and chains: the optimizer of a client as pure functions over stacks of models.
 
     init(params) -> state            update(direction, state, context) -> (direction, state)
 
-A local step starts with no direction; the first link asks the context for a gradient, the later
-ones turn it into an update, and `step` adds the last direction to the parameters. A new optimizer
-is a new link or a new chain of links, never a new loop.
+A local step starts without a direction. The first link asks the context for a gradient, and the
+others turn it into an update. `Chain.step` adds the last direction to the parameters. A new
+optimizer is a new link or a new chain of links, never a new loop.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,31 +24,46 @@ State = Params
 States = dict[str, State]
 
 
-def _nothing(points: Points, bounds: Tensor | None = None) -> Released:
+def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
     raise InputError("this chain is private, but its step was given no release")
 
 
 @dataclass(frozen=True)
 class Context:
-    """What one local step of a cohort may see besides its direction.
+    """What links may see at one local step, in addition to their direction.
 
-    The stack is K blocks of S replicas, one block for each client of the cohort; every client has
-    its own draws, shared by its replicas. Links of a private chain see no gradient: they ask for
-    what is released of the lot's gradients at some points.
+    The tensors hold K blocks of S replicas [K S, ...], one block per client. Each client has its
+    own draws, which its replicas share. Links of a private chain cannot see a gradient; they call
+    `released`.
+
+    Attributes:
+        params: The model X.
+        gradient: params -> (loss [K S], gradient).
+        draws: draws[k](what, block=...) is a generator of client k for this step.
+        released: points -> what the mechanism releases of the lot's gradients there. It also takes
+            clipping bounds [K S] if they follow a quantile.
+        factor: What step sizes are multiplied by in this round.
     """
 
     params: Params
-    gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [K S], gradient)
-    draws: Sequence[Callable[..., np.random.Generator]]  # draws[k](what, block=...) of this step
-    released: Callable[..., Released] = _nothing  # (points), and bounds if they follow a quantile
-    factor: float = 1.0  # what step sizes are times in this round
+    gradient: Callable[[Params], tuple[Tensor, Params]]
+    draws: Sequence[Callable[..., np.random.Generator]]
+    released: Callable[..., Released] = _no_release
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class Link:
-    """A named transformation; the name is where its state is kept. A `lasting` state is worth
-    keeping from round to round. One that follows how noise averages has in `averaged` what the
-    server makes of the clients' mean state and the sum of the squares of their weights."""
+    """A gradient transformation with a name and a state.
+
+    Attributes:
+        name: Where its state is stored.
+        init: params -> state.
+        update: (direction, state, context) -> (direction, state).
+        lasting: Whether its state is useful in the next round.
+        averaged: For a link that tracks how averaging reduces noise: (mean of the clients' states,
+            sum of the squares of their weights) -> state of the server.
+    """
 
     name: str
     init: Callable[[Params], State]
@@ -76,8 +90,8 @@ class Link:
 class Chain:
     """Links applied in order; the chain's states are `{link name: state}`.
 
-    Of several links of one name each has its own state: that of the second `momentum` is called
-    `momentum-2`, here and where a recipe names it.
+    Links of one name are numbered: a second `momentum` is called `momentum-2`, here and where a
+    recipe names it.
     """
 
     links: tuple[Link, ...] = field(default_factory=tuple)
@@ -86,12 +100,16 @@ class Chain:
         given = self.links
         if not isinstance(given, tuple | list) or not all(isinstance(x, Link) for x in given):
             raise InputError("a Chain is made of links alone: give it a tuple of fedmuon.Link")
-        taken: set[str] = set()
-        links = tuple(_named_apart(link, taken) for link in self.links)
-        object.__setattr__(self, "links", links)
+        named: dict[str, Link] = {}
+        for link in given:
+            name, place = link.name, 2
+            while name in named:
+                name, place = f"{link.name}-{place}", place + 1
+            named[name] = link if name == link.name else replace(link, name=name)
+        object.__setattr__(self, "links", tuple(named.values()))
 
     def init(self, params: Params, given: States) -> States:
-        """The states of all links at the start of a local round: those given, the others fresh."""
+        """The states of all links at the start of a local round: the given ones, others fresh."""
         return {
             link.name: given[link.name] if link.name in given else link.init(params)
             for link in self.links
@@ -106,42 +124,31 @@ class Chain:
         return {name: value + direction[name] for name, value in params.items()}, after
 
 
-def _named_apart(link: Link, taken: set[str]) -> Link:
-    """The link by a name that is not taken yet, and now is."""
-    names = (f"{link.name}-{place}" if place > 1 else link.name for place in itertools.count(1))
-    name = next(name for name in names if name not in taken)
-    taken.add(name)
-    return link if name == link.name else replace(link, name=name)
-
-
 def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:
-    """A link without a state."""
+    """A link without a state, from a function (direction, context) -> direction."""
     return Link(name, lambda params: {}, lambda d, state, context: (update(d, context), state))
 
 
 def zeros(params: Params) -> State:
-    """A state shaped like the parameters."""
+    """A state of zeros with the shapes of the parameters."""
     return {name: torch.zeros_like(value) for name, value in params.items()}
 
 
 def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
-    """The gradient oracle of a private step: there is none."""
+    """The gradient of a private step: links that ask for it are a bug."""
     raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
-def has_stepped(state: State) -> Tensor:
-    """1 [S] once a state with `steps` [S] has seen a step, 0 before."""
-    return (state["steps"] > 0).to(state["steps"].dtype)
-
-
 def per_client(number: Number, template: Tensor) -> Number:
-    """A number per replica [S], repeated for the K blocks of a template [K S, ...]; floats pass."""
+    """Repeat a number per replica [S] for the K blocks of a template [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
     return sent(number, template.device, template.dtype).repeat(len(template) // len(number))
 
 
 def per_replica(number: Number, template: Tensor) -> Number:
-    """The same, made to broadcast against the template."""
+    """The same, shaped to broadcast against the template."""
     number = per_client(number, template)
-    return number if isinstance(number, float) else number.view(-1, *[1] * (template.ndim - 1))
+    return (
+        number if isinstance(number, float | int) else number.view(-1, *[1] * (template.ndim - 1))
+    )

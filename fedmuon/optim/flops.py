@@ -1,17 +1,17 @@
-"""The arithmetic of one optimizer step, by parameter: as 002 counts it, and as it is done here.
+"""The arithmetic of one optimizer step, by parameter: as printed, and as performed.
 
-002 (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2 (quintic):
+Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2 (quintic):
 
     full        q (4 d1 d0^2 + 2 d0^3)
     randomized  (4 h + 6) m n l + q (4 n l^2 + 2 l^3)        l = rank + oversample
 
-Degree k has k - 1 squares of the Gram matrix, hence 2 (k - 1) d0^3. The QR factorization, which the
-second formula leaves out, takes 2 m l^2 - 2/3 l^3 (its reflections, as 002's Table 2 counts it). A
-Kaczmarz sketch replaces its product, 2 m n l, by column norms and a scaling, 2 m n + m l.
+Degree k has k - 1 squares of the Gram matrix, hence 2 (k - 1) d0^3. The second formula leaves out
+the QR factorization, which takes 2 m l^2 - 2/3 l^3 (its reflections, as in Table 2). A Kaczmarz
+sketch replaces its product, 2 m n l, by column norms and a scaling, 2 m n + m l.
 
-The products performed are fewer: Newton-Schulz on a long matrix iterates on its Gram matrix alone,
-and where l is no less than a side nothing is sketched. They count 2 for each multiply-add of a
-matrix product, as torch.utils.flop_counter does, and nothing else.
+This package performs fewer products. Newton-Schulz on a long matrix iterates on its Gram matrix
+alone, and nothing is sketched if l is at least a side. Performed products count 2 for each
+multiply-add of a matrix product, as torch.utils.flop_counter does, and nothing else.
 """
 
 import math
@@ -26,8 +26,8 @@ from fedmuon.optim.routing import RoutingTable
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
 from fedmuon.orthogonalize.polynomial import degree, gram_dtypes
 
-# Flop an entry, without decay: SGD and Muon are C <- b C + G, X <- X - eta C; the normalized SGD
-# adds a norm and a division; AdamW is two averages (3 + 4), a root, an eps, a division, the step.
+# Flop per entry, without decay: SGD and Muon are C <- b C + G, X <- X - eta C. The normalized SGD
+# adds a norm and a division. AdamW is two averages (3 + 4), a root, an eps, a division, the step.
 ENTRYWISE = {"sgd": 4, "normalized-sgd": 7, "adamw": 12, "muon": 4}
 _NESTEROV = 2  # G + b C
 _DECAY = 2  # X - eta w X
@@ -49,14 +49,14 @@ class Cost(NamedTuple):
 
     part: Part
     optimizer: str
-    products: float = 0.0  # by 002's formulas, the sketch's included
+    products: float = 0.0  # by the paper's formulas, with the sketch
     factorization: float = 0.0
     entries: float = 0.0  # what is done entry by entry
     performed: float = 0.0  # in matrix products of this package
 
     @property
     def total(self) -> float:
-        """All that 002 counts."""
+        """All that the paper counts."""
         return self.products + self.factorization + self.entries
 
 
@@ -83,7 +83,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Rule:
-    """One optimizer for all (adamw, sgd, normalized-sgd), or muon with `aux` for the rest."""
+    """One optimizer for all parameters, or muon with `aux` for those that it does not take."""
 
     name: str = "muon"
     nesterov: bool = True
@@ -110,24 +110,34 @@ class Rule:
 
 
 def parts(table: RoutingTable) -> list[Part]:
-    """The parameters of a model, as `routing_table(model)` sends them."""
+    """The parameters of a model, with the matrices of its routing table."""
     return [Part(one.name, one.shape, one.matrices) for one in table]
 
 
 def costs(model: Iterable[Part], rule: Rule) -> list[Cost]:
-    """One step by parameter; sum what is wanted."""
-    return [_cost(part, rule) for part in model]
+    """The cost of one step for each part."""
+    found = []
+    for part in model:
+        if rule.name == "muon" and part.matrices:
+            count, m, n = part.matrices
+            flops = (count * part.copies * flop for flop in _matrix(m, n, rule))
+            found.append(Cost(part, "muon", *flops))
+        else:
+            own = (rule.aux or Rule("adamw")) if rule.name == "muon" else rule
+            entries = part.copies * math.prod(part.shape) * _an_entry(own)
+            found.append(Cost(part, own.name, entries=entries))
+    return found
 
 
 def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
-    """002: two products with the long side and `degree - 1` small ones a step."""
+    """The paper's count: per step, two products with the long side and `degree - 1` small ones."""
     short, long = sorted((m, n))
     large, small = 4 * long * short**2, 2 * short**3
     return float(sum(large + (degree(one) - 1) * small for one in polynomials if degree(one)))
 
 
 def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> float:
-    """002, Algorithms 1 and 2, without the factorization; the n columns are sketched.
+    """The paper's count of Algorithms 1 and 2, which sketch the n columns, less the factorization.
 
     Q has k = min(m, l) columns, so a sketch wider than m is paid for and then cut.
     """
@@ -138,7 +148,7 @@ def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> f
 
 
 def factorization_flops(m: int, width: int) -> float:
-    """Householder's reflections for an orthonormal basis of m x l."""
+    """Householder reflections for an orthonormal basis of m x l."""
     long, short = max(m, width), min(m, width)
     return 2 * long * short**2 - 2 / 3 * short**3
 
@@ -156,9 +166,9 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 def performed_randomized(
     m: int, n: int, polynomials: Schedule, sketch: Sketch, dtype: torch.dtype
 ) -> float:
-    """The products of `Muon(orthogonalizer="randomized-polar")`: the shorter side is sampled.
+    """The products of `Muon(orthogonalizer="randomized-polar")`, which samples the shorter side.
 
-    Those inside an orthonormal basis, 1 + 2 h of them, are a matter of its algorithm and not here.
+    The 1 + 2 h products inside an orthonormal basis depend on its algorithm and do not count.
     """
     short, long = sorted((m, n))
     if sketch.width >= short:
@@ -166,16 +176,6 @@ def performed_randomized(
     passes = 4 * sketch.power + (6 if sketch.kind == "gaussian" else 4)
     inner = performed_newton_schulz(sketch.width, short, polynomials, dtype)
     return passes * long * short * sketch.width + inner
-
-
-def _cost(part: Part, rule: Rule) -> Cost:
-    if rule.name == "muon" and part.matrices:
-        count, m, n = part.matrices
-        return Cost(part, "muon", *(count * part.copies * flop for flop in _matrix(m, n, rule)))
-    if rule.name == "muon":
-        rule = rule.aux or Rule("adamw")
-    entries = part.copies * math.prod(part.shape) * _an_entry(rule)
-    return Cost(part, rule.name, entries=entries)
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
@@ -200,5 +200,5 @@ def _an_entry(rule: Rule) -> float:
 
 
 def total(found: Sequence[Cost]) -> float:
-    """Flop of the step, as 002 counts."""
+    """Flop of the step, as the paper counts."""
     return sum(one.total for one in found)

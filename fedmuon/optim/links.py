@@ -1,45 +1,494 @@
-"""Links of a local chain, as factories: what `fedmuon.Chain` strings together.
+"""The links that local chains are made of, each as a function that returns a `Link`.
 
     links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
 
-A link of one's own is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
-It returns new tensors: what it is given, other links and the model hold, too.
+A custom link is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`. It must
+return new tensors, because other links and the model hold the tensors that it is given.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from fedmuon.core.device import at_hand, sent
 from fedmuon.core.errors import InputError
-from fedmuon.optim import orthogonal, steps
-from fedmuon.optim.chain import Chain, Context, Link, stateless, zeros
-from fedmuon.optim.gradients import gradient
-from fedmuon.optim.orthogonalizers import as_orthogonalizer
-from fedmuon.optim.steps import adamw, align, descend, momentum, normalize
-from fedmuon.tasks.base import Params
+from fedmuon.core.rng import Draw, normal
+from fedmuon.optim.chain import Chain, Context, Link, Number, State, per_replica, stateless, zeros
+from fedmuon.optim.orthogonalizers import Map, as_orthogonalizer, map_of_value
+from fedmuon.privacy.mechanisms.gaussian import Quantile, Released
+from fedmuon.tasks.base import Params, Points, concatenate
 
 __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "gradient",
            "momentum", "normalize", "only", "orthogonalize", "stateless", "zeros"]  # fmt: skip
 
+LOG_BOUND = "log-bound"  # a state: the logarithm of the clipping bound [S]
+EQUAL = 1e-12  # a share c this near to 1 counts as 1, because gamma is a rounded quotient
+# Defaults of torch.optim.AdamW
+ADAM_MEMORY, ADAM_SQUARE_MEMORY, ADAM_EPS, ADAM_DECAY = 0.9, 0.999, 1e-8, 0.01
+STACKED_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}  # largest useful stack of matrices, in entries
+PROBES = 1024  # maximum number of probes for one matrix at one step
+# s(m, n), the scale of an orthogonalized step, with the names that torch.optim.Muon uses
+ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
+    "none": lambda m, n: 1.0,
+    "original": lambda m, n: math.sqrt(max(1.0, m / n)),
+    "match-rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+}
+
+
+# The first link: the gradient, or what a private mechanism releases of it.
+
+
+def gradient() -> Link:
+    """The mini-batch or full-batch gradient at X. Its state is the loss [S] of the last step."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        loss, slope = context.gradient(context.params)
+        return slope, {"loss": loss}
+
+    return Link("gradient", lambda params: {}, update)
+
+
+def private_gradient() -> Link:
+    """The Gaussian mechanism's release of the lot's gradient at X. No loss is released."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return context.released([(1.0, context.params)]).gradient, state
+
+    return Link("gradient", lambda params: {}, update)
+
+
+def disk_filter(gain: float, reach: float) -> Link:
+    """DiSK: a Kalman filter with a constant gain over private gradients (DiSK, Algorithm 2).
+
+        g_t = release( c grad f(x_t + gamma d_{t-1}) + (1 - c) grad f(x_t) )
+        g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_{-1} = g_0
+        d_t = x_{t+1} - x_t,   c = (1 - kappa) / (kappa gamma)
+
+    The two gradients of an example are combined before they are clipped once. So a step has the
+    sensitivity of DP-SGD. With gamma = (1 - kappa) / kappa it needs one gradient.
+
+    Args:
+        gain: kappa. There is no filter if it is 1.
+        reach: gamma. With infinity, all gradients are taken at x_t.
+
+    Returns:
+        A first link. Its state holds g~, the last x and the number of steps [S].
+    """
+    share = (1 - gain) / (gain * reach)
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        state = {"steps": first.new_zeros(len(first))}
+        for name, value in params.items():
+            # A copy, because a file of states cannot hold one tensor twice.
+            state |= {f"gradient {name}": torch.zeros_like(value), f"before {name}": value.clone()}
+        return state
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        params, begun = context.params, has_stepped(state)
+        points: Points = [(1.0, params)]
+        if share != 0:
+            ahead = {}
+            for name, value in params.items():  # d is 0 at the first step
+                moved = per_replica(begun, value) * (value - state[f"before {name}"])
+                ahead[name] = value + reach * moved
+            alone = abs(share - 1) < EQUAL
+            points = [(1.0, ahead)] if alone else [(share, ahead), (1 - share, params)]
+        found = context.released(points).gradient
+        weight = 1 + begun * (gain - 1)
+        after, smooth = {"steps": state["steps"] + 1}, {}
+        for name, value in found.items():
+            held = state[f"gradient {name}"]
+            smooth[name] = held + per_replica(weight, value) * (value - held)
+            after |= {f"gradient {name}": smooth[name], f"before {name}": params[name]}
+        return smooth, after
+
+    return Link("gradient", init, update, lasting=True)
+
+
+def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
+    """Let the clipping bound of a first link follow a quantile of the gradient norms.
+
+    The bound starts at `bound`. Its logarithm [S] is part of the state, so clients average it.
+    """
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        logarithm = first.new_full((len(first),), math.log(bound), dtype=torch.float64)
+        return link.init(params) | {LOG_BOUND: logarithm}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        inner, shares = dict(state), []
+        log_bound = inner.pop(LOG_BOUND)
+
+        def released(points: Points) -> Released:
+            found = context.released(points, log_bound.exp())
+            shares.append(found.kept)
+            return found
+
+        direction, inner = link.update(direction, inner, replace(context, released=released))
+        moved = quantile.moved(log_bound, sent(shares[0], log_bound.device, log_bound.dtype))
+        return direction, inner | {LOG_BOUND: moved}
+
+    return replace(link, init=init, update=update, lasting=True)
+
+
+# From a gradient to a step.
+
+
+def momentum(memory: Number, form: str = "ema") -> Link:
+    """Momentum C, the state that FedMuon averages on the server.
+
+    | form         | state C               | direction             | used in                       |
+    |--------------|-----------------------|-----------------------|-------------------------------|
+    | ema          | beta C + (1 - beta) G | C                     | Stability note (1), torch     |
+    | ema-nesterov | beta C + (1 - beta) G | beta C + (1 - beta) G | torch.optim.Muon              |
+    | polyak       | beta C + G            | C                     | DP-Muon, Nesterov Muon, 004   |
+    | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
+
+    The third column contains the new C. From the same start, the `ema` forms are the other two
+    times 1 - beta. An orthogonalizer that ignores scale gives the same step for both; one with
+    lambda or eps does not.
+
+    Args:
+        memory: beta, one number or one per replica [S].
+        form: A row of the table.
+    """
+    average, ahead = form.startswith("ema"), form.endswith("nesterov")
+
+    def mixed(state: State, direction: Params) -> State:
+        beta = {name: per_replica(memory, value) for name, value in direction.items()}
+        if average:
+            return {
+                name: state[name].lerp(value, 1 - beta[name]) for name, value in direction.items()
+            }
+        return {name: value + beta[name] * state[name] for name, value in direction.items()}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        state = mixed(state, direction)
+        return (mixed(state, direction) if ahead else state), state
+
+    return Link("momentum", zeros, update, lasting=True)
+
+
+def adamw(decay: float = ADAM_DECAY) -> Link:
+    """AdamW: m / (sqrt(v) + eps) + decay X with bias-corrected moments (Loshchilov, Hutter 2019).
+
+    `descend` multiplies it by -lr. The state holds m and v of every parameter and the number of
+    steps [S].
+    """
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        state = {"steps": first.new_zeros(len(first))}
+        for name, value in params.items():
+            state |= {f"{which} {name}": torch.zeros_like(value) for which in ("mean", "square")}
+        return state
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        done = state["steps"] + 1
+        after, found = {"steps": done}, {}
+        # The same in every replica. Reading it on a GPU would synchronize.
+        steps: Number = float(done[0]) if at_hand(done.device) else done.double()
+        for name, value in direction.items():
+            mean = state[f"mean {name}"].lerp(value, 1 - ADAM_MEMORY)
+            square = state[f"square {name}"].lerp(value.square(), 1 - ADAM_SQUARE_MEMORY)
+            # The averages began at 0, so divide them by the weight of what they have seen.
+            square_weight = per_replica(1 - ADAM_SQUARE_MEMORY**steps, square)
+            root = (square / square_weight).sqrt_().add_(ADAM_EPS)
+            step = (mean / per_replica(1 - ADAM_MEMORY**steps, mean)).div_(root)
+            found[name] = step.add_(context.params[name], alpha=decay)
+            after |= {f"mean {name}": mean, f"square {name}": square}
+        return found, after
+
+    return Link("adamw", init, update, lasting=True)
+
+
+def align(share: float) -> Link:
+    """(1 - alpha) O + alpha D, with alpha = `share` (Stability note, Remark 3.2).
+
+    The server sets the state D, the last global direction.
+    """
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        mixed = {name: value.lerp(state[name], share) for name, value in direction.items()}
+        return mixed, state
+
+    return Link("global-direction", zeros, update)
+
+
+def normalize() -> Link:
+    """G / ||G||_F, with one norm per replica over all its parameters; 0 stays 0."""
+
+    def update(direction: Params, context: Context) -> Params:
+        squares = sum(value.flatten(1).square().sum(1) for value in direction.values())
+        size = torch.as_tensor(squares).sqrt()
+        inverse = torch.where(size > 0, 1 / size, size)
+        return {name: value * per_replica(inverse, value) for name, value in direction.items()}
+
+    return stateless("normalize", update)
+
+
+def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float = 0.0) -> Link:
+    """-lr (direction + decay X), times the factor of the round (Stability note, eq. (3)).
+
+    Args:
+        lr: Step size, one number or one per replica [S].
+        others: Step sizes of the parameters that do not use `lr`, by name.
+        decay: Decoupled weight decay.
+    """
+    rates = others or {}
+
+    def update(direction: Params, context: Context) -> Params:
+        if decay:
+            direction = {
+                name: value.add(context.params[name], alpha=decay)
+                for name, value in direction.items()
+            }
+        moved = {
+            name: value * -per_replica(rates.get(name, lr), value)
+            for name, value in direction.items()
+        }
+        if context.factor == 1:
+            return moved
+        return {name: value * context.factor for name, value in moved.items()}
+
+    return stateless("descend", update)
+
+
+# A link for some of the parameters.
+
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
-    """The link for the parameters whose names are chosen; the others pass as they are."""
+    """Apply a link to the parameters whose names are chosen; the others pass unchanged.
+
+    Args:
+        chosen: Whether a parameter takes part, by its name.
+        link: The link.
+    """
     if not isinstance(link, Link) or not callable(chosen):
         raise InputError(
             "links.only takes a function of a name and a Link: give links.only(chosen, link)"
         )
-    return steps.only(lambda name, value: chosen(name), link)
+    return _only_where(lambda name, value: chosen(name), link)
+
+
+def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
+    """As `only`, with a choice by name and value [S, ...]."""
+
+    def part(values: Params) -> Params:
+        return {name: value for name, value in values.items() if chosen(name, value)}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        found, after = link.update(part(direction), state, context)
+        return direction | found, state | after
+
+    return replace(link, init=lambda params: link.init(part(params)), update=update)
+
+
+# Orthogonalization.
 
 
 def orthogonalize(
     orthogonalizer: Any, adjust: str = "none", routes: Mapping[str, int] | None = None
 ) -> Link:
-    """Replace matrices by their image under a map: a `fedmuon.Orthogonalizer` or a function.
+    """Replace matrices by their images under an orthogonalizer, times s(m, n).
 
-    `routes` says which parameters, and into how many matrices each is cut (a recipe that is a
-    function gets them by that name); without it, all that have two axes or more.
+    Args:
+        orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks [..., m, n].
+        adjust: s(m, n): "none" is 1, "original" sqrt(max(1, m/n)), "match-rms"
+            0.2 sqrt(max(m, n)).
+        routes: How many matrices each parameter holds; parameters with 0, or without an entry,
+            pass. A recipe that is a function receives this mapping by that name. Without it, all
+            parameters with two axes or more are matrices.
     """
-    apply = orthogonal.of_value(as_orthogonalizer(orthogonalizer))
-    link = orthogonal.orthogonalize(apply, adjust, True, routes)
+    link = map_matrices(map_of_value(as_orthogonalizer(orthogonalizer)), adjust, True, routes)
     if routes is None:
-        return steps.only(lambda name, value: value.ndim > 2, link)
+        return _only_where(lambda name, value: value.ndim > 2, link)
     return only(lambda name: bool(routes.get(name)), link)
+
+
+def map_matrices(
+    apply: Map, adjust: str = "none", grouped: bool = False, blocks: Mapping[str, int] | None = None
+) -> Link:
+    """Replace every matrix by its image under a map, times s(m, n) (Stability note, eq. (2)).
+
+    A tensor [S, out, ...] is the stack of matrices [S, out, -1], or several of them side by side.
+
+    Args:
+        apply: The map.
+        adjust: A name in `ADJUSTMENTS`.
+        grouped: Whether the map may get small matrices of one shape as one stack. A map that draws
+            may not, because every matrix has its own draws.
+        blocks: How many matrices a parameter holds, if more than one. They lie along its longer
+            side.
+    """
+    counts = blocks or {}
+
+    def update(direction: Params, context: Context) -> Params:
+        pieces: dict[tuple[str, int], Tensor] = {}  # (name, place in it) -> matrices [S, m, n]
+        longer = {}  # the longer axis of a parameter's matrices, along which they are cut
+        for name, value in direction.items():
+            longer[name] = 1 if value.shape[1] >= value.shape[2:].numel() else 2
+            cut = value.flatten(2).chunk(counts.get(name, 1), longer[name])
+            pieces |= {(name, place): piece for place, piece in enumerate(cut)}
+        number = {piece: block for block, piece in enumerate(pieces)}
+        images: dict[tuple[str, int], Tensor] = {}
+        for names in _stacks(pieces) if grouped else [[name] for name in pieces]:
+            stack = concatenate([pieces[name] for name in names])
+            scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
+            image = apply(stack, context, number[names[0]])
+            image = image if scale == 1 else image * scale
+            images |= zip(names, image.chunk(len(names)), strict=True)
+        parts: dict[str, list[Tensor]] = {name: [] for name in direction}  # put together again
+        for name, place in pieces:
+            parts[name].append(images[name, place])
+        return {
+            name: concatenate(parts[name], longer[name]).reshape(value.shape)
+            for name, value in direction.items()
+        }
+
+    return stateless("orthogonalize", update)
+
+
+def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str, int]]]:
+    """Lists of matrices to stack: of one shape, and small enough that stacking is faster."""
+    alike: dict[object, list[tuple[str, int]]] = {}
+    for name, value in pieces.items():
+        alike.setdefault((value.shape, value.device), []).append(name)
+    for names in alike.values():
+        first = pieces[names[0]]
+        size = max(1, STACKED_ENTRIES.get(first.device.type, 1 << 26) // max(1, first.numel()))
+        for start in range(0, len(names), size):
+            yield names[start : start + size]
+
+
+# The bias correction of DP-MuonBC (DP-Muon, section 4). Gaussian noise in the momentum changes the
+# mean of an orthogonalized step. This undoes the change to leading order:
+#
+#     M^ = M / s_t,   O = 2 Q(M^) - mean_j [Q(M^ + rho_t U_j) + Q(M^ - rho_t U_j)] / 2
+#
+# with standard Gaussian U_j and rho_t the standard deviation of the noise in an entry of M^. Q
+# alone has the bias (rho^2 / 2) Laplacian Q. The second term has twice that, so O keeps
+# -(rho^4 / 4) times the bilaplacian. Probes are post-processing and cost no privacy.
+#
+# Let f be the released gradient, or the output of a Kalman filter, and m the momentum. On a path of
+# gradients that noise does not change (DP-Muon), the noise of an entry of (f, m) is linear in the
+# draws w of the releases. These are independent and have one variance:
+#
+#     f <- (1 - kappa) f + kappa w,   m <- mu m + f                                            (1)
+#
+# with f <- w at first, and kappa = 1 without a filter. All clients begin a round with the server's
+# (f, m) and add draws of their own. So client i has (f, m)_i = Phi c + o_i. Phi, from (1), and the
+# law of o_i are the same for all. The o_i are independent of each other and of c, whoever took part
+# before. The server's next state is sum_i p_i (f, m)_i = Phi c + sum_i p_i o_i, with the covariance
+#
+#     Cov(Phi c) + (sum_i p_i^2) Cov(o).                                                       (2)
+#
+# The states `common`, Cov(Phi c), and `own`, Cov(o), are therefore kept apart. A client has their
+# sum.
+
+
+def bias_correction(
+    orthogonal: Link,
+    probes: int,
+    noise: float,
+    memory: float,
+    average: bool = False,
+    gain: float = 1.0,
+) -> Link:
+    """Orthogonalize a momentum with the startup scale and the bias correction above.
+
+    Args:
+        orthogonal: The map, a link without a state.
+        probes: Number of probe pairs U_j.
+        noise: Standard deviation of an entry of a released gradient.
+        memory: mu, of M <- mu M + g~.
+        average: Whether the momentum is (1 - mu) times that.
+        gain: kappa of a Kalman filter before the momentum.
+
+    Returns:
+        A link whose state is the number of steps [S] and the moments of the noise [S, 3].
+    """
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        stack = len(first)
+        moments = {name: first.new_zeros(stack, 3) for name in ("common", "own")}
+        return {"steps": first.new_zeros(stack), **moments}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        state = noise_moments(state, memory, gain)
+        total = (1 - memory ** state["steps"]) / (1 - memory)
+        scale = total * (1 - memory) if average else total
+        unit = {name: value / per_replica(scale, value) for name, value in direction.items()}
+        width = noise * (state["common"] + state["own"])[:, 2].sqrt() / total
+        return unbiased(orthogonal, unit, width, context, probes), state
+
+    return Link("orthogonalize", init, update, lasting=True, averaged=average_noise)
+
+
+def unbiased(
+    orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
+) -> Params:
+    """O of every matrix M^ [S, m, n], for rho [S]."""
+
+    def mapped(matrices: Params) -> Params:
+        return orthogonal.update(matrices, {}, context)[0]
+
+    smooth = []
+    for number in range(probes):
+        shift = {
+            name: per_replica(width, value) * probe(value, context, block, number)
+            for block, (name, value) in enumerate(unit.items())
+        }
+        above = mapped({name: value + shift[name] for name, value in unit.items()})
+        below = mapped({name: value - shift[name] for name, value in unit.items()})
+        smooth.append({name: (above[name] + below[name]) / 2 for name in unit})
+    return {
+        name: 2 * value - sum(one[name] for one in smooth) / probes
+        for name, value in mapped(unit).items()
+    }
+
+
+def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
+    """The Gaussian probe of that number for a tensor [K S, ...]."""
+    return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
+
+
+def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
+    """A standard normal tensor like [K S, ...]: one draw per client, shared by its replicas."""
+    draws = [draw(what, block=block) for draw in context.draws]
+    return sent(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
+
+
+def noise_moments(state: State, memory: float, gain: float) -> State:
+    """Advance (E f^2, E f m, E m^2), over the variance of w, by a step (1) with a client's draw.
+
+    Without a filter, E m^2 of a lone client is (1 - mu^(2t)) / (1 - mu^2). Divided by s_t^2 it is
+    DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    """
+    weight = 1 + has_stepped(state) * (gain - 1)
+
+    def carried(moments: Tensor) -> Tensor:
+        f, cross, m = moments.unbind(-1)
+        f, cross = (1 - weight) ** 2 * f, memory * (1 - weight) * cross
+        return torch.stack([f, cross + f, memory**2 * m + 2 * cross + f], -1)
+
+    own = carried(state["own"]) + weight[:, None] ** 2
+    return {"steps": state["steps"] + 1, "common": carried(state["common"]), "own": own}
+
+
+def average_noise(state: State, squares: float) -> State:
+    """(2): the server's noise is common to all clients of the next round."""
+    common = state["common"] + squares * state["own"]
+    return {**state, "common": common, "own": torch.zeros_like(common)}
+
+
+def has_stepped(state: State) -> Tensor:
+    """1 [S] if a state with `steps` [S] has seen a step, else 0."""
+    return (state["steps"] > 0).to(state["steps"].dtype)

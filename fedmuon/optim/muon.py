@@ -1,21 +1,22 @@
-"""Muon: momentum, orthogonalized, with decoupled weight decay.
+"""Muon as a torch optimizer: momentum, orthogonalized, with decoupled weight decay.
 
-    B <- mu B + (1 - mu) G            averages, as in torch.optim.Muon and 001 (1)
+    B <- mu B + (1 - mu) G            averages, as in torch.optim.Muon and Stability note, eq. (1)
     M  = (1 - mu) G + mu B            with Nesterov; else M = B
     X <- (1 - eta lambda) X - eta s(m, n) Orth(M)
 
-001 (1)-(3) is M = B and s = 1 without decay. The other convention is 002's, `polyak`:
+The Stability note (1)-(3) is M = B and s = 1 without decay. Nesterov Muon sums instead (`polyak`):
 
-    C <- mu C + G                     sums
+    C <- mu C + G
     M  = G + mu C                     with Nesterov; else M = C
 
-C is B over 1 - mu, and so is M: the step is the same wherever Orth ignores scale, which a
-regularized map (lambda, or eps above the norm of M) does not.
+C is B / (1 - mu), and the same holds for M. So the step is the same if Orth ignores scale. A
+regularized map (with lambda, or eps above the norm of M) does not.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import (
@@ -24,44 +25,126 @@ from torch import (
     _foreach_lerp_,  # pyright: ignore[reportPrivateImportUsage]
     _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
+from torch._compile import _disable_dynamo
+from torch.optim import AdamW, Optimizer
 
+from fedmuon import orthogonalize as maps
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.guard import Guard
-from fedmuon.optim.maps import NAMED, Orthogonalizer, check_orthogonalizer, orthogonalizer
-from fedmuon.optim.matrices import (
-    Member,
-    group_by_shape,
-    matrix_shape,
-    restored,
-    stacked,
-    wide_in_memory,
-)
-from fedmuon.optim.portable import PortableOptimizer
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.threads import without_autocast
 from fedmuon.orthogonalize import schedule
 from fedmuon.orthogonalize.coefficients import Coefficients
 
-__all__ = ["NAMED", "Muon", "Orthogonalizer"]
+__all__ = ["NAMED", "Muon", "MuonWithAux", "Orthogonalizer"]
+
+Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
+
+# Maps by name, with the regularization that is the default of `fedmuon run`.
+NAMED: dict[str, Orthogonalizer] = {
+    "smoothed-polar": partial(maps.smoothed_polar, lam=1e-4),
+    "clipped-sign": partial(maps.clipped_sign, gamma=0.1),
+    "exact-sign": maps.exact_sign,
+}
+RANDOMIZED = "randomized-polar"
+_NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
 _ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
     None: lambda m, n: math.sqrt(max(1.0, m / n)),
     "original": lambda m, n: math.sqrt(max(1.0, m / n)),
     "match_rms_adamw": lambda m, n: 0.2 * math.sqrt(max(m, n)),
 }
+_STACKED_ENTRIES = {"cpu": 2**18, "cuda": 2**26}  # largest useful stack of matrices, in entries
+_ALONE = 256  # from this side on, oneDNN multiplies half-precision matrices faster one by one
+
+
+class PortableOptimizer(Optimizer):
+    """An optimizer whose groups may hold functions. They are not saved, and loading keeps them.
+
+    Options that a saved group lacks keep their present values. So the state of an optimizer with
+    fewer options can be loaded, too.
+    """
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one step. Parameters without a gradient stay.
+
+        Inside `torch.autocast` the closure computes as autocast says, and the update in its own
+        precision.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with without_autocast():
+            self._update()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch. A group that is rejected is not added."""
+        super().add_param_group(param_group)
+        try:
+            self._accept(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _accept(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError  # check the group
+
+    def _update(self) -> None:
+        raise NotImplementedError  # move the parameters by their gradients
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, without the options that are functions."""
+        whole = super().state_dict()
+        groups = [
+            {key: value for key, value in group.items() if not callable(value)}
+            for group in whole["param_groups"]
+        ]
+        return {**whole, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch. Options that the saved groups lack stay."""
+        saved = state_dict["param_groups"]
+        if len(saved) == len(self.param_groups):
+            saved = [
+                {**{key: value for key, value in own.items() if key != "params"}, **group}
+                for own, group in zip(self.param_groups, saved, strict=True)
+            ]
+        super().load_state_dict({**state_dict, "param_groups": saved})
 
 
 class Muon(PortableOptimizer):
-    """torch.optim.Muon for tensors of two or more axes, with any orthogonalization map.
+    """torch.optim.Muon for tensors of two or more axes, with any orthogonalizer.
 
-    The first nine arguments, their defaults and the trajectory are torch.optim.Muon's; it iterates
-    in bfloat16, which is `ns_dtype=torch.bfloat16` here. A tensor [out, ...] is the matrix
-    [out, -1]; a group with `blocks: k` cuts each of its matrices into k along the longer side.
+    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon, which
+    iterates in bfloat16 (`ns_dtype=torch.bfloat16` here). A tensor [out, ...] is the matrix
+    [out, -1]. A group with `blocks: k` cuts each of its matrices into k along the longer side.
+    torch.compile runs `step` uncompiled, next to compiled models.
 
-    `ns_coefficients` is (a, b, c), a list of those for successive steps, or a name of
-    `fedmuon.orthogonalize.COEFFICIENTS`. `orthogonalizer` replaces Newton-Schulz: a function on
-    stacks [B, m, n] of any matrices of one shape, which leaves its argument as it is (that may be
-    the momentum), a name of `NAMED`, or "randomized-polar" (002) with `rank`, `oversample`,
-    `power`, `sketch` ("gaussian" or "kaczmarz") and `seed`; the state dictionary says which sketch
-    is next. `momentum_form` is "ema" or "polyak".
-    `step` is never compiled: torch.compile runs it as it is, beside compiled models.
+    Args:
+        params: Parameters or groups, as for any optimizer of torch.
+        lr: eta.
+        weight_decay: lambda.
+        momentum: mu.
+        nesterov: Whether M looks one step ahead.
+        ns_coefficients: (a, b, c), a list of those for successive steps, or a name in
+            `fedmuon.orthogonalize.COEFFICIENTS`.
+        eps: Floor of the divisor of Newton-Schulz.
+        ns_steps: Number of Newton-Schulz steps.
+        adjust_lr_fn: s(m, n), as in torch.
+        ns_dtype: The dtype that the map gets.
+        orthogonalizer: Instead of Newton-Schulz: a function on stacks [B, m, n], a name in `NAMED`,
+            or "randomized-polar" (Nesterov Muon). A function must not change its argument, which
+            may be the momentum.
+        momentum_form: "ema" or "polyak".
+        rank: Of randomized-polar, as the following ones. The state dictionary says which sketch is
+            next.
+        oversample: Further columns of its sketch.
+        power: Number of its power iterations.
+        sketch: "gaussian" or "kaczmarz".
+        seed: Seed of its sketches.
     """
 
     def __init__(
@@ -109,34 +192,121 @@ class Muon(PortableOptimizer):
             super().__init__(params, defaults)
 
     def _accept(self, group: dict[str, Any]) -> None:
-        _check(group)
+        for name in ("lr", "weight_decay", "momentum", "eps"):
+            value = group[name]
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise InputError(f"{name} is a tensor of {value.numel()} values: give one value.")
+            with Guard(name, value):
+                if not float(value) >= 0:
+                    raise InputError(f"{name} is {value}: choose {name} >= 0.")
+        _check_names(group)
+        with Guard("ns_steps", group["ns_steps"]):
+            int(group["ns_steps"])
+        with Guard("ns_coefficients", group["ns_coefficients"]):
+            schedule(group["ns_coefficients"], group["ns_steps"])
+        with Guard("orthogonalizer", group["orthogonalizer"]):
+            _check_orthogonalizer(group)
+        for param in group["params"]:
+            _check_shape(param, group["blocks"])
 
     def _update(self) -> None:
         for group in self.param_groups:
-            self._step(group)
+            members = []
+            for param in group["params"]:
+                if (gradient := param.grad) is None:
+                    continue
+                if gradient.layout != torch.strided:
+                    raise InputError(
+                        f"A parameter of shape {tuple(param.shape)} has a sparse gradient: give it "
+                        "to another optimizer, or make its layer dense (nn.Embedding(..., "
+                        "sparse=False))."
+                    )
+                state = self.state[param]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(gradient)
+                members.append(Member(param, gradient, state["momentum_buffer"]))
+            orthogonalize = _map_of(group)
+            for some in group_by_shape(members, group["ns_dtype"]):
+                direction = _direction(some, group).to(group["ns_dtype"])
+                if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
+                    # Products read several tall matrices faster as [B, n, m] in memory.
+                    direction = direction.mT.contiguous().mT
+                found = orthogonalize(direction)
+                _descend([one.param for one in some], found, group)
+            group["draws"] += 1
 
-    def _step(self, group: dict[str, Any]) -> None:
-        members = [
-            Member(param, gradient, self._momentum(param, gradient))
-            for param in group["params"]
-            if (gradient := _gradient(param)) is not None
-        ]
-        orthogonalize = orthogonalizer(group)
-        for some in group_by_shape(members, group["ns_dtype"]):
-            direction = _direction(some, group).to(group["ns_dtype"])
-            found = orthogonalize(wide_in_memory(direction))
-            _descend([one.param for one in some], found, group)
-        group["draws"] += 1
 
-    def _momentum(self, param: Tensor, gradient: Tensor) -> Tensor:
-        state = self.state[param]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        return state["momentum_buffer"]
+class MuonWithAux(PortableOptimizer):
+    """Muon for the hidden matrices and another optimizer for the rest, as one optimizer.
+
+        MuonWithAux(param_groups_for_muon(model), muon={"lr": 0.02}, aux={"lr": 3e-4})
+        MuonWithAux(groups, auxiliary=torch.optim.SGD, aux={"lr": 0.1, "momentum": 0.9})
+
+    Schedulers, GradScaler and state dictionaries see one optimizer with all the groups.
+
+    Args:
+        groups: From `param_groups_for_muon(model)`, or written by hand. Groups with `use_muon:
+            True` go to Muon, those with False to `auxiliary`. Their own options override `muon` and
+            `aux`.
+        muon: Options of Muon.
+        aux: Options of the other optimizer.
+        auxiliary: Its class.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Mapping[str, Any]],
+        *,
+        muon: Mapping[str, Any] | None = None,
+        aux: Mapping[str, Any] | None = None,
+        auxiliary: type[Optimizer] = AdamW,
+    ) -> None:
+        own = [dict(group) for group in groups]
+        if not any(_for_muon(group) for group in own):
+            raise InputError(
+                "No group has use_muon: True, so Muon would never act: pass "
+                "param_groups_for_muon(model), or set it in a group of matrices."
+            )
+        self._parts: dict[bool, Optimizer] = {}
+        self._make = {True: (Muon, dict(muon or {})), False: (auxiliary, dict(aux or {}))}
+        super().__init__(own, {})
+
+    def _accept(self, group: dict[str, Any]) -> None:
+        """Give the group itself, not a copy, to its optimizer, which shares our state."""
+        which = _for_muon(group)
+        if which in self._parts:
+            self._parts[which].add_param_group(group)
+            return
+        make, options = self._make[which]
+        self._parts[which] = make([group], **options)
+        self._parts[which].state = self.state
+
+    def _update(self) -> None:
+        for part in self._parts.values():
+            part.step()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts, "_make": self._make}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Loading makes new groups and a new state: give them to the parts."""
+        super().__setstate__(state)
+        for which, part in self._parts.items():
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if _for_muon(group) == which]
 
 
-def _direction(members: list[Member], group: Mapping[str, Any]) -> Tensor:
-    """The momentum moved on, and M [B, m, n]."""
+def _for_muon(group: Mapping[str, Any]) -> bool:
+    if not isinstance(group.get("use_muon"), bool):
+        raise InputError("A group does not name its optimizer: set use_muon to True or False.")
+    return group["use_muon"]
+
+
+# The parts of a step of Muon.
+
+
+def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
+    """Update the momenta, and return M [B, m, n]."""
     memory, blocks = group["momentum"], group["blocks"]
     momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
     if group["momentum_form"] == "polyak":
@@ -144,52 +314,134 @@ def _direction(members: list[Member], group: Mapping[str, Any]) -> Tensor:
         _foreach_add_(momenta, gradients)
     else:
         _foreach_lerp_(momenta, gradients, 1 - memory)
-    ahead = stacked(momenta, blocks)
+    ahead = stack_matrices(momenta, blocks)
     if not group["nesterov"]:
         return ahead
     if group["momentum_form"] == "polyak":
-        return stacked(gradients, blocks).add(ahead, alpha=memory)
-    return stacked(gradients, blocks).lerp(ahead, memory)
+        return stack_matrices(gradients, blocks).add(ahead, alpha=memory)
+    return stack_matrices(gradients, blocks).lerp(ahead, memory)
+
+
+def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
+    """The orthogonalizer of a group."""
+    given = group["orthogonalizer"]
+    if isinstance(given, str) and given == RANDOMIZED:
+        return partial(_randomized, group=group)
+    if isinstance(given, str) and given != "newton-schulz":
+        return NAMED[given]
+    if given is None or isinstance(given, str):
+        return partial(_newton_schulz, group=group)
+    guard = Guard("orthogonalizer", given)
+
+    def custom(stack: Tensor) -> Tensor:
+        with guard:
+            found = given(stack)
+            if not isinstance(found, Tensor) or found.shape != stack.shape or found.is_meta:
+                raise InputError(
+                    f"the orthogonalizer returns {shown(getattr(found, 'shape', found))} for a "
+                    f"stack of shape {tuple(stack.shape)}: return a stack of that shape"
+                )
+            return found
+
+    return custom
+
+
+def _newton_schulz(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
+    steps, coefficients = group["ns_steps"], group["ns_coefficients"]
+    return maps.newton_schulz(stack, steps, coefficients, group["eps"], normalization="max")
+
+
+def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """Nesterov Muon, Algorithms 1 and 2. The shorter side is sampled, so the iteration is smaller.
+
+    If the sketch is at least as wide as that side, Q spans everything and the full map is the same.
+    The sketch depends on the seed, the step and the shape, but not on how matrices are stacked. So
+    a resumed run repeats it.
+    """
+    short, long = sorted(stack.shape[-2:])
+    if group["rank"] + group["oversample"] >= short:
+        return _newton_schulz(stack, group)
+    draw = generator(group["seed"], Draw.SKETCH, step=group["draws"], block=long * 2**20 + short)
+    return maps.randomized_polar(
+        stack,
+        **{name: group[name] for name in ("rank", "oversample", "power", "sketch")},
+        steps=group["ns_steps"],
+        coefficients=group["ns_coefficients"],
+        generator=draw,
+        axis="rows" if stack.shape[-2] < stack.shape[-1] else "columns",
+    )
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
     """X <- (1 - eta lambda) X - eta s O for parameters of one shape, O [B, m, n] in their order."""
     lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
     if torch.promote_types(found.dtype, params[0].dtype) == params[0].dtype:
-        found = found.to(params[0].dtype)  # exact, and spares a conversion for each tensor
-    directions = restored(found, shape, blocks)
+        found = found.to(params[0].dtype)  # exact, and saves a conversion for each tensor
+    if blocks == 1:
+        stack = found if len(shape) == 2 else found.reshape(len(found), *shape)
+        directions: Any = stack.unbind()
+    else:
+        tall = shape[0] >= shape[1:].numel()
+        directions = [
+            (part if tall else part.transpose(0, 1)).reshape(shape) for part in found.split(blocks)
+        ]
     adjusted = lr * _ADJUSTMENTS[group["adjust_lr_fn"]](*matrix_shape(shape, blocks))
     _foreach_mul_(params, 1 - lr * group["weight_decay"])
     _foreach_add_(params, directions, alpha=-adjusted)
 
 
-def _gradient(param: Tensor) -> Tensor | None:
-    gradient = param.grad
-    if gradient is not None and gradient.layout != torch.strided:
-        raise InputError(
-            f"A parameter of shape {tuple(param.shape)} has a sparse gradient: give it to another "
-            "optimizer, or make its layer dense (nn.Embedding(..., sparse=False))."
-        )
-    return gradient
+# Parameters as stacks of matrices. Many small products run faster as one batched product, as long
+# as their operands stay in cache. Large ones fill the machine alone, so stacking would only copy.
 
 
-def _check(group: Mapping[str, Any]) -> None:
-    for name in ("lr", "weight_decay", "momentum", "eps"):
-        value = group[name]
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise InputError(f"{name} is a tensor of {value.numel()} values: give one value.")
-        with Guard(name, value):
-            if not float(value) >= 0:
-                raise InputError(f"{name} is {value}: choose {name} >= 0.")
-    _check_names(group)
-    with Guard("ns_steps", group["ns_steps"]):
-        int(group["ns_steps"])
-    with Guard("ns_coefficients", group["ns_coefficients"]):
-        schedule(group["ns_coefficients"], group["ns_steps"])
-    with Guard("orthogonalizer", group["orthogonalizer"]):
-        check_orthogonalizer(group)
-    for param in group["params"]:
-        _check_shape(param, group["blocks"])
+class Member(NamedTuple):
+    """A parameter, its gradient and its momentum, all of one shape."""
+
+    param: Tensor
+    gradient: Tensor
+    momentum: Tensor
+
+
+def matrix_shape(shape: torch.Size, blocks: int = 1) -> tuple[int, int]:
+    """(m, n) of the matrices of a tensor [out, ...] that is cut into blocks."""
+    rows, columns = shape[0], shape[1:].numel()
+    return (rows // blocks, columns) if rows >= columns else (rows, columns // blocks)
+
+
+def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
+    """A tensor [out, ...] as [blocks, m, n]: read as [out, -1], cut along the longer side."""
+    matrix = tensor.flatten(1)
+    rows, columns = matrix.shape
+    if rows >= columns:
+        return matrix.reshape(blocks, rows // blocks, columns)
+    return matrix.reshape(rows, blocks, columns // blocks).transpose(0, 1)
+
+
+def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
+    """Tensors of one shape as matrices [B, m, n]. One tensor alone is not copied."""
+    if len(tensors) == 1:
+        return as_matrices(tensors[0], blocks)
+    if blocks == 1:
+        return torch.stack(tensors).flatten(2)
+    return torch.cat([as_matrices(one, blocks) for one in tensors])
+
+
+def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
+    """Lists of members of one shape, dtype and device, to stack for a program in `work`."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
+    for one in members:
+        alike.setdefault((one.param.shape, one.gradient.dtype, one.gradient.device), []).append(one)
+    for (shape, _, device), found in alike.items():
+        entries = _STACKED_ENTRIES.get(device.type, _STACKED_ENTRIES["cuda"])
+        size = max(1, entries // max(1, shape.numel()))
+        side = min(shape[0], shape[1:].numel())
+        if device.type == "cpu" and work.itemsize == 2 and side >= _ALONE:
+            size = 1
+        for start in range(0, len(found), size):
+            yield found[start : start + size]
+
+
+# Checks of a group.
 
 
 def _check_names(group: Mapping[str, Any]) -> None:
@@ -203,12 +455,36 @@ def _check_names(group: Mapping[str, Any]) -> None:
         raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
 
 
+def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
+    """Reject unknown names, and options of a sketch that are out of range."""
+    given = group["orthogonalizer"]
+    if isinstance(given, str) and given not in _NAMES:
+        names = ", ".join(_NAMES)
+        raise InputError(f"No orthogonalizer is called {given!r}: use a function or {names}.")
+    if given is not None and not isinstance(given, str) and not callable(given):
+        raise InputError(
+            f"orthogonalizer is {shown(given)}: give a function on stacks [B, m, n], or a name."
+        )
+    if not isinstance(given, str) or given != RANDOMIZED:
+        return
+    if group["ns_dtype"].itemsize < 4:
+        raise InputError(
+            f"ns_dtype is {group['ns_dtype']}, in which no QR factorization exists: use "
+            "torch.float32 with randomized-polar."
+        )
+    if group["sketch"] not in ("gaussian", "kaczmarz"):
+        raise InputError(f"sketch is {group['sketch']!r}: use gaussian or kaczmarz.")
+    for name, least in (("rank", 1), ("oversample", 0), ("power", 0), ("seed", 0)):
+        if not isinstance(group[name], int) or group[name] < least:
+            raise InputError(f"{name} is {group[name]!r}: choose a whole number >= {least}.")
+
+
 def _check_shape(param: Tensor, blocks: int) -> None:
     shape = tuple(param.shape)
     if param.ndim < 2:
         raise InputError(
             f"Muon takes matrices, not a parameter of shape {shape}: use MuonWithAux with "
-            "param_groups_for_muon(model), which gives such ones to another optimizer."
+            "param_groups_for_muon(model), which leaves others to another optimizer."
         )
     if param.is_complex():
         raise InputError(f"A parameter of shape {shape} is complex: give Muon real ones.")

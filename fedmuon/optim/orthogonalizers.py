@@ -1,5 +1,10 @@
-"""The maps as values: `fedmuon.orthogonalizers.smoothed_polar(lam=0.1)`, with their constants."""
+"""Orthogonalizers as values, with their Lipschitz constants: `smoothed_polar(lam=0.1)`.
 
+A custom one is `Orthogonalizer(function, lipschitz)`. Its first call in a run is checked on drawn
+matrices. This proves nothing; it rejects what is seen to be false.
+"""
+
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,27 +13,38 @@ from numbers import Real
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.errors import InputError
 from fedmuon.core.guard import Guard
 from fedmuon.core.registry import function
+from fedmuon.optim.chain import Context
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
+Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
+
+SCALES = (1e-3, 1.0, 1e3)  # of drawn matrices: small, ordinary and large against a map's constants
+NEAR = 1e-2  # relative size of a small perturbation
+MIXED = 0.02  # a larger relative difference is not rounding, even for a map that uses bfloat16
+ROUNDING = 64  # allowed rounding, in units in the last place of the images
+
 
 @dataclass(frozen=True)
 class Orthogonalizer:
-    """`apply` maps stacks of matrices [..., m, n] to stacks of the same shape, each matrix alone.
+    """A map of matrices with an optional Lipschitz constant.
 
-    `lipschitz` is an L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M, M', which its
-    author answers for; without one, perturbations are measured and bounds refused. What a run's
-    first step finds of a map is refused: draws of its own, matrices that are mixed, pairs that it
-    moves apart by more than L.
+    The first step of a run rejects maps that draw, that mix matrices of a stack, or that move two
+    matrices apart by more than `lipschitz` allows.
+
+    Attributes:
+        apply: Maps stacks of matrices [..., m, n] to stacks of the same shape, each matrix alone.
+        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M, M'. You answer
+            for it. Without it perturbations are measured, and bounds are rejected.
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -40,74 +56,22 @@ class Orthogonalizer:
                 f"apply of an Orthogonalizer has type {type(self.apply).__name__}: give a function "
                 "on stacks [..., m, n]"
             )
-        if self.lipschitz is not None:
-            object.__setattr__(self, "lipschitz", _constant(self.lipschitz))
-
-
-def _constant(found: Any) -> float:
-    """A real number, perhaps one entry of numpy's or torch's, as a float."""
-    try:
-        one = found.item() if hasattr(found, "item") else found
-        number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
-    except (
-        ValueError,
-        RuntimeError,
-        OverflowError,
-        NotImplementedError,
-    ):  # of several entries, or beyond all floats
-        number = math.nan
-    if not 0 <= number < math.inf:
-        shown = " ".join(repr(found).split())[:60]
-        raise InputError(f"lipschitz = {shown} is refused: give a number of 0 or more")
-    return number
-
-
-def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
-    """What was given as a map: a value, or a function on stacks; called within its guard."""
-    of = guard or Guard("orthogonalizer", found)
-    with of:
-        made = as_map(found)
-    return made if _is_ours(made.apply) else replace(made, apply=of.calling(made.apply))
-
-
-def as_map(found: Any) -> Orthogonalizer:
-    """The same without a guard, for a recipe of the user's that makes something of it."""
-    mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
-    return (
-        found if isinstance(found, Orthogonalizer) else Orthogonalizer(function(found, "map", mend))
-    )
-
-
-def _is_ours(apply: Any) -> bool:
-    """Whether it is one of the maps of this package, or is within its guard already."""
-    held = apply.func if isinstance(apply, partial) else apply
-    return type(held).__module__ == "fedmuon.core.guard" or (
-        isinstance(held, FunctionType)
-        and (held.__module__ or "").startswith("fedmuon.orthogonalize")
-    )
-
-
-def of_table(table: OrthogonalizerTable) -> Orthogonalizer:
-    """The map that the table names as a value, for recipes that ask for one; those that draw are
-    refused, as a value draws nothing."""
-    made: dict[str, Callable[[], Orthogonalizer]] = {
-        "smoothed-polar": lambda: smoothed_polar(table.lambda_),
-        "newton-schulz": lambda: newton_schulz(
-            table.steps, table.coefficients, table.eps, table.normalization
-        ),
-        "clipped-sign": lambda: clipped_sign(table.clip_level),
-        "exact-sign": lambda: Orthogonalizer(maps.exact_sign),
-    }
-    if table.name not in made:
-        raise InputError(
-            f"[orthogonalizer] name = '{table.name}' draws at every step, which no map that your "
-            f"recipe is handed can: choose one of {', '.join(made)}"
-        )
-    return made[table.name]()
+        found: Any = self.lipschitz
+        if found is None:
+            return
+        try:  # a real number, or one entry of an array or tensor
+            one = found.item() if hasattr(found, "item") else found
+            number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
+        except (ValueError, RuntimeError, OverflowError, NotImplementedError):  # several, or huge
+            number = math.nan
+        if not 0 <= number < math.inf:
+            shown = " ".join(repr(found).split())[:60]
+            raise InputError(f"lipschitz = {shown} is refused: give a number of 0 or more")
+        object.__setattr__(self, "lipschitz", number)
 
 
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
-    """sigma -> sigma / sqrt(sigma^2 + lam) (001, D.1)."""
+    """sigma -> sigma / sqrt(sigma^2 + lam), with L = 1/sqrt(lam) (Stability note, Lemma D.1)."""
     return Orthogonalizer(
         partial(maps.smoothed_polar, lam=lam), lipschitz("smoothed-polar", "sharp", lam=lam)
     )
@@ -119,7 +83,10 @@ def newton_schulz(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> Orthogonalizer:
-    """Newton-Schulz steps behind a normalization with a floor (001, D.3)."""
+    """Newton-Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
+
+    The arguments are those of `fedmuon.orthogonalize.newton_schulz`.
+    """
     given: dict[str, Any] = {
         "steps": steps,
         "coefficients": coefficients,
@@ -132,7 +99,111 @@ def newton_schulz(
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
-    """sigma -> min(sigma / gamma, 1) (001, D.9)."""
+    """sigma -> min(sigma / gamma, 1), with L = 1/gamma (Stability note, Lemma D.9)."""
     return Orthogonalizer(
         partial(maps.clipped_sign, gamma=gamma), lipschitz("clipped-sign", "sharp", gamma=gamma)
     )
+
+
+# Custom orthogonalizers.
+
+
+def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
+    """Turn a value, or a function on stacks, into an orthogonalizer that is called in its guard."""
+    guard = guard or Guard("orthogonalizer", found)
+    with guard:
+        made = as_map(found)
+    apply: Any = made.apply.func if isinstance(made.apply, partial) else made.apply
+    module = apply.__module__ if isinstance(apply, FunctionType) else ""
+    built_in = (module or "").startswith("fedmuon.orthogonalize")
+    if built_in or type(apply).__module__ == "fedmuon.core.guard":  # in its guard already
+        return made
+    return replace(made, apply=guard.calling(made.apply))
+
+
+def as_map(found: Any) -> Orthogonalizer:
+    """The same without a guard, for a custom recipe that takes the map as an argument."""
+    if isinstance(found, Orthogonalizer):
+        return found
+    mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
+    return Orthogonalizer(function(found, "map", mend))
+
+
+def map_of_value(value: Orthogonalizer) -> Map:
+    """The map of an orthogonalizer, which draws nothing.
+
+    It gets a copy of its argument, because it may work in place. Its result must have the same
+    shape and dtype. The first matrix of each shape checks the map (`require_sound`).
+    """
+    checked: set[object] = set()
+
+    def apply(m: Tensor, context: Context, block: int) -> Tensor:
+        found = value.apply(m.clone())
+        if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
+            raise InputError(
+                f"the map returns {getattr(found, 'shape', type(found).__name__)} "
+                f"{getattr(found, 'dtype', '')} for {m.shape} {m.dtype}: return a stack of that "
+                "shape and dtype"
+            )
+        if (kind := (m.shape[-2:], m.dtype, m.device)) not in checked:
+            require_sound(value, m)
+            checked.add(kind)
+        return found
+
+    return apply
+
+
+def require_sound(value: Orthogonalizer, like: Tensor) -> None:
+    """Reject a map that draws, that mixes matrices of a stack, or that exceeds its constant.
+
+    Args:
+        value: The orthogonalizer.
+        like: A tensor [..., m, n] with the shape, dtype and device of the drawn matrices.
+    """
+    drawn = torch.Generator().manual_seed(0)
+    shape = (len(SCALES), *like.shape[-2:])
+    scales = torch.tensor(SCALES).view(-1, 1, 1)
+    stack, other = (torch.randn(shape, generator=drawn) * scales for _ in range(2))
+    stack, other = stack.to(like.device, like.dtype), other.to(like.device, like.dtype)
+    image = value.apply(stack.clone())
+    if not same(image, value.apply(stack.clone())):
+        raise InputError(
+            "the map returns different images of the same matrices at each call: remove its random "
+            "draws, or seed them at each call"
+        )
+    for place in range(len(stack)):
+        alone = value.apply(stack[place : place + 1].clone())
+        if differ(alone, image[place : place + 1]):
+            raise InputError(
+                "the map returns a different image of a matrix in a stack than of it alone: map "
+                "each matrix [..., m, n] by itself, with norms and means over the last two axes"
+            )
+    if value.lipschitz is None:
+        return
+    matrices = torch.cat([stack, other, stack + NEAR * other, torch.zeros_like(stack)])
+    images = value.apply(matrices.clone()).double()
+    unit = ROUNDING * torch.finfo(matrices.dtype).eps
+    for a, b in itertools.combinations(range(len(matrices)), 2):
+        moved = float((images[a] - images[b]).norm())
+        distance = float((matrices[a].double() - matrices[b].double()).norm())
+        rounding = unit * float(images[a].norm() + images[b].norm())
+        if moved > value.lipschitz * distance * (1 + unit) + rounding:
+            size = " x ".join(map(str, matrices.shape[-2:]))
+            raise InputError(
+                f"lipschitz = {value.lipschitz:g} is too small: the map moves two matrices of "
+                f"shape {size} apart by {moved / distance:.3g} times their distance, so give a "
+                "constant that holds for all, or none"
+            )
+
+
+def same(one: Tensor, other: Any) -> bool:
+    """Whether `other` is a tensor of the same numbers."""
+    if not isinstance(other, Tensor) or one.shape != other.shape:
+        return False
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors differ by more than rounding explains."""
+    one, other = one.nan_to_num(), other.nan_to_num()
+    return bool((one - other).norm() > MIXED * other.norm())

@@ -1,22 +1,27 @@
-"""What a recipe is: a chain for the clients, and a rule for the server.
+"""A recipe: a chain of links for the clients, and a rule for the server.
 
-A recipe says which link states travel to the clients (`sent`), which come back and are averaged
-(`returned`), and how the server moves from the old model to the next one. Everything else about
-a federated round is the same for all. `recipes.py` has the named ones.
+A recipe names the link states that are sent to the clients (`sent`) and those that come back and
+are averaged (`returned`). Its rule moves the server from the old model to the next one. Everything
+else in a federated round is the same for all recipes. `recipes.py` has the named ones.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.guard import Guard, mapping
 from fedmuon.core.registry import unfit
+from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
 from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
+from fedmuon.optim.orthogonalizers import differ
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, stack_results
@@ -28,8 +33,22 @@ ServerRule = Callable[..., tuple[Params, States]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A local chain with its server: `kept` are the server's states between rounds. A private chain
-    has a mechanism, which is all that it sees of the data."""
+    """A federated optimizer: a local chain and a server rule.
+
+    Attributes:
+        chain: The links of a client.
+        server: (old model, mean of the clients' models, states) -> (next model, next states).
+        sent: Names of the states that clients receive.
+        returned: Names of the states that clients return; the server averages them.
+        kept: Names of the server's states between rounds.
+        mechanism: The mechanism of a private chain, which is all that it sees of the data.
+        aggregate: How replies are combined.
+        scaled: Whether the rule also takes `factor`, what the round's step sizes were multiplied
+            by.
+        steps: The number of local steps that the rule assumes, 0 if it assumes none.
+        thread_safe: Whether several threads may train clients at once.
+        client_level: How whole updates are released, instead of their mean.
+    """
 
     chain: Chain
     server: ServerRule
@@ -38,35 +57,42 @@ class Recipe:
     kept: tuple[str, ...] = ()
     mechanism: Mechanism | None = None
     aggregate: Aggregator = field(default_factory=mean)
-    scaled: bool = False  # the server's rule also takes what the round's step sizes were times
-    steps: int = 0  # local steps that the server's rule counts on, 0 if it does not count them
-    apart: bool = True  # whether several threads may step clients at once
-    client_level: ClientLevel | None = None  # how whole updates are released, in place of a mean
+    scaled: bool = False
+    steps: int = 0
+    thread_safe: bool = True
+    client_level: ClientLevel | None = None
 
     @property
     def private(self) -> bool:
-        """Whether what it releases is accounted for."""
+        """Whether an accountant covers its releases."""
         return self.mechanism is not None or self.client_level is not None
 
     @property
     def masked(self) -> bool:
-        """Whether clients return integers, of which their sum alone says something."""
+        """Whether clients return masked integers, of which only the sum has a meaning."""
         return self.client_level is not None and self.client_level.shared
 
     def __post_init__(self) -> None:
         with Guard("recipe", self.server):
             self._require_fields()
-        self._require_lasting()
+        for link in self.chain.links:
+            lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
+            if link.lasting and link.name in self.returned and lost:
+                raise InputError(
+                    f"the link {link.name} is lasting and its state is returned, but it begins "
+                    f"afresh in every round: name it in {' and in '.join(lost)}, too, or set "
+                    "lasting=False"
+                )
         follows = [one.name for one in self.chain.links if one.averaged is not None]
         if self.aggregate.shares is None and set(follows) & set(self.returned):
             raise InputError(
-                f"the link {follows[0]} corrects for noise whose variance is known in weighted "
-                "means alone: set [federation] aggregate = 'mean' or 'by-samples', or give a "
+                f"the link {follows[0]} corrects for noise whose variance is only known in "
+                "weighted means: set [federation] aggregate = 'mean' or 'by-samples', or give a "
                 "fedmuon.Aggregator with `shares`"
             )
 
     def _require_fields(self) -> None:
-        """Refuse fields of other types, which would fail in the midst of a run."""
+        """Reject fields of other types, which would fail in the middle of a run."""
         wanted = {
             "chain": (isinstance(self.chain, Chain), "a fedmuon.Chain of links"),
             "server": (callable(self.server), "a function (old, mean, states)"),
@@ -84,24 +110,16 @@ class Recipe:
                 raise InputError(f"{name} of a Recipe has type {kind}: give {mend}")
         if clash := set(aggregate_states(self)) & set(self.kept):
             raise InputError(
-                f"the recipe keeps a state {min(clash)!r}, which is the name of its aggregator's: "
-                "give the link another name"
+                f"the recipe keeps a state {min(clash)!r}, which is also the name of a state of "
+                "its aggregator: give the link another name"
             )
 
-    def _require_lasting(self) -> None:
-        """Refuse a state that is to last and to come back, and begins afresh in every round."""
-        for link in self.chain.links:
-            lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
-            if link.lasting and link.name in self.returned and lost:
-                raise InputError(
-                    f"the link {link.name} is lasting and its state is returned, but it begins "
-                    f"afresh in every round: name it in {' and in '.join(lost)}, too, or set "
-                    "lasting=False"
-                )
+
+# Rules of the server
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
-    """X <- mean of the clients' X (001 (4))."""
+    """X <- mean of the clients' X (Stability note, eq. (4))."""
     return mean, states
 
 
@@ -116,11 +134,14 @@ def server_momentum(memory: float) -> ServerRule:
     return rule
 
 
-def remember_direction(
-    lr: Number, steps: int, others: Mapping[str, Number]
-) -> Callable[..., tuple[Params, States]]:
-    """Delta_G <- (X - mean) / (eta E): the last global update direction (001 Remark 3.2); `others`
-    names the parameters with a step size of their own."""
+def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
+    """X <- mean, and D <- (X - mean) / (lr E), the global direction (Stability note, Remark 3.2).
+
+    Args:
+        lr: Step size of the clients.
+        steps: E, their number of local steps.
+        others: Step sizes of the parameters that do not use `lr`, by name.
+    """
 
     def rule(
         old: Params, mean: Params, states: States, factor: float = 1.0
@@ -135,23 +156,87 @@ def remember_direction(
 
 
 def centralized(*links: Link) -> Recipe:
-    """The chain of a centralized optimizer.
+    """The recipe of a centralized optimizer.
 
-    Every lasting state lives from round to round, and is averaged where there are several clients.
+    Every lasting state continues from round to round. Several clients average it.
     """
     chain = Chain(links)
     lasting = tuple(link.name for link in chain.links if link.lasting)
     return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
 
 
+# States of the server
+
+
+def initial_states(recipe: Recipe, params: Params) -> States:
+    """The server's states before the first round.
+
+    These are the states of its links, zeros for its own, and what its aggregator declares.
+    """
+    made = {link.name: link.init for link in recipe.chain.links}
+    states = {name: made.get(name, zeros)(params) for name in recipe.kept}
+    if recipe.aggregate.init is None:
+        return states
+    first = _declared_state(recipe.aggregate, params)
+    others = {one: _declared_state(recipe.aggregate, made[one](params)) for one in recipe.returned}
+    named = {aggregate_state(name): state for name, state in others.items()}
+    return states | {aggregate_state(): first} | named
+
+
+def _declared_state(aggregator: Aggregator, like: Params) -> Params:
+    """The state that an aggregator declares for tensors like these [S, ...], in new memory."""
+    assert aggregator.init is not None
+
+    def declared(params: Params) -> dict[str, Tensor]:
+        found = dict(aggregator.init(params))  # type: ignore[misc]
+        for name, value in found.items():
+            if not isinstance(name, str) or not isinstance(value, Tensor):
+                raise InputError(
+                    f"init of an Aggregator returns a {type(value).__name__} for "
+                    f"{plain(name, 60)}: return a mapping of names to tensors"
+                )
+        return found
+
+    if aggregator.stacked:
+        found = declared(like)
+    else:
+        count = len(next(iter(like.values())))
+        alone = [{name: value[s] for name, value in like.items()} for s in range(count)]
+        found = stack_results([declared(one) for one in alone])
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def aggregate_state(link: str = "") -> str:
+    """The name of the aggregator's state, for models or for the returned state of a link."""
+    return f"aggregate-{link}" if link else "aggregate"
+
+
+def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
+    """The names of all states of the aggregator; empty if it declares none."""
+    names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
+    return tuple(map(aggregate_state, names))
+
+
+# Custom recipes
+
+
 def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
-    """What was given: a recipe, or a chain or its links, of which lasting states are kept; one of
-    the user's is called within its `guard`."""
+    """Turn a recipe, a chain or a list of links into a recipe.
+
+    A chain alone keeps its lasting states. With a guard, the functions of a custom recipe are
+    called within it.
+    """
     if guard is not None:
         with guard:
-            return _guarded(as_recipe(found), guard)
+            return _guard_recipe(as_recipe(found), guard)
     if isinstance(found, Recipe):
-        _require_accounted(found.mechanism)
+        if found.mechanism is not None:
+            for one, ours in ((found.mechanism, Mechanism), (found.mechanism.clipping, Clipping)):
+                if type(one) is not ours:
+                    raise InputError(
+                        f"a mechanism of class {type(one).__name__} may release what no account "
+                        f"has counted: give fedmuon's {ours.__name__} itself"
+                    )
         return found
     links = found.links if isinstance(found, Chain) else found
     if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
@@ -166,7 +251,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A chain of the user's."""
+    """A custom chain."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 
@@ -179,90 +264,88 @@ class _Chain(Chain):
             return super().step(params, states, context)
 
 
-def _guarded(found: Recipe, guard: Guard) -> Recipe:
-    """The recipe, whose functions are called within guards of their own."""
-    server, mine = guard.part("server rule", found.server), found.aggregate
-    return dataclasses.replace(
-        found,
-        chain=_Chain(tuple(_link(one, guard) for one in found.chain.links), guard),
-        server=server.calling(found.server, _two_mappings),
-        aggregate=as_aggregator(mine, guard.part("aggregate", mine.apply)),
-    )
+def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
+    """The recipe, with guards around its functions."""
 
-
-def _link(link: Link, guard: Guard) -> Link:
-    def within(part: str, function: Any, read: Callable[[Any], Any]) -> Any:
+    def within(link: Link, part: str, read: Callable[[Any], Any]) -> Any:
+        function = getattr(link, part)
         of = guard.part(f"{part} of the link {link.name}", function)
         return None if function is None else of.calling(function, read)
 
+    links = [
+        dataclasses.replace(
+            link,
+            init=within(link, "init", mapping),
+            update=within(link, "update", _pair_of_mappings),
+            averaged=within(link, "averaged", mapping),
+        )
+        for link in found.chain.links
+    ]
+    server, aggregate = guard.part("server rule", found.server), found.aggregate
     return dataclasses.replace(
-        link,
-        init=within("init", link.init, mapping),
-        update=within("update", link.update, _two_mappings),
-        averaged=within("averaged", link.averaged, mapping),
+        found,
+        chain=_Chain(tuple(links), guard),
+        server=server.calling(found.server, _pair_of_mappings),
+        aggregate=as_aggregator(aggregate, guard.part("aggregate", aggregate.apply)),
     )
 
 
-def _two_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A direction or model, and the state or states that go with it."""
+def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A direction or model with its state or states, as plain dictionaries."""
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"it returns a {type(found).__name__} and no pair of mappings")
     return mapping(found[0]), mapping(found[1])
 
 
-def _require_accounted(mechanism: Mechanism | None) -> None:
-    """Refuse a mechanism that may release otherwise than the account has it."""
-    if mechanism is None:
-        return
-    for one, ours in ((mechanism, Mechanism), (mechanism.clipping, Clipping)):
-        if type(one) is not ours:
+# Trials of a custom chain: two steps of two clients down the squared distance to drawn centres.
+
+
+def require_apart(chain: Chain, start: Params) -> None:
+    """Reject links that move a client differently when another one shares its stack.
+
+    Some engines train clients as one stack, others one by one. `start` [1, ...] has the shapes of
+    the parameters.
+    """
+    together = _trial_steps(chain, start, (0, 1))
+    for client in (0, 1):
+        alone = _trial_steps(chain, start, (client,))
+        if any(differ(alone[name], together[name][client : client + 1]) for name in start):
             raise InputError(
-                f"a mechanism of class {type(one).__name__} may release what no account has "
-                f"counted: give fedmuon's {ours.__name__} itself"
+                "your recipe moves a client differently when others share its stack, so engines "
+                "would differ: let links take norms and means over the last axes, for each "
+                "replica, and draw from context.draws alone"
             )
 
 
-def initial_states(recipe: Recipe, params: Params) -> States:
-    """The server's states before the first round: those of its links, 0 for its own, and those that
-    its aggregator declares."""
-    made = {link.name: link.init for link in recipe.chain.links}
-    states = {name: made.get(name, zeros)(params) for name in recipe.kept}
-    if recipe.aggregate.init is None:
-        return states
-    first = _first_state(recipe.aggregate, params)
-    others = {one: _first_state(recipe.aggregate, made[one](params)) for one in recipe.returned}
-    named = {aggregate_state(name): state for name, state in others.items()}
-    return states | {aggregate_state(): first} | named
+def reads_factor(chain: Chain, start: Params) -> bool:
+    """Whether the factor of a schedule changes the steps of a chain."""
+    one, other = (_trial_steps(chain, start, (0,), factor) for factor in (1.0, 0.5))
+    return any(not torch.equal(one[name], other[name]) for name in start)
 
 
-def _first_state(aggregator: Aggregator, like: Params) -> Params:
-    """What an aggregator declares for tensors like these [S, ...], each in memory of its own."""
-    assert aggregator.init is not None
-    if aggregator.stacked:
-        found = dict(aggregator.init(like))
-    else:
-        count = len(next(iter(like.values())))
-        alone = [{name: value[s] for name, value in like.items()} for s in range(count)]
-        found = stack_results([_tensors(aggregator.init(one)) for one in alone])
-    return {name: value.detach().clone() for name, value in _tensors(found).items()}
+def _trial_steps(
+    chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
+) -> Params:
+    """How far two steps move these clients."""
+    drawn = torch.Generator().manual_seed(0)
+    centres = {}
+    for name, value in start.items():  # drawn for both clients, whoever takes part
+        both = torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)])
+        centres[name] = both.to(value)[list(clients)]
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        slope = {name: value - centres[name] for name, value in at.items()}
+        return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
+
+    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
+    states = chain.init(params, {})
+    for _ in range(2):
+        draws = [partial(trial_generator, client) for client in clients]
+        context = Context(params, gradient, draws, factor=factor)
+        params, states = chain.step(params, states, context)
+    return {name: value - first[name] for name, value in params.items()}
 
 
-def _tensors(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise InputError(
-                f"init of an Aggregator returns a {type(value).__name__} for {plain(name, 60)}: "
-                "return a mapping of names to tensors"
-            )
-    return dict(found)
-
-
-def aggregate_state(link: str = "") -> str:
-    """The name of the aggregator's state: that for models, or for a state that comes back."""
-    return f"aggregate-{link}" if link else "aggregate"
-
-
-def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
-    """The names of all states of the aggregator; none of one that declares none."""
-    names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
-    return tuple(map(aggregate_state, names))
+def trial_generator(client: int, what: Draw, block: int = 0, step: int = 0) -> np.random.Generator:
+    """The generator of a client's links in a trial."""
+    return generator(0, what, client=client, step=step, block=block)

@@ -8,22 +8,21 @@ round. A step size may be one number, or one per replica [S].
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 
 from torch import Tensor
 
+import fedmuon.optim.links as links
 from fedmuon import orthogonalize as maps
 from fedmuon.config.load import parse
 from fedmuon.config.schema import Local
 from fedmuon.core.errors import InputError
-from fedmuon.optim.bias_correction import corrected
 from fedmuon.optim.chain import Chain, Link, Number
-from fedmuon.optim.gradients import adapting, filtered, gradient, released
-from fedmuon.optim.orthogonal import of_value, orthogonalize
-from fedmuon.optim.orthogonalizers import as_orthogonalizer
+from fedmuon.optim.links import descend, gradient, only
+from fedmuon.optim.orthogonalizers import as_orthogonalizer, map_of_value
 from fedmuon.optim.recipe import (
     Recipe,
     as_recipe,
@@ -32,9 +31,6 @@ from fedmuon.optim.recipe import (
     replace_by_mean,
 )
 from fedmuon.optim.recipe import server_momentum as fedavgm_rule
-from fedmuon.optim.steps import adamw as adamw_step
-from fedmuon.optim.steps import align, descend, normalize, only
-from fedmuon.optim.steps import momentum as momentum_step
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "fedavg", "fedavgm", "fedmuon",
@@ -102,7 +98,8 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
         server_momentum: Memory of the server's momentum.
         weight_decay: Decoupled, on the clients.
 
-    State: v, on the server. Guarantee: none known. Source: Hsu et al. 2019.
+    State: v, on the server. Guarantee: the stability recursion with L = 1, extended by v.
+    Source: Hsu et al. 2019.
     """
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
     return Recipe(chain, fedavgm_rule(server_momentum), kept=MOMENTUM)
@@ -128,9 +125,9 @@ def local_muon(
     Args and guarantee are those of `fedmuon`; the perturbation of M is 0 at the start of a round.
     State: none between rounds.
     """
-    chain = _muon_chain(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    return Recipe(Chain(chain), replace_by_mean)
+    return Recipe(Chain((gradient(), *steps)), replace_by_mean)
 
 
 @_recipe
@@ -168,9 +165,9 @@ def fedmuon(
     State: M, sent to the clients and averaged. Guarantee: with a Lipschitz orthogonalizer, the
     stability recursion (section 4.2) and Theorem 4.1. Source: Stability note.
     """
-    chain = _muon_chain(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    return Recipe(Chain(chain), replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM)
+    return Recipe(Chain((gradient(), *steps)), replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM)
 
 
 @_recipe
@@ -201,11 +198,11 @@ def fedmuon_aligned(
     Guarantee: the recursion with a third state (global constants).
     """
     others = _others(routes, aux, aux_lr)
-    *chain, descent = _muon_chain(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust,
-                                  routes, aux, aux_lr)  # fmt: skip
+    *before, descent = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay,
+                                   adjust, routes, aux, aux_lr)  # fmt: skip
     shared = ("momentum", "global-direction")
     return Recipe(
-        Chain((*chain, align(alignment), descent)),
+        Chain((gradient(), *before, links.align(alignment), descent)),
         remember_direction(lr, steps, others),
         sent=shared,
         returned=MOMENTUM,
@@ -215,7 +212,7 @@ def fedmuon_aligned(
     )
 
 
-# Centralized optimizers; with several clients, models and lasting states are averaged
+# Centralized optimizers; several clients average models and lasting states
 
 
 @_recipe
@@ -226,8 +223,12 @@ def sgd(
     momentum_form: str = "ema",
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """SGD with momentum: X <- X - lr M. State: M, averaged."""
-    heavy = momentum_step(momentum, momentum_form)
+    """SGD with momentum: X <- X - lr M.
+
+    Args are those of `fedmuon`. State: M, averaged. Guarantee: the stability recursion with
+    L = 1.
+    """
+    heavy = links.momentum(momentum, momentum_form)
     return centralized(gradient(), heavy, descend(lr, {}, weight_decay))
 
 
@@ -239,15 +240,26 @@ def normalized_sgd(
     momentum_form: str = "ema",
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """Normalized SGD with momentum: X <- X - lr M / ||M||. State: M, averaged."""
-    heavy = momentum_step(momentum, momentum_form)
-    return centralized(gradient(), heavy, normalize(), descend(lr, {}, weight_decay))
+    """Normalized SGD with momentum: X <- X - lr M / ||M||.
+
+    Args are those of `fedmuon`. State: M, averaged. Guarantee: none, because M / ||M|| jumps
+    at M = 0.
+    """
+    heavy = links.momentum(momentum, momentum_form)
+    return centralized(gradient(), heavy, links.normalize(), descend(lr, {}, weight_decay))
 
 
 @_recipe
 def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
-    """AdamW with torch's constants (Loshchilov, Hutter 2019). State: both moments, averaged."""
-    return centralized(gradient(), adamw_step(decay=0.0), descend(lr, {}, weight_decay))
+    """AdamW with torch's constants (Loshchilov, Hutter 2019).
+
+    Args:
+        lr: Step size.
+        weight_decay: Decoupled: X is also stepped by -lr weight_decay X.
+
+    State: both moments, averaged. Guarantee: none; the recursion has no second moment.
+    """
+    return centralized(gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay))
 
 
 @_recipe
@@ -268,12 +280,12 @@ def muon(
     Args are those of `fedmuon`. State: every lasting state, averaged. Guarantee: with one client it
     is FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
     """
-    chain = _muon_chain(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    return centralized(*chain)
+    return centralized(gradient(), *steps)
 
 
-# Private recipes: the base optimizer sees what the mechanism releases, and nothing else
+# Private recipes: the base optimizer sees only what the mechanism releases
 
 
 def private_sgd(
@@ -289,22 +301,22 @@ def private_sgd(
 
     Guarantee: epsilon of the mechanism (DP-Muon, Algorithm 1; DiSK, Algorithm 2).
     """
-    heavy = momentum_step(momentum, momentum_form)
+    heavy = links.momentum(momentum, momentum_form)
     return _private(mechanism, disk, heavy, descend(lr, {}, weight_decay))
 
 
 def private_adam(
     mechanism: Mechanism, lr: Number, *, weight_decay: float = 0.0, disk: Disk | None = None
 ) -> Recipe:
-    """DP-Adam, or DiSK on AdamW."""
-    return _private(mechanism, disk, adamw_step(decay=0.0), descend(lr, {}, weight_decay))
+    """DP-Adam, or DiSK on AdamW. Guarantee: epsilon of the mechanism."""
+    return _private(mechanism, disk, links.adamw(decay=0.0), descend(lr, {}, weight_decay))
 
 
 def private_muon(
     mechanism: Mechanism,
     lr: Number,
     momentum: float,
-    orthogonalizer: Any,
+    orthogonalizer: Link,
     *,
     momentum_form: str = "ema",
     weight_decay: float = 0.0,
@@ -319,37 +331,36 @@ def private_muon(
 
     Args:
         mechanism: Clips and noises each lot.
+        orthogonalizer: The link that orthogonalizes.
         probes: J, antithetic pairs of the bias correction: O = 2 Q(M) - mean of Q(M +- rho U);
             0 is DP-Muon without it.
         disk: kappa and gamma of the Kalman filter, if there is one.
 
-    The other arguments are those of `fedmuon`.
+    The other arguments, and the state, are those of `fedmuon`. Guarantee: epsilon of the mechanism.
     """
-    orthogonal = _orthogonal(orthogonalizer, adjust, routes)
+    orthogonal = orthogonalizer
     if probes:
         average, gain = momentum_form == "ema", disk[0] if disk else 1.0
-        orthogonal = corrected(orthogonal, probes, mechanism.spread, momentum, average, gain)
-    others = _others(routes, aux, aux_lr)
-    heavy = momentum_step(momentum, momentum_form)
-    return _private(
-        mechanism,
-        disk,
-        *_routed(heavy, orthogonal, others, aux),
-        descend(lr, others, weight_decay),
-    )
+        orthogonal = links.bias_correction(
+            orthogonal, probes, mechanism.spread, momentum, average, gain
+        )
+    steps = _muon_links(lr, momentum, orthogonal, momentum_form, weight_decay, adjust, routes, aux,
+                        aux_lr)  # fmt: skip
+    return _private(mechanism, disk, *steps)
 
 
 # Parts
 
 
-def _private(mechanism: Mechanism, disk: Disk | None, *links: Link) -> Recipe:
-    oracle = released() if disk is None else filtered(*disk)
+def _private(mechanism: Mechanism, disk: Disk | None, *steps: Link) -> Recipe:
+    """A private gradient, filtered if there is a `disk`, before the steps of a base optimizer."""
+    first = links.private_gradient() if disk is None else links.disk_filter(*disk)
     if mechanism.quantile is not None:
-        oracle = adapting(oracle, mechanism.quantile, mechanism.clipping.bound)
-    return replace(centralized(oracle, *links), mechanism=mechanism)
+        first = links.adaptive_bound(first, mechanism.quantile, mechanism.clipping.bound)
+    return replace(centralized(first, *steps), mechanism=mechanism)
 
 
-def _muon_chain(
+def _muon_links(
     lr: Number,
     momentum: float,
     orthogonalizer: Any,
@@ -360,28 +371,31 @@ def _muon_chain(
     aux: str,
     aux_lr: float,
 ) -> tuple[Link, ...]:
-    """Gradient, momentum, orthogonalization, descent."""
+    """Momentum, orthogonalization and descent.
+
+    The orthogonalizer may be a link already. Parameters that are not orthogonalized keep M, or take
+    AdamW's step. The federated recipes do not send AdamW's moments, so they begin afresh in every
+    round.
+    """
+    if type(orthogonalizer) is Link:  # isinstance would ask the object, which may raise anything
+        orthogonal = orthogonalizer
+    elif orthogonalizer is None:
+        orthogonal = links.map_matrices(
+            lambda m, context, block: maps.smoothed_polar(m, 1e-4), adjust, True, routes
+        )
+    else:
+        apply = map_of_value(as_orthogonalizer(orthogonalizer))
+        orthogonal = links.map_matrices(apply, adjust, True, routes)
+    heavy = links.momentum(momentum, momentum_form)
     others = _others(routes, aux, aux_lr)
-    heavy = momentum_step(momentum, momentum_form)
-    orthogonal = _orthogonal(orthogonalizer, adjust, routes)
     descent = descend(lr, others, weight_decay)
-    return gradient(), *_routed(heavy, orthogonal, others, aux), descent
-
-
-def _orthogonal(orthogonalizer: Any, adjust: str, routes: Mapping[str, int] | None) -> Link:
-    """The link of a map: a ready link, a value or function, or the smoothed polar factor."""
-    if type(orthogonalizer) is Link:  # isinstance asks the object, which may raise anything
-        return orthogonalizer
-    if orthogonalizer is None:
-        return orthogonalize(lambda m, context, block: maps.smoothed_polar(m, 1e-4), adjust, True,
-                             routes)  # fmt: skip
-    return orthogonalize(of_value(as_orthogonalizer(orthogonalizer)), adjust, True, routes)
-
-
-def aux_step_size(aux: str, aux_lr: float) -> float:
-    """The auxiliary step size: by default that of FedAvg in the Stability note (Table 3), or
-    torch's for AdamW."""
-    return aux_lr or (0.05 if aux == "sgd" else 1e-3)
+    if not others:
+        return heavy, orthogonal, descent
+    orthogonal = only(lambda name: name not in others, orthogonal)
+    if aux == "sgd":
+        return heavy, orthogonal, descent
+    auxiliary = only(lambda name: name in others, links.adamw())
+    return auxiliary, only(lambda name: name not in others, heavy), orthogonal, descent
 
 
 def _others(routes: Mapping[str, int] | None, aux: str, aux_lr: float) -> dict[str, float]:
@@ -389,16 +403,7 @@ def _others(routes: Mapping[str, int] | None, aux: str, aux_lr: float) -> dict[s
     return {name: aux_step_size(aux, aux_lr) for name, count in (routes or {}).items() if not count}
 
 
-def _routed(heavy: Link, orthogonal: Link, others: Collection[str], aux: str) -> tuple[Link, ...]:
-    """Momentum and orthogonalization; `others` keep M, or take AdamW's step, whose moments the
-    federated recipes do not send: it begins every local round afresh."""
-    if not others:
-        return heavy, orthogonal
-
-    def hidden(name: str, value: Tensor) -> bool:
-        return name not in others
-
-    if aux == "sgd":
-        return heavy, only(hidden, orthogonal)
-    auxiliary = only(lambda name, value: name in others, adamw_step())
-    return auxiliary, only(hidden, heavy), only(hidden, orthogonal)
+def aux_step_size(aux: str, aux_lr: float) -> float:
+    """The auxiliary step size. The default is FedAvg's in the Stability note (Table 3), or torch's
+    for AdamW."""
+    return aux_lr or (0.05 if aux == "sgd" else 1e-3)

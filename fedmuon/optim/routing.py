@@ -1,9 +1,9 @@
-"""Which parameter goes to Muon: an explicit rule, and a table that shows what it did.
+"""Which parameters Muon takes: a rule, and a table that shows its result.
 
-Muon takes the hidden matrices. To the auxiliary optimizer go: vectors and scalars (biases, norms),
-parameters of embeddings and of normalizations, and the first and the last layer, which are the
-first and last modules, in the order of registration, that own a tensor of two or more axes. A
-parameter with several names (tied weights) is hidden only if it is hidden under all of them.
+Muon takes the hidden matrices. The auxiliary optimizer takes vectors and scalars (biases, norms),
+embeddings, normalizations, and the first and the last layer. These are the first and last modules,
+in the order of registration, that own a tensor of two or more axes. A parameter with several names
+(tied weights) is hidden only if it is hidden under all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.core.errors import InputError
-from fedmuon.optim.matrices import matrix_shape
+from fedmuon.optim.muon import matrix_shape
 from fedmuon.tasks.models import owned_parameters
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
@@ -41,8 +41,11 @@ class RoutingTable(tuple[Route, ...]):
     def __str__(self) -> str:
         rows = [("name", "shape", "matrices", "optimizer", "reason")]
         for one in self:
-            row = one.name, _times(one.shape), _view(one.matrices), one.optimizer, one.reason
-            rows.append(row)
+            view = "-"
+            if one.matrices is not None:
+                count, *shape = one.matrices
+                view = f"{count} of {_times(shape)}" if count > 1 else _times(shape)
+            rows.append((one.name, _times(one.shape), view, one.optimizer, one.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)
@@ -57,15 +60,23 @@ def routing_table(
 ) -> RoutingTable:
     """Every trainable parameter once, with its optimizer and the reason.
 
-    `to_muon` and `to_aux` are name patterns ("blocks.*.weight") that overrule the rule. A matrix
-    [k d, d] or [d, k d] whose name holds a key of `fused` is cut into its k square matrices.
+    Args:
+        model: The model.
+        to_muon: Name patterns ("blocks.*.weight") that override the rule.
+        to_aux: The same for the auxiliary optimizer.
+        fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
+            into its k square matrices.
     """
     found = [
         (name, layer, param)
         for name, layer, _, param in owned_parameters(model)
         if param.requires_grad
     ]
-    _all_match([*to_muon, *to_aux], [name for name, _, _ in found])
+    for pattern in (*to_muon, *to_aux):
+        if not any(fnmatchcase(name, pattern) for name, _, _ in found):
+            raise InputError(
+                f"No parameter name matches {pattern!r}: print(routing_table(model)) lists them."
+            )
     layers = [layer for _, layer, param in found if param.ndim >= 2]
     ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}
     rows = []
@@ -90,7 +101,8 @@ def param_groups_for_muon(
 ) -> list[dict[str, Any]]:
     """Groups for `MuonWithAux`: hidden matrices by their number of blocks, then all others.
 
-    Each has `use_muon`, `blocks` if that is True, and its parameters with their names.
+    The arguments are those of `routing_table`. Each group has `use_muon`, `blocks` if that is True,
+    and its parameters with their names.
     """
     table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused)
     hidden: dict[int, list[tuple[str, Tensor]]] = {}
@@ -110,14 +122,6 @@ def param_groups_for_muon(
     return [*groups, {"params": others, "use_muon": False}] if others else groups
 
 
-def _all_match(patterns: list[str], names: list[str]) -> None:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(
-                f"No parameter is called like {pattern!r}: print(routing_table(model)) lists them."
-            )
-
-
 def _reason(param: Tensor, module: nn.Module, end: str | None) -> str:
     """Why the parameter is no hidden matrix; empty if it is one."""
     if param.ndim < 2:
@@ -133,28 +137,16 @@ def _route(names: list[str], param: Tensor, reason: str, fused: Mapping[str, int
         return Route(name, shape, None, "aux", reason, param)
     if param.ndim < 2:
         raise InputError(f"{name} of shape {shape} is no matrix: take it out of to_muon.")
-    blocks = _blocks(names, param, fused)
-    matrices = (blocks, *matrix_shape(param.shape, blocks))
-    return Route(name, shape, matrices, "muon", "fused" if blocks > 1 else "hidden", param)
-
-
-def _blocks(names: list[str], param: Tensor, fused: Mapping[str, int]) -> int:
-    """How many square matrices the parameter holds side by side."""
     short, long = sorted((param.shape[0], param.shape[1:].numel()))
-    counts = (
+    counts = (  # of square matrices side by side
         count
         for part, count in fused.items()
         if long == count * short and any(part in name for name in names)
     )
-    return next(counts, 1)
+    blocks = next(counts, 1)
+    matrices = (blocks, *matrix_shape(param.shape, blocks))
+    return Route(name, shape, matrices, "muon", "fused" if blocks > 1 else "hidden", param)
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def _times(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
-
-
-def _view(matrices: tuple[int, int, int] | None) -> str:
-    if matrices is None:
-        return "-"
-    count, *shape = matrices
-    return f"{count} of {_times(tuple(shape))}" if count > 1 else _times(tuple(shape))

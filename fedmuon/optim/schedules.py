@@ -1,7 +1,7 @@
-"""Step sizes by round: what [local] lr is times in round r = 0, 1, ...; and 002's choice of both.
+"""Step sizes by round: the factor of [local] lr in round r = 0, 1, ...
 
-A schedule is a function of the round, fixed before the data are seen, so that the stability
-recursion of 001 holds with it: its matrix A_t then varies from round to round.
+A schedule is a function of the round alone, not of the data. So the recursion of the Stability note
+holds with it; only its matrix A_t varies from round to round.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ SCHEDULES: Registry[Schedule] = Registry()
 
 
 def as_factor(found: Any) -> float | str:
-    """The float of a number, or of an array of one; of all else words for an error."""
+    """The float of a number or of an array of one number; of anything else, words for an error."""
     held = found.detach() if hasattr(found, "detach") else found
-    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # of several
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # several numbers
         if isinstance(held, SupportsFloat):
             return float(held)
     return found if isinstance(found, str) else plain(found, 60)
@@ -27,13 +27,13 @@ def as_factor(found: Any) -> float | str:
 
 @SCHEDULES.add("cosine")
 def cosine(rounds: int, floor: float = 0.0) -> Schedule:
-    """From 1 down to `floor` along half a cosine, which the round after the last would reach."""
+    """From 1 down to `floor` along half a cosine, which would end in the round after the last."""
     return lambda round: floor + (1 - floor) * (1 + math.cos(math.pi * round / rounds)) / 2
 
 
 @SCHEDULES.add("step")
 def step(every: int = 10, factor: float = 0.5) -> Schedule:
-    """Times `factor` after each `every` rounds."""
+    """Multiply by `factor` after every `every` rounds."""
     if every < 1:
         raise InputError(f"[local.options] every = {every} is refused: give 1 round or more")
     return lambda round: factor ** (round // every)
@@ -48,12 +48,16 @@ def warm_up(warm: int = 5) -> Schedule:
 
 
 def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, float]:
-    """(eta, beta) for gradient noise with a moment of order alpha in (1, 2] (002 Theorem 3.4):
+    """(eta, beta) for gradient noise with a moment of order alpha in (1, 2].
 
         eta = K^(-(2 alpha - 1) / (3 alpha - 2))        beta = 1 - K^(-alpha / (3 alpha - 2))
 
-    Without alpha they are K^(-3/4) and 1 - K^(-1/2) (002 Theorem 3.5), the same at alpha = 2. One
-    step has beta = 0.
+    Source: Nesterov Muon, Theorem 3.4. Without alpha, alpha = 2 gives K^(-3/4) and 1 - K^(-1/2)
+    (Theorem 3.5). One step has beta = 0.
+
+    Args:
+        steps: K.
+        tail_index: alpha.
     """
     alpha = 2.0 if tail_index is None else tail_index
     width = 3 * alpha - 2

@@ -190,7 +190,7 @@ def test_a_run_attains_its_certificate(name: str, average: str) -> None:
     local = {"steps": STEPS, "lr": 0.05, **LOCAL[name]}
     config = parse({"local": local, "federation": {"aggregate": average}})
     own_map = Orthogonalizer(lambda m: L * m, L)
-    recipe = make_recipe(config.local, config.orthogonalizer, own_map=own_map)
+    recipe = make_recipe(config.local, config.orthogonalizer, custom_map=own_map)
     if average == "by-samples":
         recipe = replace(recipe, aggregate=by_samples())
     falling = (lambda r: 1 / (1 + r)) if name == "schedule" else None

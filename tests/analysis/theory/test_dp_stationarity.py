@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import dp_stationarity as study
 from fedmuon.experiments.studies.dp_stationarity import CORRECTED, NAMES, TERMS, claims
-from fedmuon.optim.orthogonal import PROBES
+from fedmuon.optim.links import PROBES
 
 ROWS, COLUMNS, PEOPLE, SLOPE, STEPS = 2, 3, 12, 2.0, 8
 # The clip is below the slope, so that something is clipped.

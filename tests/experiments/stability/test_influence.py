@@ -22,7 +22,7 @@ from fedmuon.experiments.stability.neighbours import execute, perturbations
 from fedmuon.experiments.stability.ranking import RANKING
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.chain import Chain
-from fedmuon.optim.orthogonal import orthogonalize
+from fedmuon.optim.links import map_matrices
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -186,7 +186,7 @@ def test_a_map_that_torch_cannot_follow_is_refused(tmp_path: Path) -> None:
             return matrix.clone()
 
     there = opened(tmp_path / "a")
-    map_of = orthogonalize(lambda matrix, context, block: Stuck.apply(matrix))  # type: ignore
+    map_of = map_matrices(lambda matrix, context, block: Stuck.apply(matrix))  # type: ignore
     recipe = there.experiment.recipe
     links = [map_of if link.name == "orthogonalize" else link for link in recipe.chain.links]
     recipe = replace(recipe, chain=Chain(tuple(links)))

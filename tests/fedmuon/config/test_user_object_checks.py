@@ -22,8 +22,8 @@ from fedmuon.data.user_data import as_source
 from fedmuon.experiments.stability import bound
 from fedmuon.federated.build import build_experiment, build_worker, resolve
 from fedmuon.federated.client_data import Shards, build_data, partition_digest, read_source
-from fedmuon.optim import probe
-from fedmuon.optim.gradients import released
+from fedmuon.optim import orthogonalizers
+from fedmuon.optim.links import private_gradient
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -163,7 +163,7 @@ class Loose(Clipping):
     "mechanism", [Half(Clipping("block", 1.0), 2.0, 5.0), Mechanism(Loose("block", 1.0), 2.0, 5.0)]
 )
 def test_a_mechanism_of_another_class_has_no_account(mechanism: Mechanism) -> None:
-    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
     whole = Mechanism(Clipping("block", 1.0), 2.0, 5.0)
     sound = fedmuon.Recipe(chain, replace_by_mean, mechanism=whole)
     assert fedmuon.run(tables(), **PLAIN, recipe=sound).summary["privacy"]["certified"]
@@ -228,7 +228,9 @@ def test_a_private_chain_s_links_are_tried_too() -> None:
         TAKES: lambda d: d,
     }
     for mend, update in updates.items():
-        chain = fedmuon.Chain((released(), links.stateless("mine", update), links.descend(0.1)))
+        chain = fedmuon.Chain(
+            (private_gradient(), links.stateless("mine", update), links.descend(0.1))
+        )
         recipe = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
         refused(mend, tables(), **PLAIN, recipe=recipe)
 
@@ -326,9 +328,9 @@ def test_a_constant_is_tried_on_small_and_large_matrices(
     """Which those of ordinary size do not tell from one that holds."""
     found, like = fedmuon.Orthogonalizer(apply, 1.0), torch.zeros(1, 6, 4, dtype=torch.float64)
     with pytest.raises(InputError, match="times their distance"):
-        probe.require_sound(found, like)
-    monkeypatch.setattr(probe, "SCALES", (1.0, 1.0, 1.0))
-    probe.require_sound(found, like)
+        orthogonalizers.require_sound(found, like)
+    monkeypatch.setattr(orthogonalizers, "SCALES", (1.0, 1.0, 1.0))
+    orthogonalizers.require_sound(found, like)
 
 
 # Schedules, options, callbacks, names

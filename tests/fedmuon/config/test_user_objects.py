@@ -23,8 +23,8 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_worker, resolve
-from fedmuon.optim.gradients import released
-from fedmuon.optim.probe import require_sound
+from fedmuon.optim.links import private_gradient
+from fedmuon.optim.orthogonalizers import require_sound
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import as_recipe
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
@@ -289,7 +289,7 @@ def options(table: str, **given: Any) -> dict[str, Any]:
 
 def mechanical(*more: fedmuon.Link) -> fedmuon.Recipe:
     """A recipe with a mechanism of its own, and with links before the last."""
-    chain = fedmuon.Chain((released(), *more, links.descend(0.1)))
+    chain = fedmuon.Chain((private_gradient(), *more, links.descend(0.1)))
     return fedmuon.Recipe(
         chain, replace_by_mean, mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0)
     )
@@ -355,14 +355,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-name": ({**PLAIN, "schedule": "cosin"}, "did you mean cosine"),
     # maps
     "map-shape": (
-        {**PLAIN, "orthogonalizer": lambda m: m[..., :1], "config": MUON}, "return a like stack"
+        {**PLAIN, "orthogonalizer": lambda m: m[..., :1], "config": MUON}, "return a stack of that"
     ),
     "map-type": (
-        {**PLAIN, "orthogonalizer": lambda m: m.float(), "config": MUON}, "return a like stack"
+        {**PLAIN, "orthogonalizer": lambda m: m.float(), "config": MUON}, "return a stack of that"
     ),
     "map-draws": (
         {**PLAIN, "orthogonalizer": lambda m: m + torch.randn_like(m), "config": MUON},
-        "let it draw nothing",
+        "remove its random draws",
     ),
     "map-mixes": (
         {**PLAIN, "orthogonalizer": lambda m: m - m.mean(0), "config": MUON},

@@ -28,7 +28,7 @@ from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies.training import Trained
 from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
-from fedmuon.optim.gradients import released
+from fedmuon.optim.links import private_gradient
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, sensitivity, square_root
 from fedmuon.privacy.mechanisms.gaussian import Mechanism, Quantile
@@ -301,7 +301,7 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
     config = parse({})
     assert delta_of(config, sizes, mechanism) == pytest.approx(1e6**-1.1)
     assert delta_of(config, sizes) == pytest.approx(6e7**-1.1)  # the control: the secret number
-    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
     own = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
     tables = {
         "data": {"name": "synthetic", "train": 90, "test": 30, "dimension": 5, "minimum": 5},
@@ -326,7 +326,7 @@ def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
     clients: int, engine: str, why: str, tmp_path: Path
 ) -> None:
     turns = Mechanism(Clipping(), 1.0, 4.0, fixed_order=FixedOrderSampling("cyclic", 3))
-    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
     tables = {
         "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5},
         "federation": {"clients": clients, "rounds": 2},

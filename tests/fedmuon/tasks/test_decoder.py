@@ -23,7 +23,7 @@ from fedmuon.experiments.suites import contents
 from fedmuon.federated.build import build_plan, build_worker
 from fedmuon.federated.build_recipe import matrix_counts, routes
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.optim.orthogonal import orthogonalize
+from fedmuon.optim.links import map_matrices
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Decoder, Form, decoder, gpt2_law
@@ -186,7 +186,7 @@ def test_a_fused_projection_is_three_matrices() -> None:
 
     for grouped in (False, True):
         calls.clear()
-        link = orthogonalize(apply, "match-rms", grouped, blocks)
+        link = map_matrices(apply, "match-rms", grouped, blocks)
         found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
         assert calls == ([(14, 0), (2, 6)] if grouped else [(2, block) for block in range(8)])
         for r in range(2):

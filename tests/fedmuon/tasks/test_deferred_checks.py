@@ -37,7 +37,8 @@ from fedmuon.federated.rounds import (
     sums,
 )
 from fedmuon.optim.chain import Chain, Context, stateless
-from fedmuon.optim.orthogonal import of_value, orthogonalize
+from fedmuon.optim.links import map_matrices
+from fedmuon.optim.orthogonalizers import map_of_value
 from fedmuon.privacy.mechanisms import gaussian
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.matrix import MatrixTask
@@ -471,7 +472,7 @@ def test_other_errors_stay(silent: Callable[[], None]) -> None:
 
 def test_a_map_of_the_users_is_tried_once(silent: Callable[[], None]) -> None:
     experiment, state = made(one("fedavg"))
-    own = orthogonalize(of_value(Orthogonalizer(lambda m: m / 2, lipschitz=0.5)))
+    own = map_matrices(map_of_value(Orthogonalizer(lambda m: m / 2, lipschitz=0.5)))
     *links, last = experiment.recipe.chain.links
     recipe = dataclasses.replace(experiment.recipe, chain=Chain((*links, own, last)))
     experiment = dataclasses.replace(experiment, recipe=recipe)

@@ -19,7 +19,7 @@ from fedmuon.core.choices import Model
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build_recipe import matrix_counts, routes
-from fedmuon.optim.orthogonal import orthogonalize
+from fedmuon.optim.links import map_matrices
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks import work_split
 from fedmuon.tasks.base import Batch, Params, Replaced
@@ -334,7 +334,7 @@ def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:
 
     for grouped, adjust, scale in ((True, "none", 1.0), (False, "match-rms", 0.2 * math.sqrt(6))):
         calls.clear()
-        link = orthogonalize(apply, adjust, grouped)
+        link = map_matrices(apply, adjust, grouped)
         found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
         assert calls == ([6, 2] if grouped else [2, 2, 2, 2])
         for name, value in direction.items():
