@@ -23,7 +23,7 @@ Params = dict[str, torch.Tensor]
 
 
 class Stop(Exception):
-    """What ends a run in the middle."""
+    pass
 
 
 def after(last: int) -> Callable[[Any, Any], None]:
@@ -37,10 +37,8 @@ def after(last: int) -> Callable[[Any, Any], None]:
 
 
 def mean_of(replies: Any) -> Params:
-    return {
-        name: torch.stack([one.params[name] for one in replies]).mean(0)
-        for name in replies[0].params
-    }
+    names = replies[0].params
+    return {name: torch.stack([one.params[name] for one in replies]).mean(0) for name in names}
 
 
 def zeros(params: Any) -> Params:
@@ -122,25 +120,19 @@ class Counting:
         return replies[0].params
 
 
-def counting() -> Any:
-    calls = 0
+def counting(kind: str) -> Any:
+    calls, held = 0, torch.zeros(2)
 
-    def apply(replies: Any) -> Any:
+    def number(replies: Any) -> Any:
         nonlocal calls
         calls += 1
         return mean_of(replies)
 
-    return apply
-
-
-def written() -> Any:
-    held = torch.zeros(2)
-
-    def apply(replies: Any) -> Any:
+    def tensor(replies: Any) -> Any:
         held.add_(1)
         return mean_of(replies)
 
-    return apply
+    return number if kind == "number" else tensor
 
 
 HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
@@ -148,8 +140,8 @@ HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
     "array": (lambda: Counting(np.zeros(3)), "its attribute held"),
     "tensor": (lambda: Counting(torch.zeros(3)), "its attribute held"),
     "method": (lambda: Counting(0).__call__, "its attribute held"),
-    "closure": (counting, "its variable calls"),
-    "in-place": (written, "its variable held"),
+    "closure": (lambda: counting("number"), "its variable calls"),
+    "in-place": (lambda: counting("tensor"), "its variable held"),
     "of-aggregator": (lambda: fedmuon.Aggregator(Counting(0)), "its attribute held"),
 }
 

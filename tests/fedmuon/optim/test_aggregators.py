@@ -10,10 +10,14 @@ import pytest
 import scipy.stats
 import torch
 from brought import CLASSES, RNG, X, Y, linear, tables
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 import fedmuon
 from fedmuon import aggregators
+from fedmuon.core.arrays import read_tensors
 from fedmuon.core.registry import made
 from fedmuon.data.partition import PARTITIONS, clients_of_samples
 from fedmuon.federated.rounds import Reply
@@ -49,13 +53,10 @@ def close(found: Tensor, wanted: np.ndarray) -> None:
 def test_by_samples_is_federated_averaging_by_hand() -> None:
     """McMahan et al. 2017 in numpy, on least squares: X_i <- X - eta grad, X <- sum n_i X_i / n."""
     parts = [np.arange(0, 5), np.arange(5, 17), np.arange(17, 45)]
-    run = fedmuon.run(
-        tables(federation={"rounds": 4}, local={"lr": 0.05, "steps": 3}),
-        data=(X, Y), partition=parts, task=linear, aggregate="by-samples",
-    )  # fmt: skip
+    config = tables(federation={"rounds": 4}, local={"lr": 0.05, "steps": 3})
+    given = {"data": (X, Y), "partition": parts, "task": linear}
+    run = fedmuon.run(config, **given, aggregate="by-samples")
     schedule = np.load(run.path / "schedule.npy")
-    from fedmuon.core.arrays import read_tensors
-
     start = read_tensors(run.path / "initial.safetensors")[0]
     w, b = start["weight"].numpy()[0], start["bias"].item()
     for row in schedule:
@@ -72,18 +73,11 @@ def test_by_samples_is_federated_averaging_by_hand() -> None:
         w = np.array(w)
     close(run.model["weight"][0], w)
     assert run.model["bias"].item() == pytest.approx(b, rel=1e-12)
-    plain = fedmuon.run(
-        tables(federation={"rounds": 4}, local={"lr": 0.05, "steps": 3}),
-        data=(X, Y), partition=parts, task=linear,
-    )  # fmt: skip
+    plain = fedmuon.run(config, **given)
     assert (plain.model["weight"] - run.model["weight"]).norm() > 1e-3  # the mean is another
 
 
 def test_by_samples_is_that_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.supercore.task_identity import TaskIdentity
-
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)  # as if Flower ran us
     given = replies(4, stack=1)
@@ -120,9 +114,8 @@ def test_krum_is_that_by_hand(count: int, faulty: int) -> None:
     given = replies(count, stack=3)
     found = aggregators.krum(faulty).combine(given)[0]
     for s in range(3):
-        flat = [
-            np.concatenate([v[s].numpy().ravel() for v in one.params.values()]) for one in given
-        ]
+        rows = [[v[s].numpy().ravel() for v in one.params.values()] for one in given]
+        flat = [np.concatenate(row) for row in rows]
         scores = []
         for k in range(count):
             others = sorted(float(((flat[k] - flat[j]) ** 2).sum()) for j in range(count) if j != k)
@@ -138,9 +131,8 @@ def test_a_function_sees_one_model_at_a_time() -> None:
 
     def own(seen: list[Reply]) -> dict[str, Tensor]:
         assert seen[0].params["weight"].shape == (4, 3)
-        return {
-            name: torch.stack([o.params[name] for o in seen]).mean(0) for name in ("weight", "bias")
-        }
+        names = ("weight", "bias")
+        return {name: torch.stack([o.params[name] for o in seen]).mean(0) for name in names}
 
     found = aggregators.as_aggregator(own).combine(given)[0]
     for name, value in aggregators.mean().combine(given)[0].items():

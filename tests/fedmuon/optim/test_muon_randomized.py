@@ -1,58 +1,35 @@
-"""The randomized map and the two momentum conventions in fedmuon.optim.Muon.
+"""Randomized polar maps and the two forms of momentum in fedmuon.optim.Muon.
 
-The Polyak form is tested against a float64 loop written from 002's equations, and against the
-averaging form where the two must agree: with a map that ignores scale.
+The Polyak form is compared with a float64 loop over the equations of Nesterov Muon, and with the
+averaging form where both must agree: if the map ignores scale.
 """
 
-import io
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_muon import SHAPES, apart, everywhere, go, ours, trajectory
+from test_muon import randoms as drawn
 from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.optim import Muon, MuonWithAux, param_groups_for_muon
-from fedmuon.optim import matrices as stacks
+from fedmuon.optim import Muon, MuonWithAux, muon, param_groups_for_muon
 from fedmuon.orthogonalize import newton_schulz, randomized_polar, smoothed_polar
 
-SHAPES = ((16, 16), (24, 10), (10, 24))
+
+def randoms(seed: int, shapes: Any = SHAPES) -> list[Tensor]:
+    return drawn(shapes, seed, torch.float64)
 
 
-def randoms(seed: int, shapes=SHAPES, dtype=torch.float64) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes]
-
-
-def go(optimizer: Muon, params: list[Tensor], steps: range) -> None:
-    for step in steps:
-        shapes = [tuple(param.shape) for param in params]
-        for param, gradient in zip(params, randoms(step + 1, shapes), strict=True):
-            param.grad = gradient
-        optimizer.step()
-
-
-def end(steps: int = 20, shapes=SHAPES, **options: Any) -> list[Tensor]:
-    params = [value.requires_grad_() for value in randoms(0, shapes)]
-    settings = {"lr": 0.02, "ns_dtype": torch.float64, **options}
-    go(Muon(params, **settings), params, range(steps))
-    return [param.detach() for param in params]
-
-
-def apart(found: list[Tensor], wanted: list[Any], shapes=SHAPES) -> float:
-    """The largest distance of two ends, relative to the way there."""
-    ratios = []
-    for mine, theirs, start in zip(found, wanted, randoms(0, shapes), strict=True):
-        other = torch.as_tensor(theirs)
-        ratios.append(float((mine - other).norm() / (other - start).norm()))
-    return max(ratios)
+def end(steps: int = 20, shapes: Any = SHAPES, **options: Any) -> list[Tensor]:
+    return trajectory(ours(ns_dtype=torch.float64, **options), steps, shapes, torch.float64)
 
 
 def polyak(nesterov: bool, memory: float, lr: float, steps: int) -> list[np.ndarray]:
-    """002 (1): C <- beta C + G, M = beta C + G or C, X <- X - eta U V^T, by SVD."""
+    """Nesterov Muon (1): C <- beta C + G, M = beta C + G or C, X <- X - eta U V^T, by SVD."""
     params = [value.numpy() for value in randoms(0)]
     sums = [np.zeros_like(value) for value in params]
     for step in range(steps):
@@ -67,7 +44,7 @@ def polyak(nesterov: bool, memory: float, lr: float, steps: int) -> list[np.ndar
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_polyak_momentum_is_002s(nesterov: bool) -> None:
+def test_polyak_momentum_is_that_of_the_paper(nesterov: bool) -> None:
     wanted = polyak(nesterov, 0.9, 0.02, 20)
     options = {"momentum": 0.9, "weight_decay": 0.0, "orthogonalizer": "exact-sign"}
     found = end(momentum_form="polyak", nesterov=nesterov, **options)
@@ -78,20 +55,17 @@ def test_polyak_momentum_is_002s(nesterov: bool) -> None:
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_two_forms_agree_where_the_map_ignores_scale(nesterov: bool) -> None:
+    def ends(form: str, given: Any) -> list[Tensor]:
+        options = {"rank": 4, "oversample": 2, "nesterov": nesterov}
+        return end(momentum_form=form, orthogonalizer=given, **options)
+
     for given in ("exact-sign", None, "randomized-polar"):
-        options = {"orthogonalizer": given, "rank": 4, "oversample": 2, "nesterov": nesterov}
-        averaged, summed = (end(momentum_form=form, **options) for form in ("ema", "polyak"))
-        assert apart(averaged, summed) < 1e-9, given
+        assert apart(ends("ema", given), ends("polyak", given)) < 1e-9, given
     smooth = partial(smoothed_polar, lam=0.1)
-    averaged, summed = (
-        end(momentum_form=form, orthogonalizer=smooth, nesterov=nesterov)
-        for form in ("ema", "polyak")
-    )
-    assert apart(averaged, summed) > 1e-2
-    # the sums under 1 - beta times smaller a regularization: lambda / (1 - beta)^2 there
-    scaled = partial(smoothed_polar, lam=0.1 / (1 - 0.95) ** 2)
-    matched = end(momentum_form="polyak", orthogonalizer=scaled, nesterov=nesterov)
-    assert apart(averaged, matched) < 1e-9
+    averaged = ends("ema", smooth)
+    assert apart(averaged, ends("polyak", smooth)) > 1e-2
+    scaled = partial(smoothed_polar, lam=0.1 / (1 - 0.95) ** 2)  # for sums, 1 / (1 - beta) larger
+    assert apart(averaged, ends("polyak", scaled)) < 1e-9
 
 
 @pytest.mark.parametrize("sketch", ["gaussian", "kaczmarz"])
@@ -127,17 +101,9 @@ def test_sketches_do_not_depend_on_the_stacks(monkeypatch: pytest.MonkeyPatch) -
     shapes = [(20, 12)] * 5
     options = {"orthogonalizer": "randomized-polar", "rank": 4, "oversample": 2}
     whole = end(5, shapes, **options)
-    monkeypatch.setitem(stacks._STACKED_ENTRIES, "cpu", 1)
-    assert apart(end(5, shapes, **options), whole, tuple(shapes)) < 1e-10
-    assert apart(end(5, shapes, **options, seed=1), whole, tuple(shapes)) > 1e-2
-
-
-def saved(state: Any) -> Any:
-    """Through a file, as weights alone."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+    monkeypatch.setitem(muon._STACKED_ENTRIES, "cpu", 1)
+    assert apart(end(5, shapes, **options), whole) < 1e-10
+    assert apart(end(5, shapes, **options, seed=1), whole) > 1e-2
 
 
 def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
@@ -148,10 +114,10 @@ def test_a_resumed_run_draws_what_it_would_have_drawn() -> None:
     go(optimizer, params, range(3))
     copied = [param.detach().clone().requires_grad_() for param in params]
     resumed = Muon(copied, lr=0.5, ns_dtype=torch.float64, seed=99)
-    resumed.load_state_dict(saved(optimizer.state_dict()))
+    resumed.load_state_dict(everywhere(optimizer.state_dict()))
     forgetful = [param.detach().clone().requires_grad_() for param in params]
     again = Muon(forgetful, **options)
-    state = saved(optimizer.state_dict())
+    state = everywhere(optimizer.state_dict())
     state["param_groups"][0]["draws"] = 0
     again.load_state_dict(state)
     for some, own in ((optimizer, params), (resumed, copied), (again, forgetful)):
@@ -165,8 +131,8 @@ def test_with_a_model_and_its_rule() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(a, b) for a, b in ((20, 48), (48, 48), (48, 2))]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    muon = {"lr": 0.02, "orthogonalizer": "randomized-polar", "rank": 12, "oversample": 4}
-    optimizer = MuonWithAux(param_groups_for_muon(model), muon=muon, aux={"lr": 3e-3})
+    options = {"lr": 0.02, "orthogonalizer": "randomized-polar", "rank": 12, "oversample": 4}
+    optimizer = MuonWithAux(param_groups_for_muon(model), muon=options, aux={"lr": 3e-3})
     inputs, labels = torch.randn(128, 20), torch.randint(2, (128,))
     losses = []
     for _ in range(80):

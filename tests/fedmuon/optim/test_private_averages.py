@@ -19,16 +19,16 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, server_update, simulate
-from fedmuon.optim import bias_correction
+from fedmuon.optim import links
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
-from fedmuon.optim.probe import drawn_for
-from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.recipe import Recipe, initial_states, trial_generator
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.matrix import MatrixTask
 
 MU, KAPPA, NOISE, STEPS = 0.9, 0.4, 1e6, 30
 PLAIN, DISK, BY_SAMPLES = "dp-muonbc", "disk-muonbc", "by-samples"
+Sizes = tuple[int, int, int]  # N clients, K of them in a round, E local steps
 Shares = Callable[[np.ndarray], np.ndarray]  # numbers of samples [K] -> weights [K]
 SHARES: dict[str, Shares] = {
     "mean": lambda sizes: np.ones(len(sizes)) / len(sizes),
@@ -81,14 +81,12 @@ def widths(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> np.ndarra
 
     def spy(orthogonal: Any, unit: Params, width: Any, context: Context, probes: int) -> Params:
         (matrices,) = unit.values()
-        seen.append(
-            [[float(m.square().mean()), float(w) ** 2]
-             for m, w in zip(matrices, width, strict=True)]
-        )  # fmt: skip
+        pairs = zip(matrices, width, strict=True)
+        seen.append([[float(m.square().mean()), float(w) ** 2] for m, w in pairs])
         return {name: torch.zeros_like(value) for name, value in unit.items()}
 
-    monkeypatch.setattr(bias_correction, "_unbiased", spy)
-    experiment = replace(experiment, recipe=replace(experiment.recipe, apart=False))
+    monkeypatch.setattr(links, "unbiased", spy)
+    experiment = replace(experiment, recipe=replace(experiment.recipe, thread_safe=False))
     monkeypatch.setattr(MatrixTask, "stack_limit", 1 << 40)  # one cohort
     simulate(experiment, begin(experiment.recipe, experiment.task, 0))
     return np.array(seen)
@@ -134,12 +132,7 @@ def by_weights(experiment: Experiment, kappa: float, shares: Shares) -> Iterator
     ],
 )
 def test_probes_are_as_wide_as_the_weights_of_all_draws(
-    sizes: tuple[int, int, int],
-    recipe: str,
-    average: str,
-    form: str,
-    changed: Callable[[Recipe], Recipe],
-    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sizes, recipe: str, average: str, form: str, changed: Any, monkeypatch: Any
 ) -> None:
     """To the last digits, at every step of every client; the control is the old rule."""
     named = "mean" if average == "first-two" else average
@@ -158,39 +151,27 @@ def test_probes_are_as_wide_as_the_weights_of_all_draws(
 
 # (N, K, E), the chain, the average, and what the old rule makes of probe over real variance at the
 # last step; in the mean without a filter 1 / (1 - b + b / K) with b = mu^(2E), but for mu^60.
+SLOW = [
+    ((5, 5, 1), PLAIN, "mean", 2.84), ((20, 5, 1), PLAIN, "mean", 2.84),
+    ((5, 5, 5), PLAIN, "mean", 1.39), ((20, 5, 5), PLAIN, "mean", 1.39),
+    ((20, 5, 1), PLAIN, BY_SAMPLES, 2.59), ((20, 5, 1), DISK, "mean", 4.35),
+]  # fmt: skip
 MEASURED = [
-    ((1, 1, 1), PLAIN, "mean", 1.0),
-    *(
-        pytest.param(*one, marks=pytest.mark.slow)
-        for one in (
-            ((5, 5, 1), PLAIN, "mean", 2.84),
-            ((20, 5, 1), PLAIN, "mean", 2.84),
-            ((5, 5, 5), PLAIN, "mean", 1.39),
-            ((20, 5, 5), PLAIN, "mean", 1.39),
-            ((20, 5, 1), PLAIN, BY_SAMPLES, 2.59),
-            ((20, 5, 1), DISK, "mean", 4.35),
-        )
-    ),
-    ((20, 5, 5), DISK, BY_SAMPLES, 1.71),
-]
+    ((1, 1, 1), PLAIN, "mean", 1.0), ((20, 5, 5), DISK, BY_SAMPLES, 1.71),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sizes", "recipe", "average", "old"), MEASURED)
 def test_probes_have_the_variance_of_pure_noise(
-    sizes: tuple[int, int, int],
-    recipe: str,
-    average: str,
-    old: float,
-    monkeypatch: pytest.MonkeyPatch,
+    sizes: Sizes, recipe: str, average: str, old: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 3% at every step: 40,000 entries a client, whose mean square has a standard error of
     0.7% at most. The control is the old rule."""
     experiment = made(federation(*sizes, recipe, average, 4000, "ema"))
     real, probe = np.moveaxis(widths(experiment, monkeypatch).mean(1), -1, 0)
     np.testing.assert_allclose(probe, real, rtol=0.03)
-    few = made(
-        federation(*sizes, recipe, average, 3, "ema")
-    )  # what it says of the noise is as wide
+    few = made(federation(*sizes, recipe, average, 3, "ema"))  # its probes are as wide
     wrong = widths(replace(few, recipe=old_rule(few.recipe)), monkeypatch).mean(1)[:, 1]
     assert wrong[-1] / real[-1] == pytest.approx(old, rel=0.03)
 
@@ -208,14 +189,13 @@ def bias_of_a_round(
     grid = np.meshgrid(*[points] * (clients + 2), indexing="ij")
     *draws, last, probe = (torch.from_numpy(one).reshape(-1, 1, 1) for one in grid)
     weights = np.prod(np.meshgrid(*[mass / mass.sum()] * (clients + 2), indexing="ij"), 0).ravel()
-    monkeypatch.setattr(bias_correction, "probe", lambda *_: probes * probe)
+    monkeypatch.setattr(links, "probe", lambda *_: probes * probe)
 
     def stepped(state: ServerState, draw: torch.Tensor) -> tuple[Params, Any]:
         released = Released({"weight": 1 + rho * draw})
-        context = Context(state.params, forbidden_gradient, [drawn_for], lambda _: released)  # type: ignore
-        return recipe.chain.step(
-            state.params, recipe.chain.init(state.params, state.states), context
-        )
+        context = Context(state.params, forbidden_gradient, [trial_generator], lambda _: released)  # type: ignore
+        states = recipe.chain.init(state.params, state.states)
+        return recipe.chain.step(state.params, states, context)
 
     start = {"weight": torch.zeros_like(last)}
     state = ServerState(0, start, initial_states(recipe, start))
@@ -234,13 +214,13 @@ def test_the_bias_of_a_federated_step_falls_with_the_fourth_power(
     """Q(x) = x / sqrt(x^2 + 1), whose 2nd and 4th derivatives at 1 are -3 / 2^2.5 and -15 / 2^4.5.
     Without probes the order is 2, and so it is with the old rule where there is an average."""
     rhos, kappa = (1 / 64, 1 / 32), KAPPA if disk else 1.0
+    local = Local(recipe=DISK if disk else PLAIN, lr=1.0, momentum=MU)
+    table = OrthogonalizerTable.model_validate({"lambda": 1.0})
 
     def biases(rule: Callable[[Recipe], Recipe], probes: int) -> np.ndarray:
         found = []
         for rho in rhos:
             privacy = Privacy(noise=rho, bound=1.0, lot=1.0, kappa=kappa)
-            local = Local(recipe=DISK if disk else PLAIN, lr=1.0, momentum=MU)
-            table = OrthogonalizerTable.model_validate({"lambda": 1.0})
             recipe = rule(make_recipe(local, table, privacy=privacy))
             found.append(bias_of_a_round(recipe, rho, clients, monkeypatch, probes))
         return np.array(found)

@@ -17,7 +17,7 @@ from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.optim.bias_correction import spread
+from fedmuon.optim.links import noise_moments
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.privacy import noise
 
@@ -28,12 +28,9 @@ OPEN = {"bound": math.inf, "noise": 0.0, "lot": float(ALL), "clipping": "flat"}
 
 def central(recipe: str, steps: int = 3, privacy: dict | None = None, **local: Any) -> Config:
     """One client with all data; noise from the run's seed, to be repeated here."""
-    shared = {
-        "local": {"momentum": 0.8},
-        "privacy": {"insecure-reproducible-noise": True, "lot": 30.0},
-    }
+    known = {"insecure-reproducible-noise": True, "lot": 30.0}
     return small(
-        shared,
+        {"local": {"momentum": 0.8}, "privacy": known},
         federation={"clients": 1, "per-round": 1, "rounds": 2},
         local={"recipe": recipe, "lr": 0.2, "steps": steps, **local},
         privacy=privacy or {},
@@ -92,32 +89,17 @@ class Lots:
         return (total + privacy.noise * privacy.bound * noise) / privacy.lot
 
 
-def test_disk_is_its_algorithm_line_by_line() -> None:
-    """003, Algorithm 2 with SGD as the base, over two rounds of three steps."""
-    config = central(
-        "disk-sgd",
-        momentum=0.0,
-        privacy={"noise": 0.7, "bound": 0.15, "kappa": 0.6, "lookahead": 0.5},
-    )
-    lots, c = Lots(config), 0.4 / (0.6 * 0.5)
+@pytest.mark.parametrize(("kappa", "gamma"), [(0.6, 0.5), (0.8, 0.25)])
+def test_disk_is_its_algorithm_line_by_line(kappa: float, gamma: float) -> None:
+    """DiSK, Algorithm 2 with SGD, over two rounds of three steps. With gamma = (1 - kappa) / kappa,
+    its two points are one."""
+    privacy = {"noise": 0.7, "bound": 0.15, "kappa": kappa, "lookahead": gamma}
+    config = central("disk-sgd", momentum=0.0, privacy=privacy)
+    lots, c = Lots(config), (1 - kappa) / (kappa * gamma)
     X, d, smooth = lots.start(), 0.0, None
     for t in range(6):
-        g = lots.released(t, [(c, X + 0.5 * d), (1 - c, X)])
-        smooth = g if smooth is None else 0.4 * smooth + 0.6 * g
-        d = -0.2 * smooth
-        X = X + d
-    np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
-
-
-def test_one_evaluation_where_two_points_are_one() -> None:
-    """gamma = (1 - kappa) / kappa."""
-    config = central(
-        "disk-sgd", momentum=0.0, privacy={"noise": 0.3, "lookahead": 0.25, "kappa": 0.8}
-    )
-    lots, X, d, smooth = Lots(config), Lots(config).start(), 0.0, None
-    for t in range(6):
-        g = lots.released(t, [(1.0, X + 0.25 * d)])
-        smooth = g if smooth is None else 0.2 * smooth + 0.8 * g
+        g = lots.released(t, [(c, X + gamma * d), (1 - c, X)])
+        smooth = g if smooth is None else (1 - kappa) * smooth + kappa * g
         d = -0.2 * smooth
         X = X + d
     np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
@@ -159,7 +141,7 @@ def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
     nothing = torch.zeros(1, 3, dtype=torch.float64)
     state = {"steps": nothing[:, 0], "common": nothing, "own": nothing}
     for _ in range(steps):
-        state = spread(state, mu, kappa)
+        state = noise_moments(state, mu, kappa)
     np.testing.assert_allclose(state["own"][0], [f @ f, f @ m, m @ m], rtol=1e-12)
     assert not state["common"].any()
 

@@ -16,14 +16,14 @@ from fedmuon import links
 from fedmuon.config.load import Config
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.optim.chain import Chain, Context
+from fedmuon.optim.links import momentum, normalize
 from fedmuon.optim.schedules import heavy_tailed
-from fedmuon.optim.steps import momentum, normalize
 from fedmuon.tasks.base import Params
 
+NOWHERE = Context({}, lambda params: (torch.zeros(1), {}), [])
 LONE = {"clients": 1, "per-round": 1, "rounds": 4}
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 
@@ -35,9 +35,7 @@ def central(**local: Any) -> Config:
 
 def by_torch(config: Config, make: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:
     """The last X [d, c] of a torch optimizer on the same gradients."""
-    source = read_source(config)
-    data = build_data(config, source)
-    experiment = build_experiment(config, data)
+    experiment = build_experiment(config)
     X = experiment.task.initial(generator(config.federation.seed, Draw.INITIAL))["weight"]
     X = X.clone().requires_grad_()
     optimizer = make([X], **{"lr": config.local.lr, **options})
@@ -52,15 +50,12 @@ def by_torch(config: Config, make: type[torch.optim.Optimizer], **options: Any) 
     ("local", "make", "options"),
     [
         ({"recipe": "sgd", "momentum-form": "polyak"}, SGD, {"momentum": 0.8}),
-        (
-            {"recipe": "sgd", "momentum-form": "nesterov", "weight-decay": 0.0},
-            SGD,
-            {"momentum": 0.8, "nesterov": True},
-        ),
+        ({"recipe": "sgd", "momentum-form": "nesterov", "weight-decay": 0.0}, SGD,
+         {"momentum": 0.8, "nesterov": True}),
         ({"recipe": "adamw", "lr": 0.02}, ADAMW, {"weight_decay": 0.0}),
         ({"recipe": "adamw", "lr": 0.02, "weight-decay": 0.3}, ADAMW, {"weight_decay": 0.3}),
     ],
-)
+)  # fmt: skip
 def test_centralised_recipes_are_torchs(
     local: dict, make: type[torch.optim.Optimizer], options: dict
 ) -> None:
@@ -105,13 +100,9 @@ def _directions(form: str, gradients: torch.Tensor) -> torch.Tensor:
     link = momentum(0.8, form)
     state, found = link.init({"w": gradients[0]}), []
     for gradient in gradients:
-        direction, state = link.update({"w": gradient}, state, _nowhere())
+        direction, state = link.update({"w": gradient}, state, NOWHERE)
         found.append(direction["w"])
     return torch.stack(found)
-
-
-def _nowhere() -> Context:
-    return Context({}, lambda params: (torch.zeros(1), {}), [])
 
 
 @pytest.mark.parametrize("form", ["ema", "ema-nesterov", "polyak", "nesterov"])
@@ -129,7 +120,7 @@ def test_forms_against_a_loop(form: str) -> None:
 def test_normalized_steps_have_length_one() -> None:
     params: Params = {"a": torch.randn(3, 4, 2), "b": torch.zeros(3, 5)}
     params["a"][1] = 0.0
-    found, _ = normalize().update(params, {}, _nowhere())
+    found, _ = normalize().update(params, {}, NOWHERE)
     assert found["a"].flatten(1).norm(dim=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert Chain((normalize(),)).init(params, {}) == {"normalize": {}}
 
@@ -178,14 +169,11 @@ def test_links_of_one_name_have_states_of_their_own(whole: bool) -> None:
         chain = (links.gradient(), *between, links.descend(0.1))
         return fedmuon.run(tables(federation={"rounds": 3}), **PLAIN, recipe=chain).model
 
-    if whole:  # two filters in a row, beside one that is called otherwise
-        expected = ends(first, dataclasses.replace(second, name="other"))
-        found = ends(first, second)
-    else:
-        weight = links.only(lambda name: name == "weight", first)
-        bias = links.only(lambda name: name == "bias", second)
-        found = ends(weight, bias)
-        expected = ends(weight, dataclasses.replace(bias, name="other"))
+    one, other = first, second  # two filters in a row
+    if not whole:
+        one = links.only(lambda name: name == "weight", first)
+        other = links.only(lambda name: name == "bias", second)
+    found, expected = ends(one, other), ends(one, dataclasses.replace(other, name="other"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     names = [link.name for link in links.Chain((first, second, first)).links]
     assert names == ["momentum", "momentum-2", "momentum-3"]

@@ -99,9 +99,8 @@ def test_a_scheduled_certificate_holds_and_is_not_idle(name: str) -> None:
         sizes = np.bincount(held["client"])
     part = analysis.Realized(np.load(run.path / "schedule.npy"))
     what = analysis.Run(1e-3, 0.9, 4, 2, sizes, sizes / 20, constants(), factors=np.full(4, 4.0))
-    np.testing.assert_allclose(
-        analysis.certificate(what, 1.0, part)[client], promised, rtol=1e-9
-    )  # less rounding
+    own = analysis.certificate(what, 1.0, part)[client]
+    np.testing.assert_allclose(own, promised, rtol=1e-9)  # less rounding
     without = analysis.certificate(replace(what, factors=None), 1.0, part)[client]
     assert (moved > without).any()
 

@@ -145,14 +145,6 @@ def with_weight(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     return changed
 
 
-def quantized(weight: Tensor) -> Tensor:
-    return torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
-
-
-def put_uninitialized(model: Any) -> None:
-    model[0] = nn.LazyLinear(8)
-
-
 def put_nested(model: Any) -> None:
     rows = [torch.ones(2), torch.ones(3)]
     held = torch.nested.nested_tensor(rows, layout=torch.jagged)
@@ -167,6 +159,7 @@ def buffer(value: Tensor) -> Callable[[Any], Any]:
     return lambda model: model.register_buffer("odd", value)
 
 
+quantized = partial(torch.quantize_per_tensor, scale=0.1, zero_point=0, dtype=torch.qint8)
 UNUSABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "meta": (lambda model: model.to("meta"), "parameter 0.weight of the module .*device meta"),
     "sparse": (with_weight(Tensor.to_sparse), "parameter 2.weight of the module .*sparse_coo"),
@@ -175,7 +168,10 @@ UNUSABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "complex": (with_weight(lambda w: w + 1j), "parameter 2.weight of the module .*complex64"),
     "nan": (with_weight(lambda w: w * torch.nan), "parameter 2.weight .*NaN or infinity"),
     "infinite bias": (lambda model: model[0].bias.data.fill_(torch.inf), "0.bias .*NaN or inf"),
-    "lazy": (put_uninitialized, "parameter 0.weight of the module is not initialized"),
+    "lazy": (
+        lambda model: model.__setitem__(0, nn.LazyLinear(8)),
+        "parameter 0.weight of the module is not initialized",
+    ),
     "nested": (put_nested, "parameter odd of the module is a nested tensor"),
     "no copy": (put_uncopied, "the module cannot be copied"),
     "meta buffer": (buffer(torch.ones(2, device="meta")), "buffer odd of the module .*meta"),

@@ -25,7 +25,7 @@ from fedmuon.orthogonalize import (
     schedule,
     smoothed_polar,
 )
-from fedmuon.orthogonalize.slope import steepest
+from fedmuon.orthogonalize.lipschitz_constants import max_slope
 
 EPS = 0.1
 KINDS: tuple[Literal["sharp"], Literal["paper"]] = ("sharp", "paper")
@@ -41,25 +41,17 @@ SCHEDULES = {
 }
 
 
-def _iterations() -> dict:
-    cases = {}
-    for label, (coefficients, steps) in SCHEDULES.items():
-        for kind in ("plus", "max", "unit"):
-            parameters = {"coefficients": coefficients, "steps": steps, "normalization": kind}
-            cases[f"{label}/{kind}"] = ("newton-schulz", parameters | {"eps": EPS})
-    return cases
-
-
-CASES = {
+CASES: dict[str, tuple[str, dict]] = {
     "polar": ("smoothed-polar", {"lam": 0.04}),
     "clipped": ("clipped-sign", {"gamma": 0.2}),
-    **_iterations(),
 }
-APPLY = {
-    "smoothed-polar": smoothed_polar,
-    "clipped-sign": clipped_sign,
-    "newton-schulz": newton_schulz,
-}
+for label, (coefficients, count) in SCHEDULES.items():
+    for normalization in ("plus", "max", "unit"):
+        given_steps = {"coefficients": coefficients, "steps": count, "eps": EPS}
+        parameters = {**given_steps, "normalization": normalization}
+        CASES[f"{label}/{normalization}"] = "newton-schulz", parameters
+APPLY = {"smoothed-polar": smoothed_polar, "clipped-sign": clipped_sign,
+         "newton-schulz": newton_schulz}  # fmt: skip
 
 
 def ratios(case: str, a: Tensor, b: Tensor) -> Tensor:
@@ -167,14 +159,9 @@ def test_climbing_the_ratio_does_not_beat_the_certificate(case):
     assert 0 < worst <= certified(case) * (1 + 1e-9)
 
 
-ATTAINED = ["polar", "clipped"] + [
-    f"{label}/{kind}"
-    for label in ("cubic", "quintic", "jordan", "express-9")
-    for kind in ("plus", "max", "unit")
-]
-
-
-@pytest.mark.parametrize("case", ATTAINED)
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if not one.startswith(("express-1", "taylor", "inner"))]
+)
 def test_one_percent_less_is_beaten(case):
     """Each of these maps is steepest at 0, where a small matrix and zero attain the constant."""
     small = 1e-9 * torch.eye(2, 3, dtype=torch.float64)[None]
@@ -186,32 +173,23 @@ def test_one_percent_less_is_beaten(case):
 def test_a_peak_at_one_is_attained_on_the_sphere_of_the_projection(kind):
     """p_T' peaks at x = 1: a rank-one matrix of the norm of the floor is there."""
     floor = 1.0 if kind == "unit" else EPS
-    edge = floor * torch.eye(2, 1, dtype=torch.float64)[None]
-    assert float(ratios(f"express-1/{kind}", edge, (1 - 1e-5) * edge)[0]) > 0.99 * certified(
-        f"express-1/{kind}"
-    )
+    edge, case = floor * torch.eye(2, 1, dtype=torch.float64)[None], f"express-1/{kind}"
+    assert float(ratios(case, edge, (1 - 1e-5) * edge)[0]) > 0.99 * certified(case)
 
 
 def test_reference_values():
     """Constants computed independently, to the digits known."""
-    for name, sharp, paper in [
-        ("cubic", 75.94, 2.29e22),
-        ("quintic", 231.7, 2.76e292),
-        ("jordan", 4848.8, math.inf),
-    ]:
-        found = {
-            kind: lipschitz("newton-schulz", kind, steps=5, coefficients=name, eps=0.1)
-            for kind in KINDS
-        }
-        assert found["sharp"] == pytest.approx(sharp, rel=2e-4)
-        assert found["paper"] == pytest.approx(paper, rel=3e-3)
-    gaussian = {"sigma": 0.01, "alpha": 0.05, "calls": 250, "shape": (784, 10)}
-    assert lipschitz("gaussian-smoothed-sign", "paper", **gaussian) == pytest.approx(3.716e6, 1e-3)
-    assert lipschitz("gaussian-smoothed-sign", "sharp", **gaussian) == pytest.approx(4.871, 1e-4)
-    transposed = gaussian | {"shape": (10, 784)}
-    assert lipschitz("gaussian-smoothed-sign", "sharp", **transposed) == lipschitz(
-        "gaussian-smoothed-sign", "sharp", **gaussian
-    )
+    for name, sharp, paper in [("cubic", 75.94, 2.29e22), ("quintic", 231.7, 2.76e292),
+                               ("jordan", 4848.8, math.inf)]:  # fmt: skip
+        given = {"steps": 5, "coefficients": name, "eps": 0.1}
+        assert lipschitz("newton-schulz", "sharp", **given) == pytest.approx(sharp, rel=2e-4)
+        assert lipschitz("newton-schulz", "paper", **given) == pytest.approx(paper, rel=3e-3)
+    given = {"sigma": 0.01, "alpha": 0.05, "calls": 250}
+    name = "gaussian-smoothed-sign"
+    assert lipschitz(name, "paper", **given, shape=(784, 10)) == pytest.approx(3.716e6, 1e-3)
+    sharp = lipschitz(name, "sharp", **given, shape=(784, 10))
+    assert sharp == pytest.approx(4.871, 1e-4)
+    assert lipschitz(name, "sharp", **given, shape=(10, 784)) == sharp
 
 
 def _exact_peak(coefficients, steps: int):
@@ -240,22 +218,14 @@ def _golden(coefficients, steps: int, low: float, high: float):
 @pytest.mark.parametrize(
     ("coefficients", "steps"),
     [
-        ("cubic", 10),
-        ("quintic", 5),
-        ("jordan", 5),
-        ("polar-express-e2", 1),
-        ("polar-express-e2", 9),
-        ("polar-express-e3", 9),
-        ("taylor-6", 5),
-        (INNER, 1),
-        (INNER, 4),
+        ("cubic", 10), ("quintic", 5), ("jordan", 5), ("polar-express-e2", 1),
+        ("polar-express-e2", 9), ("polar-express-e3", 9), ("taylor-6", 5), (INNER, 1), (INNER, 4),
         (((-1.0, 3.0, -2.0), (2.0, -4.0, 1.7), (0.1, 3.0, 0.0)), 5),
-        (((0.0, 1.0, 0.0),), 3),
-        (((0.3, -2.0, 5.0, -3.2),), 2),
+        (((0.0, 1.0, 0.0),), 3), (((0.3, -2.0, 5.0, -3.2),), 2),
     ],
-)
+)  # fmt: skip
 def test_the_interval_maximum_against_many_digits(coefficients, steps):
-    bound = steepest(schedule(coefficients, steps))
+    bound = max_slope(schedule(coefficients, steps))
     assert bound is not None
     peak = _exact_peak(coefficients, steps)
     assert peak <= bound <= peak * (1 + 1e-9)
@@ -272,7 +242,7 @@ def test_the_interval_maximum_against_all_roots(step):
         real = [r.real for r in roots if abs(r.imag) < 1e-12 and 0 <= r.real <= 1]
         points = [mpmath.mpf(0), mpmath.mpf(1), *real]
         peak = max(abs(_slopes((step,), 2, x)) for x in points)
-    bound = steepest(schedule((step,), 2))
+    bound = max_slope(schedule((step,), 2))
     assert bound is not None and peak <= bound <= peak * (1 + 1e-9)
 
 
@@ -284,7 +254,7 @@ def test_a_step_of_zeros_makes_a_constant_map(place):
     """Its constant is 0, of both kinds; the control is the same schedule without it."""
     steps = ENDS_IN_ZERO[:2]
     constant = (*steps[:place], ENDS_IN_ZERO[2], *steps[place:])
-    assert steepest(constant) == 0.0
+    assert max_slope(constant) == 0.0
     for kind in KINDS:
         assert lipschitz("newton-schulz", kind, steps=3, coefficients=constant) == 0.0
         assert lipschitz("newton-schulz", kind, steps=2, coefficients=steps) > 1.0
@@ -294,7 +264,7 @@ def test_a_step_of_zeros_makes_a_constant_map(place):
 def test_steps_near_underflow_are_bounded(last):
     """Steps that multiply what underflow leaves: of 1e-318 after two steep steps, no box closed."""
     steps = ((3.0, 3.0, 3.0), (3.0, 3.0, 3.0), (last, 0.0, 0.0))
-    bound = steepest(steps)
+    bound = max_slope(steps)
     peak = last * float(np.abs(_slopes(steps[:2], 2, 1.0)))
     assert bound is not None and peak <= bound <= max(peak * (1 + 1e-9), 1e-200)
 
@@ -308,7 +278,7 @@ def test_steps_near_underflow_are_bounded(last):
 )
 @example(steps=list(ENDS_IN_ZERO), x=[0.5])
 def test_no_point_is_steeper_than_the_interval_maximum(steps, x):
-    bound = steepest(tuple(steps))
+    bound = max_slope(tuple(steps))
     assert bound is not None
     slopes = np.abs(_slopes(steps, len(steps), np.array(x)))
     assert slopes.max() <= bound * (1 + 1e-12) + 1e-12
@@ -328,15 +298,11 @@ def test_no_point_is_steeper_than_the_interval_maximum(steps, x):
     shape=st.tuples(st.integers(1, 400), st.integers(1, 400)),
 )
 def test_sharp_is_never_larger_than_paper(name, steps, eps, kind, sigma, alpha, calls, shape):
+    gaussian = {"sigma": sigma, "alpha": alpha, "calls": calls, "shape": shape}
+    iterated = {"steps": steps, "coefficients": name, "eps": eps, "normalization": kind}
     for map_name, parameters in [
-        (
-            "newton-schulz",
-            {"steps": steps, "coefficients": name, "eps": eps, "normalization": kind},
-        ),
-        (
-            "gaussian-smoothed-sign",
-            {"sigma": sigma, "alpha": alpha, "calls": calls, "shape": shape},
-        ),
+        ("newton-schulz", iterated),
+        ("gaussian-smoothed-sign", gaussian),
         ("smoothed-polar", {"lam": eps}),
         ("clipped-sign", {"gamma": eps}),
         ("exact-sign", {"gamma": eps}),

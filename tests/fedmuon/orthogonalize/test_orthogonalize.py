@@ -5,6 +5,7 @@ that the code allows its Gram path. Newton-Schulz may lose 1e-10 in float64 (its
 eps times the slope at 0 wherever that is more: rounding the normalized input alone costs that.
 """
 
+import itertools
 import math
 import subprocess
 import sys
@@ -46,9 +47,8 @@ class Map:
 
 def polar(lam: float) -> Map:
     root = math.sqrt(lam)
-    return Map(
-        lambda m: smoothed_polar(m, lam), lambda s, u: s / np.hypot(s, root / u), 0, 1 / root
-    )
+    scalar = lambda s, u: s / np.hypot(s, root / u)  # noqa: E731
+    return Map(lambda m: smoothed_polar(m, lam), scalar, 0, 1 / root)
 
 
 def clipped(gamma: float) -> Map:
@@ -111,16 +111,14 @@ def deficient(shape: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0) ->
 
 def expected(case: Map, stack: Tensor) -> Tensor:
     """The map by a float64 SVD of each matrix, scaled to a largest entry of 1."""
-    flat = stack.double().reshape(-1, *stack.shape[-2:])
-    return torch.stack([_expected(case, m, stack.dtype) for m in flat]).reshape(stack.shape)
-
-
-def _expected(case: Map, matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    unit = float(matrix.abs().max()) or 1.0
-    u, s, vh = torch.linalg.svd(matrix / unit, full_matrices=False)
-    if case is SIGN:  # what counts as zero is part of the definition
-        s = torch.where(s > max(matrix.shape) * torch.finfo(dtype).eps * s[0], s, 0)
-    return (u * torch.from_numpy(case.scalar(s.numpy(), unit))) @ vh
+    found, eps = [], torch.finfo(stack.dtype).eps
+    for matrix in stack.double().reshape(-1, *stack.shape[-2:]):
+        unit = float(matrix.abs().max()) or 1.0
+        u, s, vh = torch.linalg.svd(matrix / unit, full_matrices=False)
+        if case is SIGN:  # what counts as zero is part of the definition
+            s = torch.where(s > max(matrix.shape) * eps * s[0], s, 0)
+        found.append((u * torch.from_numpy(case.scalar(s.numpy(), unit))) @ vh)
+    return torch.stack(found).reshape(stack.shape)
 
 
 def error(case: Map, stack: Tensor, found: Tensor) -> float:
@@ -129,9 +127,8 @@ def error(case: Map, stack: Tensor, found: Tensor) -> float:
     tolerance = max(base, 4 * torch.finfo(stack.dtype).eps * case.gain)
     want = expected(case, stack)
     # Map and oracle each take a matrix within a few float64 eps of M: steep maps magnify that.
-    allowed = tolerance * length(want) + 16 * torch.finfo(torch.float64).eps * (
-        case.slope * length(stack.double())
-    )
+    given = 16 * torch.finfo(torch.float64).eps * length(stack.double())
+    allowed = tolerance * length(want) + case.slope * given
     # Results below the normal range of the dtype have no relative accuracy to lose.
     allowed = allowed.clamp_min(torch.finfo(stack.dtype).tiny)
     return float((length(found.double() - want) / allowed).max())
@@ -147,24 +144,19 @@ def length(stack: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MAPS)
 def test_every_map_applies_its_function_to_the_singular_values(name, shape, dtype):
-    for scale in SCALES[dtype]:
-        for make in (spread, deficient):
-            stack = make(shape, dtype, scale)
-            before = stack.clone()
-            found = MAPS[name].apply(stack)
-            assert found.shape == stack.shape and found.dtype == dtype
-            assert torch.equal(stack, before)
-            assert error(MAPS[name], stack, found) <= 1, (scale, make.__name__)
+    for scale, make in itertools.product(SCALES[dtype], (spread, deficient)):
+        stack = make(shape, dtype, scale)
+        before = stack.clone()
+        found = MAPS[name].apply(stack)
+        assert found.shape == stack.shape and found.dtype == dtype and torch.equal(stack, before)
+        assert error(MAPS[name], stack, found) <= 1, (scale, make.__name__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("relative", [1e-14, 1e-8, 1e-4, 1e-2, 1.0, 1e4])
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e15])
 def test_parameters_that_follow_the_scale(scale, relative, dtype):
-    """Each rung of the accuracy ladder, including the switches between them.
-
-    The inputs' smallest singular value is 0.01, so no map here is worse conditioned than 100.
-    """
+    """Each dtype of the Gram path and the SVD; no map here is worse conditioned than 100."""
     stack = spread((4, 30, 5), dtype, scale)
     for case in (polar(relative * scale**2), clipped(math.sqrt(relative) * scale)):
         assert error(case, stack, case.apply(stack)) <= 1
@@ -295,12 +287,11 @@ def test_impossible_parameters_are_refused_with_the_mend():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", MAPS)
 def test_nan_and_infinity_do_not_pass_silently(name, bad):
-    for dtype in DTYPES:
-        for shape in ((2, 6, 3), (2, 3, 3)):
-            stack = spread(shape, dtype)
-            stack[1, 0, 0] = bad
-            with pytest.raises(ValueError, match="NaN or infinity"):
-                MAPS[name].apply(stack)
+    for dtype, shape in itertools.product(DTYPES, ((2, 6, 3), (2, 3, 3))):
+        stack = spread(shape, dtype)
+        stack[1, 0, 0] = bad
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            MAPS[name].apply(stack)
 
 
 PUBLIC = """

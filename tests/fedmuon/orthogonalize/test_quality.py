@@ -1,5 +1,6 @@
 """Quality of inexact polar maps: closed forms against mpmath, bounds against Monte Carlo."""
 
+import itertools
 import math
 from typing import Any
 
@@ -101,15 +102,18 @@ def test_proposition_2_3_by_monte_carlo(name):
     """Four standard errors below the mean of 200 draws, never above the proved floor."""
     singular, told = SPECTRA[name], 0
     m, rank = matrix(singular), int((singular > 0).sum())
-    for s, coefficients in ((1, "cubic"), (2, "quintic"), (4, "cubic")):
-        for p, power, steps in ((2, 0, 0), (3, 1, 2), (2, 2, 3)) if s < rank else ():
-            for delta in (float(singular.max()), float(np.linalg.norm(singular))):
-                floor = randomized_alignment(singular, s, p, power, delta)
-                given = {"rank": s, "oversample": p, "power": power, "steps": steps}
-                seen = alignments(m, delta, 200, coefficients=coefficients, **given)
-                error = seen.std() / math.sqrt(len(seen))
-                assert seen.mean() + 4 * error + 1e-12 * seen.mean() >= floor
-                told += floor > 0
+    for (s, coefficients), (p, power, steps), delta in itertools.product(
+        ((1, "cubic"), (2, "quintic"), (4, "cubic")),
+        ((2, 0, 0), (3, 1, 2), (2, 2, 3)),
+        (float(singular.max()), float(np.linalg.norm(singular))),
+    ):
+        if s < rank:
+            floor = randomized_alignment(singular, s, p, power, delta)
+            given = {"rank": s, "oversample": p, "power": power, "steps": steps}
+            seen = alignments(m, delta, 200, coefficients=coefficients, **given)
+            error = seen.std() / math.sqrt(len(seen))
+            assert seen.mean() + 4 * error + 1e-12 * seen.mean() >= floor
+            told += floor > 0
     assert told or name == "flat"  # the floor says something where anything stands out
 
 

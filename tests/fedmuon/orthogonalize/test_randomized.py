@@ -1,5 +1,6 @@
 """The randomized polar map against Algorithms 1 and 2 of 002 as they are printed, in float64."""
 
+import itertools
 from math import prod
 
 import numpy as np
@@ -36,14 +37,9 @@ def omega(m: np.ndarray, sketch: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def printed(
-    m: Tensor,
-    power: int,
-    coefficients: str,
-    sketch: str,
-    seed: int,
-    delta: float | None = None,
-    steps: int = STEPS,
-) -> np.ndarray:
+    m: Tensor, power: int, coefficients: str, sketch: str, seed: int,
+    delta: float | None = None, steps: int = STEPS,
+) -> np.ndarray:  # fmt: skip
     """Algorithm 1 or 2, line by line, powers and iterates formed as matrices."""
     a = m.double().numpy()
     y = a @ omega(a, sketch, np.random.default_rng(seed))
@@ -72,14 +68,12 @@ def tolerance(dtype: torch.dtype, coefficients: str) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_the_printed_algorithm(shape, dtype, sketch):
-    for power in (0, 1, 2):
-        for coefficients in ("cubic", "quintic", "jordan", "polar-express-e2", "taylor-4"):
-            m = matrix(shape, 0.1, seed=power).to(dtype)
-            found = randomized_polar(
-                m, 7, 2, power, STEPS, coefficients, sketch, np.random.default_rng(3)
-            )
-            wanted = printed(m, power, coefficients, sketch, 3)
-            assert np.abs(found.double().numpy() - wanted).max() < tolerance(dtype, coefficients)
+    names = ("cubic", "quintic", "jordan", "polar-express-e2", "taylor-4")
+    for power, name in itertools.product((0, 1, 2), names):
+        m, rng = matrix(shape, 0.1, seed=power).to(dtype), np.random.default_rng(3)
+        found = randomized_polar(m, 7, 2, power, STEPS, name, sketch, rng)
+        wanted = printed(m, power, name, sketch, 3)
+        assert np.abs(found.double().numpy() - wanted).max() < tolerance(dtype, name)
 
 
 def test_another_sketch_or_divisor_is_another_map():
@@ -125,32 +119,24 @@ def test_a_stack_shares_one_sketch_or_has_its_own(sketch):
         randomized_polar(stack, 4, generator=[np.random.default_rng(0)] * 4)
 
 
-def reconditioned(m: np.ndarray, y: np.ndarray, power: int) -> np.ndarray:
-    """The projector onto the range of (M M^T)^h Y, by Householder QR between the products."""
-    for _ in range(power):
-        y = m @ np.linalg.qr(m.T @ np.linalg.qr(y)[0])[0]
-    q = np.linalg.qr(y)[0]
-    return q @ q.T
-
-
 def test_powers_lose_no_digits():
+    """Against Householder QR between the products; the control has no new basis between them."""
+
+    def projected(m: Tensor, y: Tensor) -> Tensor:
+        q = torch.linalg.qr(y).Q
+        return scaled_newton_schulz(q @ (q.mT @ m), torch.linalg.matrix_norm(m), STEPS, "quintic")
+
     m = matrix((40, 30), 1e-6)
-    sample = omega(m.numpy(), "gaussian", np.random.default_rng(0))
-    projector = reconditioned(m.numpy(), m.numpy() @ sample, 3)
-    wanted = scaled_newton_schulz(
-        torch.from_numpy(projector) @ m, torch.linalg.matrix_norm(m), STEPS, "quintic"
-    )
-    found = randomized_polar(m.float(), 7, 2, 3, STEPS, generator=np.random.default_rng(0))
-    assert (found.double() - wanted).abs().max() < tolerance(torch.float32, "quintic")
-    single = m.float()
-    plain = single @ torch.from_numpy(sample).float()
-    for _ in range(3):  # the negative control: the same powers without a new basis between
-        plain = single @ (single.mT @ plain)
-    q = torch.linalg.qr(plain).Q
-    careless = scaled_newton_schulz(
-        q @ (q.mT @ single), torch.linalg.matrix_norm(single), STEPS, "quintic"
-    )
-    assert (careless.double() - wanted).abs().max() > 100 * tolerance(torch.float32, "quintic")
+    single, rng = m.float(), np.random.default_rng(0)
+    sample = torch.from_numpy(omega(m.numpy(), "gaussian", rng))
+    y, careless = m @ sample, single @ sample.float()
+    for _ in range(3):
+        y = m @ torch.linalg.qr(m.mT @ torch.linalg.qr(y).Q).Q
+        careless = single @ (single.mT @ careless)
+    wanted, allowed = projected(m, y), tolerance(torch.float32, "quintic")
+    found = randomized_polar(single, 7, 2, 3, STEPS, generator=np.random.default_rng(0))
+    assert (found.double() - wanted).abs().max() < allowed
+    assert (projected(single, careless).double() - wanted).abs().max() > 100 * allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -187,11 +173,9 @@ def test_bases_are_orthonormal_however_bad_the_samples(dtype):
 def test_size_dtype_and_zero_do_not_matter():
     m = matrix((12, 16), 0.1)
     wanted = randomized_polar(m, 4, generator=np.random.default_rng(2))
-    for scale in (1e-30, 1e-12, 1e30):
-        for sketch_of in (m * scale, (m * scale).float()):
-            found = randomized_polar(sketch_of, 4, generator=np.random.default_rng(2))
-            assert found.dtype == sketch_of.dtype
-            assert (found.double() - wanted).abs().max() < 1e-5
+    for scale, dtype in itertools.product((1e-30, 1e-12, 1e30), (torch.float64, torch.float32)):
+        found = randomized_polar((m * scale).to(dtype), 4, generator=np.random.default_rng(2))
+        assert found.dtype == dtype and (found.double() - wanted).abs().max() < 1e-5
     half = randomized_polar(m.bfloat16(), 4, generator=np.random.default_rng(2))
     assert half.dtype == torch.bfloat16 and (half.double() - wanted).abs().max() < 0.05
     stack = torch.stack([m, torch.zeros_like(m)])
