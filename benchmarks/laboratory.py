@@ -190,7 +190,6 @@ def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
 def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
     """Seconds of a suite on a Ray of so many cores, and those after its first cell."""
     from fedmuon.experiments.engines.ray_engine import LOCAL, quieten
-    from fedmuon.experiments.suites.sweep import Spread
 
     quieten()  # before it is loaded
     import ray
@@ -199,7 +198,10 @@ def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
     start = time.perf_counter()
     with mock.patch("ray.init", lambda **given: full(**given, num_cpus=workers)):
         suite.execute(
-            work, folder, by=Spread(LOCAL), on_round_end=lambda _: ends.append(time.perf_counter())
+            work,
+            folder,
+            by=suite.Spread(LOCAL),
+            on_round_end=lambda _: ends.append(time.perf_counter()),
         )
     return time.perf_counter() - start, ends[-1] - ends[0]
 

@@ -19,8 +19,7 @@ from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
 from fedmuon.core.guard import Guard
-from fedmuon.experiments.compare import comparison
-from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult
+from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult, comparison
 
 if TYPE_CHECKING:
     from fedmuon.runs.callbacks import Callback, Listener

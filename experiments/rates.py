@@ -1,4 +1,7 @@
-"""`fedmuon stationarity`: bounds of 000, 002, 003 and 004 as numbers; numpy is all they need."""
+"""`fedmuon stationarity`: bounds of four papers as numbers; numpy is all they need.
+
+DP-Muon (000), Nesterov Muon (002), DiSK (003) and Newton-Schulz convergence (004).
+"""
 
 import math
 from collections.abc import Sequence
@@ -99,7 +102,7 @@ def newton_schulz(
 
 @dataclass(frozen=True)
 class Private:
-    """What 000 asks for beside: the noise multiplier, the larger side, and how gradients are cut.
+    """What 000 needs in addition: the noise multiplier, the larger side, and how gradients are cut.
 
     `clip` is C, by default that of the light-tailed rule for K = `tail`, or for `moment` = G_2 > 0
     of Corollary B.6's; `excess` bounds E(||G||_F - C)_+, by default as the tail or moment does.
@@ -148,8 +151,11 @@ OCTAVES = 40  # of step sizes below 1/L
 
 
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
-    """003: DiSK on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2, at the given eta, or at
-    the 2^-j/L with the least bound; beside it what 003 prints, for reach -1 and its zero start."""
+    """003: DiSK on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
+
+    The step size is the given eta, or the 2^-j/L with the least bound. Beside it is what 003
+    prints, for reach -1 and its zero start.
+    """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
         raise InputError("003 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
@@ -160,30 +166,23 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     release = Release(clip, private.noise, noise.batch, shape)
     spread = shape[0] * shape[1] * (release.clip * release.noise / release.lot) ** 2
     rates = top * 0.5 ** np.arange(OCTAVES) if p.lr is None else [p.lr]
-    runs = [
-        Disk(float(lr), p.steps, gain, reach, noise.sigma0, noise.batch, spread) for lr in rates
-    ]
-    run, found = _least(runs, p)
-    plan = replace(found.schedule, rule="given" if p.lr is not None else "least of 2^-j/L")
+    found: list[tuple[Disk, Stationarity]] = []
+    why: InputError | None = None
+    for lr in rates:
+        run = Disk(float(lr), p.steps, gain, reach, noise.sigma0, noise.batch, spread)
+        try:
+            found.append((run, private_stationarity.disk(run, p.gap, p.smoothness)))
+        except InputError as error:
+            why = error
+    if why and not found:
+        raise why
+    run, best = min(found, key=lambda pair: pair[1].value)
+    plan = replace(best.schedule, rule="given" if p.lr is not None else "least of 2^-j/L")
     slope = math.sqrt(2 * p.smoothness * p.gap)
     printed = printed_theorem_3(run, p.gap, p.smoothness, slope) if reach == -1 else math.inf
     others = {"others": {"printed, from 0": {"value": printed}}} if printed < math.inf else {}
     more = {"gain": gain, "clip": clip, "noise_of_a_release": math.sqrt(spread)}
-    return {"paper": "003", **_record(replace(found, schedule=plan)), **more, **others}
-
-
-def _least(runs: list[Disk], problem: Problem) -> tuple[Disk, Stationarity]:
-    """The run with the least bound; the last refusal where none has any."""
-    found: list[tuple[float, Disk, Stationarity]] = []
-    for run in runs:
-        try:
-            one = private_stationarity.disk(run, problem.gap, problem.smoothness)
-        except InputError:
-            if run is runs[-1] and not found:
-                raise
-        else:
-            found.append((one.value, run, one))
-    return min(found, key=lambda one: one[0])[1:]
+    return {"paper": "003", **_record(replace(best, schedule=plan)), **more, **others}
 
 
 def _residuals(found: Stationarity, q: float) -> dict[str, float]:
@@ -203,7 +202,7 @@ def _record(found: Stationarity) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> Table:
-    """The same for people."""
+    """The record as a table to read."""
     names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
              "gain", "clip", "excess", "noise_of_a_release",
              "delta_q", "eps_q", "chi_q")  # fmt: skip

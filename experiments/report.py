@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedmuon.analysis.report.findings import SHARED, Findings
-from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.tables import MEND, read_json
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError
@@ -36,15 +35,6 @@ class Missing:
     left_out: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
 
-    def add(self, why: InputError) -> None:
-        """A sentence more of either."""
-        (self.unfinished if isinstance(why, Unfinished) else self.left_out).append(str(why))
-
-    def lines(self) -> list[str]:
-        """All of them, as a terminal shows them."""
-        damaged = [f"{LEFT_OUT}: {why}" for why in self.left_out]
-        return damaged + [f"unfinished: {why}" for why in self.unfinished]
-
 
 def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
     """Write FOLDER/report.html with its figures and tables.
@@ -62,8 +52,14 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
         InputError: If the folder itself is damaged or holds nothing to report.
     """
     found, missing = _gathered(folder)
-    page = write_page(folder, found, _runs(folder), missing.left_out, missing.unfinished)
-    for line in (*missing.lines(), *filter(None, (one.pending for one in found))):
+    # Every run in the folder or right below it, to be drawn with others; none of a lone one.
+    places = [folder, *sorted(folder.iterdir())]
+    readable = [run for run in map(RunStatus, filter(is_run, places)) if not run.damage]
+    runs = [drawn(run) for run in readable] if len(readable) > 1 else []
+    page = write_page(folder, found, runs, missing.left_out, missing.unfinished)
+    lines = [f"{LEFT_OUT}: {why}" for why in missing.left_out]
+    lines += [f"unfinished: {why}" for why in missing.unfinished]
+    for line in (*lines, *filter(None, (one.pending for one in found))):
         tell(line)
     return page
 
@@ -96,8 +92,10 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
 
 
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
-    """What the folders hold, plain runs side by side; and why some are missing. Of several parts
-    those of one folder are named by it."""
+    """The findings of each folder, with plain runs in one section; and why some are missing.
+
+    Of several sections each is named by its folder.
+    """
     found, plain, missing = [], [], Missing()
     for folder in folders:
         try:
@@ -107,19 +105,13 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
                 plain.append(_readable(folder))
             elif is_run(folder):
                 _readable(folder)  # as it is drawn beside the others
+        except Unfinished as error:
+            missing.unfinished.append(str(error))
         except InputError as error:
-            missing.add(error)
+            missing.left_out.append(str(error))
     if len(found) + bool(plain) > 1:
         found = [replace(one, title=f"{one.title} ({one.name})") for one in found]
     return [*found, *([of_runs(plain)] if plain else [])], missing
-
-
-def _runs(folder: Path) -> list[Run]:
-    """Every run in the folder or right below it, to be drawn with others; none of a lone one."""
-    places = [folder, *sorted(folder.iterdir())]
-    found = [RunStatus(place) for place in places if is_run(place)]
-    readable = [run for run in found if not run.damage]
-    return [drawn(run) for run in readable] if len(readable) > 1 else []
 
 
 def _is_plain(folder: Path) -> bool:

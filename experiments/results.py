@@ -1,23 +1,33 @@
-"""What a notebook gets back: the folder of a finished run, and what lies in it as plain Python."""
+"""What a notebook gets back: finished runs as plain Python, and tables that compare them."""
 
+import csv
 import json
-from collections.abc import Sequence
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from fedmuon.config import load as tables
-from fedmuon.config.load import Config
-from fedmuon.config.user_objects import NOTHING, Own
+from fedmuon.config.load import Config, flatten
+from fedmuon.config.read_if import reads
+from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
-from fedmuon.core.files import Temporary, copied, read_text, regular, require_sound
+from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-Record = dict[str, Any]
+    from fedmuon.runs.directory import RunDirectory
+
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the data themselves and not released."
 )
@@ -35,17 +45,13 @@ class Result:
     @in_python()
     def summary(self) -> Record:
         """The content of summary.json."""
-        from fedmuon.runs.directory import RunDirectory
-
-        return RunDirectory(self.path).finished()
+        return _directory(self.path).finished()
 
     @cached_property
     @in_python()
     def rounds(self) -> list[Record]:
         """The records of rounds.jsonl."""
-        from fedmuon.runs.directory import RunDirectory
-
-        directory = RunDirectory(self.path)
+        directory = _directory(self.path)
         if directory.summary() is not None:
             require_sound(self.path, ["rounds.jsonl"])
         return directory.records()
@@ -54,24 +60,20 @@ class Result:
     @in_python()
     def config(self) -> Config:
         """The config with every key resolved."""
-        from fedmuon.runs.directory import RunDirectory
-
-        RunDirectory(self.path).require_config()
+        _directory(self.path).require_config()
         return tables.load(self.path / "config.toml")
 
     @cached_property
     @in_python()
     def model(self) -> "dict[str, Tensor]":
         """The last model: parameter's name -> tensor."""
-        from fedmuon.core.arrays import read_tensors
+        from fedmuon.core.arrays import read_tensors  # imports torch
 
         return read_tensors(self._sound("model.safetensors"))[0]
 
     def _sound(self, name: str) -> Path:
         """A file of a finished run, rejected where it is damaged."""
-        from fedmuon.runs.directory import RunDirectory
-
-        RunDirectory(self.path).finished()
+        _directory(self.path).finished()
         require_sound(self.path, [name])
         return self.path / name
 
@@ -109,21 +111,19 @@ class Result:
 
     def plot(self) -> "Figure":
         """Losses and what else was measured, by round."""
-        from fedmuon.analysis.report.style import by_round
+        from fedmuon.analysis.report.style import by_round  # imports matplotlib
 
         return by_round({self.path.name: [self.rounds]})
 
 
 @dataclass(frozen=True)
 class StabilityResult(Result):
-    """A run beside its neighbours, and the bound."""
+    """A run with its neighbours, and the bound."""
 
     @cached_property
     @in_python()
     def neighbours(self) -> list[Record]:
         """The rows of neighbours.csv: perturbation, exposure and certificate of each neighbour."""
-        import csv
-
         whole = ("trial", "client", "index", "replacement")
         with open(self._sound("neighbours.csv"), encoding="utf-8", opener=regular) as file:
             return [
@@ -148,9 +148,7 @@ class StabilityResult(Result):
 
     def plot(self) -> "Figure":
         """Perturbations by client with their certificates."""
-        import numpy as np
-
-        from fedmuon.experiments.stability.figure import census
+        from fedmuon.experiments.stability.figure import census  # imports matplotlib
 
         columns = {
             name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
@@ -172,8 +170,10 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """What was measured in any row, as the rows name it; `NAME ±` is its standard deviation
-        over seeds."""
+        """The names of what was measured in any row.
+
+        `NAME ±` is the standard deviation over seeds.
+        """
         names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
         return list(dict.fromkeys(names))
 
@@ -183,7 +183,7 @@ class Comparison:
 
     def plot(self) -> "Figure":
         """Curves by round, mean and spread over seeds."""
-        from fedmuon.analysis.report.style import by_round
+        from fedmuon.analysis.report.style import by_round  # imports matplotlib
 
         return by_round(self.curves)
 
@@ -209,8 +209,6 @@ class Comparison:
 
 def _table(rows: Sequence[Record], below: str = "") -> str:
     """Rows as HTML, with a line below them."""
-    from html import escape
-
     head, *body = ([escape(word) for word in line] for line in _cells(rows))
     lines = ["".join(f"<th>{word}</th>" for word in head)]
     lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
@@ -219,18 +217,190 @@ def _table(rows: Sequence[Record], below: str = "") -> str:
 
 
 def _cells(rows: Sequence[Record]) -> list[list[str]]:
-    """A line of names, and one for each row."""
+    """A line of names, and one for each row; real numbers have four digits."""
     heads = list(dict.fromkeys(name for row in rows for name in row))
-    return [heads, *([_said(row.get(name, "")) for name in heads] for row in rows)]
+    lines = [heads]
+    for row in rows:
+        values = [row.get(name, "") for name in heads]
+        lines.append([f"{one:.4g}" if isinstance(one, float) else str(one) for one in values])
+    return lines
 
 
 def _frame(rows: Sequence[Record]) -> Any:
     try:
-        import pandas
+        import pandas  # an optional package
     except ImportError:
         raise InputError("pandas is not installed: pip install pandas") from None
     return pandas.DataFrame(rows)
 
 
-def _said(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _directory(path: Path) -> "RunDirectory":
+    from fedmuon.runs.directory import RunDirectory  # imports torch
+
+    return RunDirectory(path)
+
+
+# Runs are compared in groups that differ in the seed alone, and by what else tells them apart.
+
+SEED, NOISE = "federation.seed", "privacy.noise"
+SPENT = 0.01  # of a target, by which the noise that is found for it may miss it
+DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is compared of a finished run."""
+
+    folder: Path
+    config: Config
+    summary: Record
+    rounds: list[Record]
+    objects: dict[str, str]  # what tells the user's own objects from others, by kind
+    neighbours: bool  # whether it has neighbours
+
+    @classmethod
+    def read(cls, folder: Path) -> "Finished":
+        """The run in that folder; rejected where a file of it was changed."""
+        directory = _directory(folder)
+        summary = directory.finished()
+        directory.require_unchanged()
+        config, file = tables.load(folder / "config.toml"), folder / "objects.json"
+        told = json.loads(read_text(file)) if file.exists() else {}
+        objects = {kind: str(one) for kind, one in told.items()}
+        neighbours = (folder / "neighbours.csv").exists()
+        return cls(folder, config, summary, directory.records(), objects, neighbours)
+
+    def keys(self) -> dict[str, Any]:
+        """The config by `table.key`; without neighbours, the defaults of what only they read.
+
+        Noise that follows from a target epsilon is of that seed's own clients: the run spent it.
+        """
+        config = self.config
+        if not self.neighbours:
+            config = config.model_copy(update={"stability": type(config.stability)()})
+        found = flatten(config)
+        target, spent = config.privacy.epsilon, self.summary.get("privacy", {}).get("epsilon")
+        if target and spent and math.isclose(spent, target, rel_tol=SPENT):
+            found[NOISE] = "by epsilon"
+        return found
+
+    def reads(self, name: str) -> bool:
+        """Whether the key says anything of the run."""
+        idle = name.startswith("stability.") and not self.neighbours
+        return ".options." in name or (reads(self.config, name) and not idle)
+
+
+def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
+    """Compare the finished runs in these folders, by labels.
+
+    A folder that is no run stands for the runs right below it. Those that are damaged are left out.
+    Runs of different labels are in different groups.
+    """
+    runs: dict[tuple[str, Path], Finished] = {}
+    left: list[str] = []
+    for label, folders in labelled.items():
+        for folder in folders:
+            is_run = (folder / "config.toml").exists()
+            below = [] if is_run else [one.parent for one in sorted(folder.glob("*/summary.json"))]
+            for place in below or [folder]:
+                try:
+                    runs[label, place.resolve()] = Finished.read(place)
+                except InputError as error:
+                    if not below:
+                        raise
+                    left.append(str(error))
+    if not runs:
+        raise InputError(left[0] if left else "there is nothing to compare: name a finished run")
+    note = NOT_RELEASED if any("privacy" in run.summary for run in runs.values()) else ""
+    return _grouped([(label, run) for (label, _), run in runs.items()], note, left)
+
+
+def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
+    """A row for each group, with means and standard deviations; its curves and folders by name."""
+    flats = [run.keys() for _, run in runs]
+    _name_objects(flats, [run.objects for _, run in runs])
+    names = dict.fromkeys(name for flat in flats for name in flat)
+    differing = [name for name in names
+                 if name != SEED and len({flat.get(name) for flat in flats}) > 1]  # fmt: skip
+    groups: dict[tuple[Any, ...], list[Finished]] = {}
+    changed: dict[tuple[Any, ...], Record] = {}
+    for (label, run), flat in zip(runs, flats, strict=True):
+        key = (label, *(flat.get(name) for name in differing), *run.objects.items())
+        while any(one.config.federation.seed == flat[SEED] for one in groups.get(key, ())):
+            key = (*key, "again")  # who has the same seed is no other seed of the same
+        groups.setdefault(key, []).append(run)
+        shown = [name for name in differing if name != DIGEST and run.reads(name)]
+        changed.setdefault(key, {name: flat.get(name) for name in shown})
+    # What a group has of the keys that differ; with their table where other tables have such keys.
+    short = Counter(name.partition(".")[2] for name in names)
+    titles = []
+    for of in changed.values():
+        words = {key: key.partition(".")[2] for key in of}
+        named = {key: word if short[word] == 1 else key for key, word in words.items()}
+        titles.append(", ".join(f"{named[key]}={value}" for key, value in of.items()))
+    rows, curves, folders = [], {}, {}
+    for (key, members), title in zip(groups.items(), titles, strict=True):
+        label, folder = key[0], members[0].folder
+        name = title or folder.name
+        if title and titles.count(title) > 1:
+            name = f"{title} ({folder.name})"
+        if label:
+            name = label if [one[0] for one in groups].count(label) == 1 else f"{label}: {name}"
+        name = f"{name} ({folder})" if name in curves else name
+        row = {"run": name, **changed[key], **_spent(members)}
+        rows.append({**row, "seeds": len(members), **_measures(members)})
+        curves[name] = [one.rounds for one in members]
+        folders[name] = [one.folder for one in members]
+    return Comparison(rows, curves, note, folders, left)
+
+
+def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str, str]]) -> None:
+    """Give the flat configs the names of objects that were handed over in Python.
+
+    Where others have the same name, their digests are added.
+    """
+    for kind, (table, key) in NAMED.items():
+        place = f"{table}.{key}"
+        every = {one[kind].partition(":")[::2] for one in objects if ":" in one.get(kind, "")}
+        alike = Counter(name for name, _ in every)
+        for flat, one in zip(flats, objects, strict=True):
+            name, _, digest = one.get(kind, "").partition(":")
+            if flat.get(place) == GIVEN and digest:
+                flat[place] = name if alike[name] == 1 else f"{name} of digest {digest[:6]}"
+
+
+def _spent(members: Sequence[Finished]) -> Record:
+    """What private runs spent, the seed that spent most, and what that epsilon says."""
+    accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
+    if not accounts:
+        return {}
+    known = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
+    worst = accounts[known.index(max(known))]
+    return {
+        "spent epsilon": max(known),
+        "at delta": max(one["delta"] for one in accounts),
+        "adjacency": adjacency_of(worst),
+        "level": "client" if worst.get("unit") == "client" else "example",
+        "certified": all(one["certified"] for one in accounts),
+    }
+
+
+def adjacency_of(private: Mapping[str, Any]) -> str:
+    """The adjacency of the epsilon in a summary.
+
+    Earlier versions, whose rates were lot / n_i, wrote add-remove, and not where rates are from.
+    """
+    return private["adjacency"] if "rate_from" in private else "zero-out"
+
+
+def _measures(members: Sequence[Finished]) -> Record:
+    """Mean and, of several seeds, standard deviation of what the summaries measure."""
+    found: Record = {}
+    for name in (name for name in members[0].summary if name not in ("seed", "rounds")):
+        held = [one.summary.get(name) for one in members]
+        values = [value for value in held if isinstance(value, float)]
+        if values and len(values) == len(held):
+            found[name] = statistics.fmean(values)
+            if len(values) > 1:
+                found[f"{name}{SPREAD}"] = statistics.stdev(values)
+    return found

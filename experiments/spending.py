@@ -13,7 +13,7 @@ from fedmuon.config import load as tables
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
-from fedmuon.experiments.compare import adjacency_of
+from fedmuon.experiments.results import adjacency_of
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import client_name, delta_of, protected
 from fedmuon.privacy.accounting.composition import loose
@@ -54,7 +54,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
     summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
-    held = _config_and_sizes(folder)
+    held: tuple[Config, np.ndarray] | None = None  # the config, and the samples of each client
+    split = folder / "partition.npz"
+    if (folder / "config.toml").exists() and split.exists():
+        with np.load(require_regular(split)) as arrays:
+            held = tables.load(folder / "config.toml"), np.bincount(arrays["client"])
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
         goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)
@@ -125,15 +129,6 @@ def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -
     return delta_of(*held)
 
 
-def _config_and_sizes(folder: Path) -> tuple[Config, np.ndarray] | None:
-    """The config of a run, and the samples of each client [N]; None if a file is missing."""
-    file, split = folder / "config.toml", folder / "partition.npz"
-    if not (file.exists() and split.exists()):
-        return None
-    with np.load(require_regular(split)) as held:
-        return tables.load(file), np.bincount(held["client"])
-
-
 def table(record: Record) -> Table:
     """The record as a table to read."""
     rows = [
@@ -202,7 +197,7 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
 def with_privacy_columns(
     made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
-    """The tables of a suite. If runs are private, add what each certifies, and a table of clients.
+    """Add to a suite's tables what private runs certify, and a table of their clients.
 
     `epsilon` is nan for a run that did not end.
     """

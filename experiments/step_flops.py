@@ -1,4 +1,4 @@
-"""What an optimizer step costs on a model, beside 002's Table 2 where it has the model.
+"""What an optimizer step costs on a model, beside Table 2 of Nesterov Muon (002).
 
 The shapes of 002's two models, which it does not print, are those of its public code
 (github.com/Xiaoran-Cheng/muon-randomized-svd). With them all fourteen printed numbers come out, to
@@ -27,7 +27,7 @@ from rich.table import Table
 from fedmuon.core.errors import InputError, instead
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.build_recipe import routes
-from fedmuon.optim.flops import Cost, Part, Rule, Sketch, costs, parts, total
+from fedmuon.optim.flops import Part, Rule, Sketch, costs, parts, total
 from fedmuon.tasks.models import MODELS, network
 
 OPTIMIZERS = (
@@ -50,7 +50,41 @@ NOTE = (
 )
 _COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # 3 x 32 x 32; the others read 28 x 28
 _COLUMNS = ("products", "QR", "entries", "total", "performed")
-_NAMES = (*MODELS, "gpt2-small", "nanogpt", "airbench")
+_WIDTH, _TOKENS = 768, 50304
+_FILTERS = ((64, 24), (64, 64), (256, 64), (256, 256), (256, 256), (256, 256))
+_PARTS = {
+    # 12 layers, Q, K, V fused in one parameter; 124M parameters
+    "gpt2-small": [
+        Part("wte (tied)", (50257, _WIDTH)),
+        Part("wpe", (1024, _WIDTH)),
+        Part("attn.c_attn", (_WIDTH, 3 * _WIDTH), (3, _WIDTH, _WIDTH), 12),
+        Part("attn.c_proj", (_WIDTH, _WIDTH), (1, _WIDTH, _WIDTH), 12),
+        Part("mlp.c_fc", (_WIDTH, 4 * _WIDTH), (1, _WIDTH, 4 * _WIDTH), 12),
+        Part("mlp.c_proj", (4 * _WIDTH, _WIDTH), (1, 4 * _WIDTH, _WIDTH), 12),
+        Part("biases", (9 * _WIDTH,), copies=12),
+        Part("norms", (2 * _WIDTH,), copies=25),
+    ],
+    # 002's language model: 11 layers, one without attention
+    "nanogpt": [
+        Part("attn", (_WIDTH, _WIDTH), (1, _WIDTH, _WIDTH), 40),
+        Part("mlp", (4 * _WIDTH, _WIDTH), (1, 4 * _WIDTH, _WIDTH), 24),
+        Part("lm_head", (_WIDTH, _TOKENS)),
+        Part("value_embeds", (5 * _TOKENS, _WIDTH)),
+        Part("bigram_embed", (5 * _TOKENS, _WIDTH)),
+        Part("embed", (_TOKENS, _WIDTH), copies=522 / 1490),
+        Part("gates and scalars", (1198,)),
+    ],
+    # 002's CIFAR-10 network; its first, whitening convolution is not trained
+    "airbench": [
+        *(
+            Part(f"conv{number}", (out, into, 3, 3), (1, out, 9 * into))
+            for number, (out, into) in enumerate(_FILTERS, start=1)
+        ),
+        Part("head", (10, 256)),
+        Part("biases", (24 + 2 * 64 + 4 * 256,)),
+    ],
+}
+_NAMES = (*MODELS, *_PARTS)
 
 
 def model(name: str) -> list[Part]:
@@ -60,7 +94,7 @@ def model(name: str) -> list[Part]:
         return parts(routes(network(name, shape, 10), "hidden"))
     if name not in _NAMES:
         raise InputError(f"--model '{name}' is unknown: {instead(name, _NAMES)}")
-    return {"gpt2-small": _gpt2, "nanogpt": _nanogpt, "airbench": _airbench}[name]()
+    return _PARTS[name]
 
 
 def published_rules(name: str) -> dict[str, Rule]:
@@ -78,11 +112,15 @@ def published_rules(name: str) -> dict[str, Rule]:
 
 
 def beside_table_2(name: str) -> list[dict[str, Any]]:
-    """GFLOP counted and printed, and their difference."""
-    rows = []
+    """GFLOP counted and printed, and their difference.
+
+    In Muon's runs of nanoGPT, what is no matrix moves in every other step.
+    """
+    rows, whole = [], model(name)
+    halved = [one if one.matrices else one._replace(copies=one.copies / 2) for one in whole]
     for (label, rule), printed in zip(published_rules(name).items(), TABLE_2[name], strict=True):
-        halved = name == "nanogpt" and rule.name == "muon"
-        counted = total(costs(_every_other(model(name)) if halved else model(name), rule)) / 1e9
+        moving = halved if name == "nanogpt" and rule.name == "muon" else whole
+        counted = total(costs(moving, rule)) / 1e9
         row = {"optimizer": label, "counted": counted, "printed": printed}
         rows.append({**row, "difference": counted - printed})
     return rows
@@ -90,11 +128,25 @@ def beside_table_2(name: str) -> list[dict[str, Any]]:
 
 def record(name: str, rule: Rule) -> dict[str, Any]:
     """The step by parameter, in flop, its total, and Table 2 where it has the model."""
-    found = costs(model(name), rule)
+    found, rows = costs(model(name), rule), []
+    for one in found:
+        part, sides = one.part, "x".join(map(str, one.part.shape))
+        rows.append(
+            {
+                "name": part.name,
+                "shape": sides if part.copies == 1 else f"{part.copies:.2g} of {sides}",
+                "optimizer": one.optimizer,
+                "products": one.products,
+                "QR": one.factorization,
+                "entries": one.entries,
+                "total": one.total,
+                "performed": one.performed,
+            }
+        )
     return {
         "model": name,
         "optimizer": rule.name,
-        "parameters": [_row(one) for one in found],
+        "parameters": rows,
         "total": total(found),
         "products_performed": sum(one.performed for one in found),
         "table_2": beside_table_2(name) if name in TABLE_2 else [],
@@ -117,7 +169,15 @@ def tables(found: dict[str, Any]) -> list[Table | str]:
         column.no_wrap = True
     shown.add_section()
     shown.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
-    return [shown, *(_published(found["table_2"]) if found["table_2"] else ())]
+    if not found["table_2"]:
+        return [shown]
+    head = ("optimizer", "counted", "printed", "difference")
+    forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
+    lines = [
+        [form.format(row[name]) for name, form in zip(head, forms, strict=True)]
+        for row in found["table_2"]
+    ]
+    return [shown, columns("beside 002, Table 2, as it counts", head, lines), NOTE]
 
 
 def _sum(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -130,71 +190,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
     sizes = [row[name] / 1e9 for name in _COLUMNS]
     numbers = [f"{size:.{2 if size >= 10 else 4}f}" if size else "-" for size in sizes]
     return [row["name"], row["shape"], *numbers]
-
-
-def _published(rows: list[dict[str, Any]]) -> tuple[Table, str]:
-    head = ("optimizer", "counted", "printed", "difference")
-    forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
-    cells = [
-        [form.format(row[name]) for name, form in zip(head, forms, strict=True)] for row in rows
-    ]
-    return columns("beside 002, Table 2, as it counts", head, cells), NOTE
-
-
-def _row(one: Cost) -> dict[str, Any]:
-    part = one.part
-    sides = "x".join(map(str, part.shape))
-    return {
-        "name": part.name,
-        "shape": sides if part.copies == 1 else f"{part.copies:.2g} of {sides}",
-        "optimizer": one.optimizer,
-        "products": one.products,
-        "QR": one.factorization,
-        "entries": one.entries,
-        "total": one.total,
-        "performed": one.performed,
-    }
-
-
-def _every_other(found: list[Part]) -> list[Part]:
-    """What is no matrix moves in every other step."""
-    return [one if one.matrices else one._replace(copies=one.copies / 2) for one in found]
-
-
-def _gpt2() -> list[Part]:
-    """GPT-2 small: 12 layers of width 768, Q, K, V fused in one parameter; 124M parameters."""
-    d = 768
-    return [
-        Part("wte (tied)", (50257, d)),
-        Part("wpe", (1024, d)),
-        Part("attn.c_attn", (d, 3 * d), (3, d, d), 12),
-        Part("attn.c_proj", (d, d), (1, d, d), 12),
-        Part("mlp.c_fc", (d, 4 * d), (1, d, 4 * d), 12),
-        Part("mlp.c_proj", (4 * d, d), (1, 4 * d, d), 12),
-        Part("biases", (9 * d,), copies=12),
-        Part("norms", (2 * d,), copies=25),
-    ]
-
-
-def _nanogpt() -> list[Part]:
-    """002's language model: 11 layers of width 768, one without attention."""
-    d, tokens = 768, 50304
-    return [
-        Part("attn", (d, d), (1, d, d), 40),
-        Part("mlp", (4 * d, d), (1, 4 * d, d), 24),
-        Part("lm_head", (d, tokens)),
-        Part("value_embeds", (5 * tokens, d)),
-        Part("bigram_embed", (5 * tokens, d)),
-        Part("embed", (tokens, d), copies=522 / 1490),
-        Part("gates and scalars", (1198,)),
-    ]
-
-
-def _airbench() -> list[Part]:
-    """002's CIFAR-10 network; its first, whitening convolution is not trained."""
-    filters = [(64, 24), (64, 64), (256, 64), (256, 256), (256, 256), (256, 256)]
-    found = [
-        Part(f"conv{number}", (out, into, 3, 3), (1, out, 9 * into))
-        for number, (out, into) in enumerate(filters, start=1)
-    ]
-    return [*found, Part("head", (10, 256)), Part("biases", (24 + 2 * 64 + 4 * 256,))]

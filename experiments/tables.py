@@ -29,47 +29,43 @@ Facts = Iterable[tuple[str, object]]
 
 
 class Fitting(Table):
-    """A table that turns to rows, a line a cell, where it is wider than the terminal."""
+    """A table that turns to rows, a line for each cell, where it is wider than the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or its rows below each other."""
+        """The table, or its rows below each other with the name of a column at each cell."""
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
             return
-        yield from _turned(self).__rich_console__(console, options)
+        turned = Table(
+            title=self.title, caption=self.caption, title_justify="left", show_header=False
+        )
+        turned.add_column(no_wrap=True)
+        turned.add_column(overflow="fold")
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            for column, cell in zip(self.columns, cells, strict=True):
+                turned.add_row(str(column.header), cell)
+            turned.add_section()
+        yield from turned.__rich_console__(console, options)
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        """Whether it needs no turning."""
-        least = Measurement.get(console, options.update(max_width=ENDLESS), _rigid(self)).minimum
+        """Whether it fits with its numbers whole, and words on lines of `WORDS` or more letters."""
+        rigid = Table(*(replace(column) for column in self.columns))
+        for column in rigid.columns:
+            texts = [column.header, *column.cells]
+            wide = max(cell_len(Text.from_markup(str(one)).plain) for one in texts)
+            column.min_width = wide if column.no_wrap else min(wide, WORDS)
+        least = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
         return least <= options.max_width
 
 
-def _rigid(table: Table) -> Table:
-    """The table with its numbers whole, and its words on lines of `WORDS` characters or more."""
-    made = Table(*(replace(column) for column in table.columns))
-    for column in made.columns:
-        texts = [column.header, *column.cells]
-        wide = max(cell_len(Text.from_markup(str(one)).plain) for one in texts)
-        column.min_width = wide if column.no_wrap else min(wide, WORDS)
-    return made
-
-
-def _turned(table: Table) -> Table:
-    """The rows below each other: in each the name of a column, and what stands there."""
-    shown = Table(title=table.title, caption=table.caption, title_justify="left", show_header=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
-    heads = [str(column.header) for column in table.columns]
-    for cells in zip(*(column.cells for column in table.columns), strict=True):
-        for head, cell in zip(heads, cells, strict=True):
-            shown.add_row(head, cell)
-        shown.add_section()
-    return shown
-
-
 def facts(title: str, rows: Facts, count: int = 6) -> Table:
-    """A row for each name, none for what is None or empty: six digits of a real number that one
-    may go on computing with, or four, as `digits`, of one that was measured."""
+    """A table with a row for each name, and none for what is None or empty.
+
+    Args:
+        title: The title, as plain text.
+        rows: Names and values.
+        count: The digits of a real number: six of one to compute with, four of a measured one.
+    """
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
         if value is not None and value != "":
@@ -86,8 +82,10 @@ def listed(name: str, sentences: Sequence[str]) -> Facts:
 def columns(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
 ) -> Fitting:
-    """Rows of markup under their heads; the first `left` columns are words, which may be broken,
-    the others numbers, which are not."""
+    """Rows of markup under their heads.
+
+    The first `left` columns are words, which may be broken. The others are numbers, which are not.
+    """
     shown = Fitting(title=title, title_justify="left")
     for place, name in enumerate(head):
         words = place < left

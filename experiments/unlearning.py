@@ -1,11 +1,10 @@
 """`fedmuon unlearn`: a finished run's model with noise that hides whether samples were in it.
 
-The certificate is the sensitivity. The same samples are left out of a run made anew, which says how
-far the model in truth moved, and what the noise costs is measured for each kind of certificate.
-Only the noisy model is meant to be shown to others, and once: noises of several releases average
-out, and their (epsilon, delta) add up. The record beside it was computed from the samples that are
-to be forgotten. Certificates after the run (`realized`) look at the samples, so no noise stands on
-them.
+The certificate is the sensitivity. The run is repeated without the samples, which shows how far the
+model in truth moves, and what the noise costs is measured for each kind of certificate. Only the
+noisy model is meant to be shown to others, and once: noises of several releases average out, and
+their (epsilon, delta) add up. The record was computed from the samples that are to be forgotten.
+Certificates after the run (`realized`) look at the samples, so no noise stands on them.
 """
 
 import dataclasses
@@ -18,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.table import Table
-from torch import Tensor
 
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import corollaries as theory
@@ -66,15 +64,30 @@ def execute(
             f"{number(min(found.values()))}: what it stands on does not hold here, so nothing is "
             "released"
         )
-    kinds = {
-        kind: _cost(laboratory, model, sensitivity, multiplier, epsilon, distance)
-        for kind, sensitivity in found.items()
-    }
+    held_out, task = laboratory.experiment.shards.held_out, laboratory.experiment.task
+
+    def accuracies(models: Params) -> list[float]:
+        scores = risk(task, models, held_out.inputs, held_out.labels).scores
+        return scores["accuracy"].tolist()
+
+    # For each kind the noise that its sensitivity asks for, the accuracy with it, and the delta
+    # that the best test has of these very models, retrained or not.
+    kinds = {}
+    for kind, sensitivity in found.items():
+        sigma = sensitivity * multiplier
+        accuracy = accuracies(noised(model, sigma, DRAWS))
+        kinds[kind] = {
+            "sensitivity": sensitivity,
+            "sigma": sigma,
+            "accuracy": float(np.mean(accuracy)),
+            "spread": float(np.std(accuracy, ddof=1)),
+            "told": theory.indistinguishable(distance / sigma, epsilon) if sigma else 0.0,
+        }
     best = min(found, key=lambda kind: found[kind])
     record: Record = {
         "samples": list(samples), "epsilon": epsilon, "delta": delta, "kind": best,
-        "distance": distance, "accuracy": _accuracy(laboratory, model)[0],
-        "accuracy_retrained": _accuracy(laboratory, again)[0], "kinds": kinds,
+        "distance": distance, "accuracy": accuracies(model)[0],
+        "accuracy_retrained": accuracies(again)[0], "kinds": kinds,
     }  # fmt: skip
     with held(out):
         noisy = noised(model, found[best] * multiplier)
@@ -96,19 +109,19 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
             f"sample {strangers[0]} is not among those that the run trained on: name it by its "
             "index in the source, as train_index in partition.npz does"
         )
-    leaving = Counter(owner[one] for one in samples)
-    return {kind: _sensitivity(case, kind, leaving) for kind in KINDS}
-
-
-def _sensitivity(case: bound.Case, kind: str, leaving: Counter[int]) -> float:
-    verdict = bound.judge(case.under(constants=kind))
-    if verdict.certificates is None or verdict.bound is None or verdict.bound.status != "certified":
-        why = verdict.refusal or f"its bound is {verdict.bound.status if verdict.bound else ''}"
-        raise InputError(f"the run has no certificate to unlearn by: {why}")
-    moved = theory.removal(verdict.certificates, case.sizes, leaving)
-    if not math.isfinite(moved):
-        raise InputError("the certificate overflows, so no noise hides a sample: lower [local] lr")
-    return moved
+    leaving, found = Counter(owner[one] for one in samples), {}
+    for kind in KINDS:
+        verdict = bound.judge(case.under(constants=kind))
+        known = verdict.bound
+        if verdict.certificates is None or known is None or known.status != "certified":
+            why = verdict.refusal or f"its bound is {known.status if known else ''}"
+            raise InputError(f"the run has no certificate to unlearn by: {why}")
+        found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
+        if not math.isfinite(found[kind]):
+            raise InputError(
+                "the certificate overflows, so no noise hides a sample: lower [local] lr"
+            )
+    return found
 
 
 def _require_covered(case: bound.Case) -> None:
@@ -141,40 +154,11 @@ def retrained(laboratory: Laboratory, rows: np.ndarray) -> Params:
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:
     """`draws` copies of the model [draws, ...], each with its own secret noise."""
-    rng = KeyStream()
-
-    def one(value: Tensor) -> Tensor:
-        noise = rng.standard_normal((draws, *value.shape[1:]))
-        return value + sigma * torch.from_numpy(noise).to(value.device, value.dtype)
-
-    return {name: one(value) for name, value in model.items()}
-
-
-def _cost(
-    laboratory: Laboratory,
-    model: Params,
-    sensitivity: float,
-    multiplier: float,
-    epsilon: float,
-    distance: float,
-) -> Record:
-    """The noise that a sensitivity asks for, the accuracy [mean, standard deviation] with it, and
-    the delta that the best test has of these very models, retrained or not."""
-    sigma = sensitivity * multiplier
-    accuracy = _accuracy(laboratory, noised(model, sigma, DRAWS))
-    return {
-        "sensitivity": sensitivity,
-        "sigma": sigma,
-        "accuracy": float(np.mean(accuracy)),
-        "spread": float(np.std(accuracy, ddof=1)),
-        "told": theory.indistinguishable(distance / sigma, epsilon) if sigma else 0.0,
-    }
-
-
-def _accuracy(laboratory: Laboratory, models: Params) -> list[float]:
-    held_out = laboratory.experiment.shards.held_out
-    found = risk(laboratory.experiment.task, models, held_out.inputs, held_out.labels)
-    return found.scores["accuracy"].tolist()
+    rng, noisy = KeyStream(), {}
+    for name, value in model.items():
+        noise = torch.from_numpy(rng.standard_normal((draws, *value.shape[1:])))
+        noisy[name] = value + sigma * noise.to(value.device, value.dtype)
+    return noisy
 
 
 def table(record: Record) -> Table:

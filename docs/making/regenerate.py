@@ -104,7 +104,7 @@ def listed(names: Sequence[str], runs: Path = RUNS, into: Path = results.FOLDER)
 
 def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Path:
     """Compute what is not yet computed of a suite, and keep what it came to."""
-    folder = place_of(work.asked.stem, runs)
+    folder = place_of(work.request.stem, runs)
     begun = (folder / "suite.lock").exists()
     with Progress(console, work.counted, lines=True) as progress:
         execute(work, folder, begun, on_round_end=progress.on_round_end, on_start=progress.on_start)

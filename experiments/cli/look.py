@@ -135,8 +135,8 @@ def compare(
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
     from fedmuon.experiments import tables
-    from fedmuon.experiments.compare import comparison
     from fedmuon.experiments.inspect import listing
+    from fedmuon.experiments.results import comparison
 
     found = comparison({"": folders})
     whole, measured, keys = listing.side_by_side(found)

@@ -173,19 +173,17 @@ def suite(
     from fedmuon.experiments import report
     from fedmuon.experiments.cli.show import Progress, suite_tables
     from fedmuon.experiments.studies.find import find
-    from fedmuon.experiments.suites.suite import execute, here
+    from fedmuon.experiments.suites.suite import Spread, execute, here
 
     changes = override({}, options.changes_of(overrides, engine))
     work = find(name, data, scale, changes, seed, seeds)
-    parts = (work.asked.stem, work.asked.data, scale, time.strftime("%Y%m%d-%H%M%S"))
+    parts = (work.request.stem, work.request.data, scale, time.strftime("%Y%m%d-%H%M%S"))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by, spread = here, []
     if ray_address:
-        from fedmuon.experiments.suites.sweep import Spread  # loads Ray
-
         by = Spread(ray_address, cpus, gpus)
         spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
-    again = [*shlex.split(work.asked.again)[1:], *spread]
+    again = [*shlex.split(work.request.again)[1:], *spread]
     with options.resumable(folder, again):
         with Progress(console, work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.on_round_end, progress.on_start)

@@ -13,9 +13,9 @@ from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
-from fedmuon.experiments.compare import comparison
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of, short
 from fedmuon.experiments.inspect.status import RunStatus, card, run_status
+from fedmuon.experiments.results import comparison
 from fedmuon.experiments.spending import unreleased
 from fedmuon.experiments.stability.findings import account
 from fedmuon.runs.directory import Record

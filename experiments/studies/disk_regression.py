@@ -1,5 +1,6 @@
-"""Study `disk-regression`: noisy gradient descent on a linear regression, plain, through a low-pass
-filter, and through DiSK's Kalman filter (003, Figure 5a).
+"""Study `disk-regression`: noisy gradient descent on a linear regression (DiSK (003), Figure 5a).
+
+Descent is plain, goes through a low-pass filter, or through DiSK's Kalman filter.
 
 The gradient of the whole data is clipped nowhere, and Gaussian noise is added to it at every step.
 One cell has one filter, and holds all step sizes, noise levels and seeds as one stack. A seed's
@@ -27,8 +28,7 @@ from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.run_chain import run_chain
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import Call, Study, levels, run_chain
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, disk_filter, private_gradient
@@ -57,13 +57,13 @@ class Settings(Table):
     label_noise: Positive
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for plain descent, and one for each filter and gain."""
     if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
         raise InputError("shared-lr and shared-gain must be among lrs and gains: add them there")
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
-        Call(f"{name}-{gain:g}", partial(measured, settings, name, gain)) for name, gain in every
+        Call(f"{name}-{gain:g}", partial(measure, settings, name, gain)) for name, gain in every
     ]
 
 
@@ -85,6 +85,9 @@ class Regression:
         return self.hessian @ (at - self.best)
 
 
+# What it measures.
+
+
 def regression(samples: int, features: int, condition: float, label_noise: float) -> Regression:
     """Synthetic data: a = D z with z standard normal, y = a'w + noise, scaled to be 1-smooth."""
     rng = generator(SEED, Draw.SYNTHETIC)
@@ -100,35 +103,40 @@ def regression(samples: int, features: int, condition: float, label_noise: float
     return Regression(hessian, torch.from_numpy(best)[:, None], floor)
 
 
-def measured(asked: Settings, method: str, gain: float) -> Record:
-    """A row for each step size, noise level and seed: the loss of the last iterate, infinite if it
-    diverged; `shared` marks the step size and gain that all methods have under `as printed`."""
-    problem = regression(asked.samples, asked.features, asked.condition, asked.label_noise)
-    shape = (len(asked.lrs), len(asked.noises), asked.seeds)
-    lr = torch.tensor(asked.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
+def measure(settings: Settings, method: str, gain: float) -> Record:
+    """A row for each step size, noise level and seed: the loss of the last iterate.
+
+    It is infinite if the run diverged. `shared` marks the step size and gain that all methods have
+    under `as printed`.
+    """
+    data = settings.samples, settings.features, settings.condition, settings.label_noise
+    problem = regression(*data)
+    shape = (len(settings.lrs), len(settings.noises), settings.seeds)
+    lr = torch.tensor(settings.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
     # The low-pass filter is DiSK at one point, from the same start: with gamma = inf the weight c
     # of the point ahead is 0.
-    smooth = disk_filter(gain, asked.reach if method == DISK else math.inf)
+    smooth = disk_filter(gain, settings.reach if method == DISK else math.inf)
     chain = Chain((private_gradient() if method == PLAIN else smooth, descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         """The gradient with this step's noise: the same at all points of a step."""
-        shift = _noise(step, asked.noises, asked.seeds, asked.features).repeat(shape[0], 1, 1)
+        shift = level_noise(step, settings.noises, settings.seeds, settings.features)
+        shift = shift.repeat(shape[0], 1, 1)
         return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
 
-    params = {"x": torch.zeros((lr.numel(), asked.features, 1), dtype=torch.float64)}
-    for _, now in run_chain(chain, params, oracle, asked.steps, partial(generator, SEED)):
+    params = {"x": torch.zeros((lr.numel(), settings.features, 1), dtype=torch.float64)}
+    for _, now in run_chain(chain, params, oracle, settings.steps, partial(generator, SEED)):
         params = now
     losses = problem.loss(params["x"]).view(shape).nan_to_num(math.inf, math.inf)
-    usual = gain == asked.shared_gain or method == PLAIN
+    usual = gain == settings.shared_gain or method == PLAIN
     return {
         "rows": [
             {
                 "method": method,
                 "gain": gain,
-                "lr": asked.lrs[i],
-                "noise": asked.noises[j],
-                "shared": int(usual and asked.lrs[i] == asked.shared_lr),
+                "lr": settings.lrs[i],
+                "noise": settings.noises[j],
+                "shared": int(usual and settings.lrs[i] == settings.shared_lr),
                 "seed": seed,
                 "loss": float(losses[i, j, seed]),
                 "floor": problem.floor,
@@ -138,17 +146,19 @@ def measured(asked: Settings, method: str, gain: float) -> Record:
     }
 
 
-def _noise(step: int, noises: list[float], seeds: int, features: int) -> Tensor:
-    """A step's noise [levels * seeds, d, 1]. Draws are keyed by level too: on a quadratic, shared
-    ones would show a single comparison at every level, scaled."""
-    sources = [generator(SEED, Draw.BATCH, step=step, block=level) for level in range(len(noises))]
-    drawn = [rng.standard_normal((seeds, features, 1)) for rng in sources]
-    return torch.cat(
-        [noise * torch.from_numpy(one) for noise, one in zip(noises, drawn, strict=True)]
-    )
+def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -> Tensor:
+    """A step's noise [levels * seeds, d, 1]. Draws are keyed by level too.
+
+    On a quadratic, shared draws would show a single comparison at every level, scaled.
+    """
+    shifts = []
+    for level, noise in enumerate(noises):
+        rng = generator(SEED, Draw.BATCH, step=step, block=level)
+        shifts.append(noise * torch.from_numpy(rng.standard_normal((seeds, features, 1))))
+    return torch.cat(shifts)
 
 
-# Claims and numbers.
+# What it claims.
 
 NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "disk": "DiSK"}
 # Whether each method has its best step size and gain at each level, or all share theirs.
@@ -166,8 +176,11 @@ STANDS_ON = (
 
 
 def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float, float, np.ndarray]:
-    """(gain, step size, excess losses of the seeds) of a method at a noise level: of the runs of
-    the setting, those with the lowest mean."""
+    """The runs of a method at a noise level whose mean is the lowest in that setting.
+
+    Returns:
+        Gain, step size, and the excess losses of the seeds.
+    """
     mine = (rows["method"] == name) & (rows["noise"] == noise)
     mine &= TUNED[setting] | (rows["shared"] == 1)
     excess = rows["loss"] - rows["floor"]
@@ -192,44 +205,45 @@ def compared(
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """DiSK has the lowest loss at every level, in each setting."""
-    return [lowest(rows, setting) for setting in TUNED]
-
-
-def lowest(rows: Columns, setting: str) -> Claim:
-    """DiSK against each of the others, level by level, on the same noise."""
-    shares, found = [], {}
-    for noise in np.unique(rows["noise"]):
-        for name in ("noisy-gd", "low-pass"):
-            low, high = compared(rows, setting, "disk", name, float(noise))
-            found[f"σ = {noise:g} against {name}"] = Slope((low + high) / 2, low, high)
-            percent = f"{written(low, '+.1%')} to {written(high, '+.1%')}"
-            shares.append(f"σ = {noise:g}: {percent} against {name}")
-    sure = sum(one.high < 0 for one in found.values())
-    return Claim(
-        f"DiSK has a lower excess loss than both others at every noise level, {setting}.",
-        Effect.between("DiSK's excess loss over the other's, less 1", found, unit="ratio"),
-        NEGATIVE,
-        f"{sure} of {len(found)} beyond doubt; DiSK's loss relative to theirs (95%): "
-        + "; ".join(shares),
-    )
+    """DiSK against each of the others, level by level, on the same noise, in each setting."""
+    every = []
+    for setting in TUNED:
+        shares, found = [], {}
+        for noise in levels(rows, "noise"):
+            for name in ("noisy-gd", "low-pass"):
+                low, high = compared(rows, setting, "disk", name, noise)
+                found[f"σ = {noise:g} against {name}"] = Slope((low + high) / 2, low, high)
+                percent = f"{written(low, '+.1%')} to {written(high, '+.1%')}"
+                shares.append(f"σ = {noise:g}: {percent} against {name}")
+        sure = sum(one.high < 0 for one in found.values())
+        sentence = "DiSK has a lower excess loss than both others at every noise level"
+        every.append(
+            Claim(
+                f"{sentence}, {setting}.",
+                Effect.between("DiSK's excess loss over the other's, less 1", found, unit="ratio"),
+                NEGATIVE,
+                f"{sure} of {len(found)} beyond doubt; DiSK's loss relative to theirs (95%): "
+                + "; ".join(shares),
+            )
+        )
+    return every
 
 
 def numbers(rows: Columns) -> Rows:
     """Mean excess losses, with what was chosen."""
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:
-        for noise in np.unique(rows["noise"]):
+        for noise in levels(rows, "noise"):
             cells = []
             for name in NAMES:
-                gain, lr, losses = chosen(rows, setting, name, float(noise))
+                gain, lr, losses = chosen(rows, setting, name, noise)
                 kept = f", κ = {gain:g}" if name != "noisy-gd" else ""
                 cells.append(f"{number(losses.mean())} (η = {lr:g}{kept})")
             lines.append((setting, f"{noise:g}", *cells))
     return lines
 
 
-# The figure.
+# How it is drawn.
 
 
 @style.styled
@@ -262,13 +276,4 @@ PICTURES = (
         "each level.",
     ),
 )
-
-STUDY = Study(
-    "disk-regression",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("disk-regression", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -1,19 +1,19 @@
-"""Study `dp-bias`: what noise does to a Newton-Schulz direction on average (000, section 4).
+"""Study `dp-bias`: what noise does to a Newton-Schulz direction on average.
 
-The released momentum is M = H + rho E. Averages are over E and over the probes U of the correction
-O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2, so the uncorrected bias is P_rho Q(H) - Q(H) and
-the corrected one (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H), P the Gaussian heat operator.
+DP-Muon (000), section 4. The released momentum is M = H + rho E. Averages are over E and over the
+probes U of the correction O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2. So the uncorrected bias
+is P_rho Q(H) - Q(H) and the corrected one (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H), where P is the
+Gaussian heat operator.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
@@ -26,7 +26,7 @@ from fedmuon.analysis.theory.private_stationarity import largest_output, probe_e
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import Call, Study, distinct
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.runs.directory import Record
@@ -51,7 +51,7 @@ class Settings(Table):
     spacing: Positive  # of finite differences
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Every way to know the bias, for each matrix: quadrature where there are few entries."""
     ways = [("2 × 2", by_quadrature)]
     ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
@@ -59,6 +59,9 @@ def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
         Call(f"{made.__name__}-{shape.replace(' × ', 'x')}", partial(made, settings, shape))
         for shape, made in ways
     ]
+
+
+# What it measures.
 
 
 def output_map(settings: Settings) -> Map:
@@ -125,13 +128,22 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
 def _sampled(
     apply: Map, at: Tensor, rho: float, samples: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[float, float]]:
-    """Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
-    of a mean square; and the relative standard errors of the quotient of the last two, and of the
-    root of phi's mean square.
+    """What one rho's draws show.
+
+    Returns:
+        Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
+        of a mean square. Then the relative standard errors of the quotient of the last two, and of
+        the root of phi's mean square.
 
     To first order log sqrt(mean a) is off by mean(a / mean a - 1) / 2, and draws are independent.
     """
-    chunks = [_chunk(apply, at, *pair, rho) for pair in _pairs(at, samples)]
+    chunks = []
+    for chunk, start in enumerate(range(0, samples, AT_ONCE)):
+        # the same draws (E, U) for every rho, so that the curves are smooth
+        rng = generator(SEED, Draw.SMOOTHING, step=chunk, block=at.numel())
+        count = min(AT_ONCE, samples - start)
+        e, u = torch.from_numpy(rng.standard_normal((2, count, *at.shape)))
+        chunks.append(_chunk(apply, at, e, u, rho))
     *both, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
     errors = [(one.var(0).sum() / samples).sqrt() for one in both]
     spreads = [one.mean().sqrt() for one in (alone, bettered)]
@@ -140,15 +152,6 @@ def _sampled(
     quotient, probe = (float(one.std()) / 2 / math.sqrt(samples) for one in away)
     biases = torch.stack([one.mean(0) for one in both])
     return biases, torch.stack(errors), torch.stack(spreads), (quotient, probe)
-
-
-def _pairs(at: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """E and U [chunk, m, n]; the same draws for every rho, so that the curves are smooth."""
-    for chunk, start in enumerate(range(0, samples, AT_ONCE)):
-        rng = generator(SEED, Draw.SMOOTHING, step=chunk, block=at.numel())
-        count = min(AT_ONCE, samples - start)
-        both = torch.from_numpy(rng.standard_normal((2, count, *at.shape)))
-        yield both[0], both[1]
 
 
 def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
@@ -177,30 +180,30 @@ def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float)
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
-    """Lap Q and Lap^2 Q at H, entrywise: central differences at h and 2h, extrapolated."""
-    fine, coarse = _stencils(apply, at, spacing), _stencils(apply, at, 2 * spacing)
-    first, second = ((4 * a - b) / 3 for a, b in zip(fine, coarse, strict=True))
+    """Lap Q and Lap^2 Q at H, entrywise: central differences at h and 2h, extrapolated.
+
+    With d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2 they are sum_i d_i^2 Q and
+    sum_ij d_i^2 d_j^2 Q.
+    """
+    d, found = at.numel(), []
+    for h in (spacing, 2 * spacing):
+        unit = torch.eye(d, dtype=at.dtype).view(d, *at.shape) * h
+        moves = torch.cat([unit, -unit, torch.zeros_like(unit[:1])])
+        weights = torch.cat([torch.ones(2 * d), torch.tensor([-2.0 * d])]).double() / h**2
+        once = torch.einsum("b,bij->ij", weights, apply(at + moves))
+        values = apply(at + moves[:, None] + moves)
+        found.append((once, torch.einsum("a,b,abij->ij", weights, weights, values)))
+    first, second = ((4 * fine - coarse) / 3 for fine, coarse in zip(*found, strict=True))
     return first, second
-
-
-def _stencils(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
-    """sum_i d_i^2 and sum_ij d_i^2 d_j^2 with d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2."""
-    d = at.numel()
-    unit = torch.eye(d, dtype=at.dtype).view(d, *at.shape) * spacing
-    moves = torch.cat([unit, -unit, torch.zeros_like(unit[:1])])
-    weights = torch.cat([torch.ones(2 * d), torch.tensor([-2.0 * d])]).double() / spacing**2
-    once = torch.einsum("b,bij->ij", weights, apply(at + moves))
-    values = apply(at + moves[:, None] + moves)
-    return once, torch.einsum("a,b,abij->ij", weights, weights, values)
 
 
 def _record(
     shape: str, way: str, rhos: Sequence[float], biases: Tensor, terms: Tensor,
     errors: Tensor | None = None, spreads: Tensor | None = None,
 ) -> Record:  # fmt: skip
-    """A row for each rho. Norms of both biases [2, rhos, m, n], plain and corrected; `off`: of what
-    is left of them without their leading terms; and errors [2, rhos].
+    """A row for each rho, with norms of both biases [2, rhos, m, n], plain and corrected.
 
+    `off` is the norm of what is left of them without their leading terms; errors are [2, rhos].
     A norm alone would take a term of the wrong sign or direction for the bias.
     """
     nothing = torch.zeros(biases.shape[:2])
@@ -219,11 +222,14 @@ def _record(
     return {"rows": rows}
 
 
-# Claims and numbers.
+# What it claims.
 
 MEASURED = {"quadrature": "quadrature", "monte-carlo": "Monte Carlo"}
 SMALL = 1 / 32  # slopes are fitted up to this rho, where the next term is small
+Curves = dict[tuple[str, str], Columns]  # by matrix and way, in rising order of rho
 ORDERS = {"plain": 2, "corrected": 4}
+WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correction"}
+TERMS = {"plain": "(ρ²/2) ΔQ", "corrected": "−(ρ⁴/4) Δ²Q"}
 NEAR = 0.1  # of a slope, and of a leading coefficient relative to it
 STANDS_ON = (
     "H is fixed with ‖H‖_F = 2, where Q is smooth; the released momentum is M = H + ρE, and "
@@ -235,31 +241,35 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Orders, leading coefficients, which is smaller, what one direction gains, and how far probes
-    scatter."""
-    orders = [order(rows, kind) for kind in ORDERS]
-    last = [smaller(rows), no_less_noise(rows), probes(rows)]
-    return [*orders, *(leading(rows, kind) for kind in ORDERS), *last]
+    """Orders, leading terms, which bias is smaller, and what a single direction gains."""
+    parts = _measured(rows)
+    return [
+        *(order(parts, kind) for kind in ORDERS),
+        *(leading(rows, kind) for kind in ORDERS),
+        smaller(parts),
+        *_single_directions(where(rows, way="monte-carlo")),
+    ]
 
 
-def order(rows: Columns, kind: str) -> Claim:
+def order(parts: Curves, kind: str) -> Claim:
     """The bias goes to 0 like rho^2 without the correction, like rho^4 with it."""
-    slopes = {name: _slope(part, kind) for name, part in _measured(rows).items()}
-    reach = [_reach(part, kind) for part in _measured(rows).values()]
-    named = [", ".join(name) for name in slopes]
+    slopes = {", ".join(name): _slope(part, kind) for name, part in parts.items()}
+    values, reach = zip(*slopes.values(), strict=True)
     return Claim(
         f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
-        Effect.around("log-log slope in ρ", [*slopes.values()], reach, named, unit="slope"),
+        Effect.around("log-log slope in ρ", values, reach, list(slopes), unit="slope"),
         Rule(ORDERS[kind] - NEAR, ORDERS[kind] + NEAR),
         "slope for ρ ≤ 1/32: "
-        + "; ".join(f"{', '.join(name)} {slope:.3f}" for name, slope in slopes.items()),
+        + "; ".join(f"{name} {slope:.3f}" for name, (slope, _) in slopes.items()),
     )
 
 
 def leading(rows: Columns, kind: str) -> Claim:
-    """The bias comes as near to its leading term, sign and direction too, as it should: its
-    relative distance is at most 10% at the smallest rho, and from rho to rho at most what it is at
-    the next, each with its standard errors."""
+    """The bias comes as near to its leading term, sign and direction too, as it should.
+
+    Its relative distance is at most 10% at the smallest rho, and from rho to rho at most what it is
+    at the next, each with its standard errors.
+    """
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
@@ -269,13 +279,9 @@ def leading(rows: Columns, kind: str) -> Claim:
         shares.append(f"{shape}, {way} {number(away[0])}{sure}, {number(away[-1])}")
         ratios += [away[0] / NEAR, *(away[:-1] / away[1:])]
         reaches += [reach[0] / NEAR, *(reach[:-1] / away[1:])]
-        places += [
-            f"{shape}, {way}, smallest ρ, over {NEAR}",
-            *(
-                f"{shape}, {way}, next ρ over ρ = {number(one, 3)}"
-                for one in part["rho"][used][:-1]
-            ),
-        ]
+        places.append(f"{shape}, {way}, smallest ρ, over {NEAR}")
+        following = [number(one, 3) for one in part["rho"][used][:-1]]
+        places += [f"{shape}, {way}, next ρ over ρ = {rho}" for rho in following]
     return Claim(
         f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
         Effect.around("relative distance", ratios, reaches, places, unit="ratio"),
@@ -284,68 +290,64 @@ def leading(rows: Columns, kind: str) -> Claim:
     )
 
 
-def smaller(rows: Columns) -> Claim:
+def smaller(parts: Curves) -> Claim:
     """The correction makes the bias smaller at every rho that was tried."""
-    parts = _measured(rows).values()
-    ratio = np.concatenate([part["corrected"] / part["plain"] for part in parts])
-    held = ratio < 1
-    spread = [
-        part[f"{kind}_error"] * NORMAL / part["plain"]
-        for part in parts
-        for kind in ("plain", "corrected")
-    ]
-    reach = np.concatenate(
-        [np.hypot(*both) for both in zip(spread[::2], spread[1::2], strict=True)]
-    )
+    ratios, reaches = [], []
+    for part in parts.values():
+        plain, corrected = (
+            part[f"{kind}_error"] * NORMAL / part["plain"] for kind in ("plain", "corrected")
+        )
+        ratios.append(part["corrected"] / part["plain"])
+        reaches.append(np.hypot(plain, corrected))
+    ratio = np.concatenate(ratios)
     return Claim(
         "The correction makes the bias smaller at every ρ.",
-        Effect.around("corrected over plain bias", ratio, reach, unit="ratio"),
+        Effect.around("corrected over plain bias", ratio, np.concatenate(reaches), unit="ratio"),
         Rule(high=1.0, strict=True),
-        f"in {held.sum()} of {len(held)}; corrected over plain is {number(ratio.max(), 3)} at most",
+        f"in {(ratio < 1).sum()} of {len(ratio)}; corrected over plain is "
+        f"{number(ratio.max(), 3)} at most",
     )
 
 
-def no_less_noise(rows: Columns) -> Claim:
-    """The error of a single direction is noise far more than bias, and does not shrink."""
-    parts = {shape: part for (shape, way), part in _measured(rows).items()
-             if way == MEASURED["monte-carlo"]}  # fmt: skip
-    ratios = {name: part["corrected_spread"] / part["plain_spread"] for name, part in parts.items()}
-    least = [(one.min(), one.min() * NORMAL * _errors(parts[name], "gain")[one.argmin()])
-             for name, one in ratios.items()]  # fmt: skip
-    return Claim(
-        "The correction helps on average only: with one probe, a single direction is no nearer to "
-        "Q(H) than without.",
-        _drawn("error, corrected over plain", least, list(ratios)),
-        Rule(low=0.99),
-        "root mean square error, corrected over plain, by ρ: "
-        + "; ".join(f"{name} {one.min():.3f} to {one.max():.3f}" for name, one in ratios.items()),
+def _single_directions(rows: Columns) -> Sequence[Claim]:
+    """The error of a single direction is noise far more than bias, and does not shrink.
+
+    000, C.6 for one pair: below K_Q, and below what Poincare's inequality gives of even maps. Both
+    are of one draw of samples, so that no seeds would shorten the intervals.
+    """
+    ratios, least = {}, []
+    for shape in distinct(rows, "shape"):
+        part = _part(rows, shape, "monte-carlo")
+        ratio = part["corrected_spread"] / part["plain_spread"]
+        at = ratio.argmin()
+        least.append((ratio[at], ratio[at] * NORMAL * _errors(part, "gain")[at]))
+        ratios[shape] = ratio
+    share, gain = rows["probe"] / rows["probe_bound"], rows["probe_any"] / rows["probe_bound"]
+    reach = share.max() * NORMAL * _errors(rows, "probe")[share.argmax()]
+    most = np.array([(share.max(), reach), ((1 / gain).max(), 0.0)])
+    places = ("scatter over bound", "bound over K_Q")
+    error = Effect.around(
+        "error, corrected over plain", *np.array(least).T, list(ratios), unit="ratio"
     )
-
-
-def probes(rows: Columns) -> Claim:
-    """000, C.6 for one pair: below K_Q, and below what Poincare's inequality gives of even maps."""
-    part = where(rows, way="monte-carlo")
-    share, gain = part["probe"] / part["probe_bound"], part["probe_any"] / part["probe_bound"]
-    return Claim(
-        "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the K_Q of "
-        "000, C.6.",
-        _drawn(
-            "scatter over bound, and bound over K_Q",
-            [
-                (share.max(), share.max() * NORMAL * _errors(part, "probe")[share.argmax()]),
-                ((1 / gain).max(), 0.0),
-            ],
-            ("scatter over bound", "bound over K_Q"),
+    scatter = Effect.around("scatter over bound, and bound over K_Q", *most.T, places, unit="ratio")
+    return [
+        Claim(
+            "The correction helps on average only: with one probe, a single direction is no "
+            "nearer to Q(H) than without.",
+            replace(error, seeded=False),
+            Rule(low=0.99),
+            "root mean square error, corrected over plain, by ρ: "
+            + "; ".join(f"{k} {one.min():.3f} to {one.max():.3f}" for k, one in ratios.items()),
         ),
-        AT_MOST_ONE,
-        f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
-        f"{number(gain.max(), 3)} times the bound",
-    )
-
-
-def _drawn(name: str, found: Sequence[tuple[float, float]], places: Sequence[str]) -> Effect:
-    """Values of one draw of samples, with half of their intervals; no seeds would shorten them."""
-    return replace(Effect.around(name, *np.array(found).T, places, unit="ratio"), seeded=False)
+        Claim(
+            "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the "
+            "K_Q of 000, C.6.",
+            replace(scatter, seeded=False),
+            AT_MOST_ONE,
+            f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
+            f"{number(gain.max(), 3)} times the bound",
+        ),
+    ]
 
 
 def _errors(part: Columns, of: str) -> np.ndarray:
@@ -357,18 +359,19 @@ def numbers(rows: Columns) -> Rows:
     """Slopes and ratios by matrix and way."""
     lines: Rows = [("matrix", "way", "plain slope", "corrected slope", "plain at ρ", "corrected")]
     for name, part in _measured(rows).items():
-        slopes = [f"{_slope(part, kind):.3f}" for kind in ORDERS]
+        slopes = [f"{_slope(part, kind)[0]:.3f}" for kind in ORDERS]
         for place in (0, len(part["rho"]) - 1):
             at = f"{number(part['plain'][place])} at {number(part['rho'][place])}"
             lines.append((*name, *slopes, at, number(part["corrected"][place])))
     return lines
 
 
-def _measured(rows: Columns) -> dict[tuple[str, str], Columns]:
+def _measured(rows: Columns) -> Curves:
     """The curves of all that was measured, by matrix and way."""
-    pairs = dict.fromkeys(zip(rows["shape"].tolist(), rows["way"].tolist(), strict=True))
     return {
-        (shape, MEASURED[way]): _part(rows, shape, way) for shape, way in pairs if way in MEASURED
+        (shape, MEASURED[way]): _part(rows, shape, way)
+        for shape, way in distinct(rows, "shape", "way")
+        if way in MEASURED
     }
 
 
@@ -379,25 +382,19 @@ def _part(rows: Columns, shape: str, way: str) -> Columns:
     return {name: column[order] for name, column in part.items()}
 
 
-def _slope(part: Columns, kind: str) -> float:
-    used = part["rho"] <= SMALL
-    return float(np.polyfit(np.log(part["rho"][used]), np.log(part[kind][used]), 1)[0])
+def _slope(part: Columns, kind: str) -> tuple[float, float]:
+    """The slope sum_k w_k log b_k, and half of its interval.
 
-
-def _reach(part: Columns, kind: str) -> float:
-    """Half of an interval of that slope, sum_k w_k log b_k: errors of one draw may go one way, so
-    that they add up."""
+    Errors of one draw may go one way, so that they add up.
+    """
     used = part["rho"] <= SMALL
-    x = np.log(part["rho"][used])
+    x, bias = np.log(part["rho"][used]), part[kind][used]
     weights = (x - x.mean()) / ((x - x.mean()) @ (x - x.mean()))
-    return float(NORMAL * np.abs(weights) @ (part[f"{kind}_error"] / part[kind])[used])
+    reach = NORMAL * np.abs(weights) @ (part[f"{kind}_error"][used] / bias)
+    return float(np.polyfit(x, np.log(bias), 1)[0]), float(reach)
 
 
-WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correction"}
-TERMS = {"plain": "(ρ²/2) ΔQ", "corrected": "−(ρ⁴/4) Δ²Q"}
-
-
-# The figure.
+# How it is drawn.
 
 KINDS = {
     "plain": (style.BLUE, "o", "without correction"),
@@ -409,11 +406,19 @@ TERMS_AS_TEX = {"plain": r"$(\rho^2/2)\,\Delta Q$", "corrected": r"$-(\rho^4/4)\
 @style.styled
 def orders(rows: Columns, narrow: bool = False) -> Figure:
     """A panel for each matrix: norms of both biases against rho, with their leading terms."""
-    shapes = list(dict.fromkeys(rows["shape"].tolist()))
+    shapes = distinct(rows, "shape")
     figure, panels = style.canvas(len(shapes), narrow, 3.0)
     for axes, shape in zip(panels, shapes, strict=True):
-        for kind in KINDS:
-            _curves(axes, where(rows, shape=shape), kind)
+        taylor, exact, sampled = (
+            where(rows, shape=shape, way=way) for way in ("taylor", "quadrature", "monte-carlo")
+        )
+        for kind, (colour, marker, label) in KINDS.items():
+            axes.plot(taylor["rho"], taylor[kind], color=colour, lw=1, label=TERMS_AS_TEX[kind])
+            axes.plot(exact["rho"], exact[kind], marker, color=colour, ms=7, mfc="none", lw=0,
+                      label=f"{label}, quadrature")  # fmt: skip
+            reach = np.minimum(NORMAL * sampled[f"{kind}_error"], 0.999 * sampled[kind])
+            axes.errorbar(sampled["rho"], sampled[kind], reach, fmt=marker, color=colour, ms=3,
+                          elinewidth=1, label=f"{label}, Monte Carlo")  # fmt: skip
         axes.set_title(f"{shape} matrix", loc="left")
         axes.set_xlabel("noise ρ of an entry of the momentum")
         style.powers_of_2(axes, np.unique(rows["rho"]))
@@ -421,18 +426,6 @@ def orders(rows: Columns, narrow: bool = False) -> Figure:
     panels[0].set_ylabel("norm of the bias")
     style.legend_below(figure, panels[0], 2)
     return figure
-
-
-def _curves(axes: Axes, rows: Columns, kind: str) -> None:
-    colour, marker, label = KINDS[kind]
-    ways = {way: where(rows, way=way) for way in ("taylor", "quadrature", "monte-carlo")}
-    at = {way: (part["rho"], part[kind]) for way, part in ways.items()}
-    axes.plot(*at["taylor"], color=colour, lw=1, label=TERMS_AS_TEX[kind])
-    axes.plot(*at["quadrature"], marker, color=colour, ms=7, mfc="none", lw=0,
-              label=f"{label}, quadrature")  # fmt: skip
-    reach = np.minimum(NORMAL * ways["monte-carlo"][f"{kind}_error"], 0.999 * at["monte-carlo"][1])
-    axes.errorbar(*at["monte-carlo"], reach, fmt=marker, color=colour, ms=3, elinewidth=1,
-                  label=f"{label}, Monte Carlo")  # fmt: skip
 
 
 PICTURES = (
@@ -445,13 +438,4 @@ PICTURES = (
         "ρ is no longer small beside the smallest singular value.",
     ),
 )
-
-STUDY = Study(
-    "dp-bias",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("dp-bias", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -1,4 +1,4 @@
-"""Study `dp-stationarity`: 000's Theorem 3.4 beside the nuclear norm that it bounds.
+"""Study `dp-stationarity`: Theorem 3.4 of DP-Muon (000) and the nuclear norm that it bounds.
 
 All that the theorem asks of the problem is known: the gradients of single people are shorter than
 c, the mean is smooth with L = min(m, n) in the theorem's norms, and convex, so that its gap is too.
@@ -8,14 +8,13 @@ holds all seeds as one stack; lots and noise of a seed are the same for both met
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
@@ -40,12 +39,19 @@ from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, P
 from fedmuon.core.choices import Recipe as Name
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.run_chain import Oracle, run_chain
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import (
+    Call,
+    Study,
+    draw_with_bound,
+    heading,
+    in_words,
+    levels,
+    run_chain,
+    seed_rows,
+)
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipe_tables import make_recipe
-from fedmuon.privacy.mechanisms.gaussian import Mechanism, release
+from fedmuon.privacy.mechanisms.gaussian import release
 from fedmuon.privacy.noise import keyed
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
@@ -58,7 +64,7 @@ METHODS = (MUON, CORRECTED)
 
 
 class People(Table):
-    """Who they are, and how often and by what steps they are asked."""
+    """The people, the number of steps, and how a step is taken."""
 
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
     seeds: Annotated[int, Field(ge=2)]
@@ -85,15 +91,16 @@ class Settings(People):
     probes: Count  # antithetic pairs of DP-MuonBC
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each method, noise and horizon."""
     every = itertools.product(METHODS, settings.noises, settings.steps)
     return [
-        Call(
-            f"{method}-{noise:g}-{steps}", partial(measured, settings, method, noise, steps), steps
-        )
+        Call(f"{method}-{noise:g}-{steps}", partial(measure, settings, method, noise, steps), steps)
         for method, noise, steps in every
     ]
+
+
+# What it measures.
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,13 @@ class Location:
     slope: float | Tensor  # or one for each person, [N]
 
     @classmethod
-    def of(cls, asked: Settings) -> "Location":
+    def of(cls, settings: Settings) -> "Location":
         """People about a centre whose singular values are all `distance`."""
-        rng, shape = generator(SEED, Draw.SYNTHETIC), asked.shape
+        rng, shape = generator(SEED, Draw.SYNTHETIC), settings.shape
         left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
-        away = asked.spread * rng.standard_normal((asked.people, *shape))
-        points = asked.distance * left @ right.T + away
-        return cls(torch.from_numpy(points).flatten(1), asked.slope)
+        away = settings.spread * rng.standard_normal((settings.people, *shape))
+        points = settings.distance * left @ right.T + away
+        return cls(torch.from_numpy(points).flatten(1), settings.slope)
 
     def squares(self, at: Tensor) -> Tensor:
         """|W - A_i|_F^2 [S, N] at W [S, m n]."""
@@ -156,20 +163,20 @@ class Location:
         return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
 
 
-def measured(asked: Settings, method: Name, noise: float, steps: int) -> Record:
+def measure(settings: Settings, method: Name, noise: float, steps: int) -> Record:
     """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
 
-    Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone, so its distance
-    from the polar factor is 1 less the least singular value of O: the largest of any step and seed
-    is what the bound is given.
+    Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone. So its distance
+    from the polar factor is 1 less the least singular value of O. The bound is given the largest
+    distance of any step and seed.
     """
-    problem, short = Location.of(asked), min(asked.shape)
+    problem, short = Location.of(settings), min(settings.shape)
     gap = problem.gap()
     plan = schedule(steps, gap, short)
-    sizes, least, most = watched(trajectory(problem, asked, method, noise, plan), problem, plan)
+    sizes, least, most = follow(trajectory(problem, settings, method, noise, plan), problem, plan)
     error = max(0.0, 1 - least) if method == MUON else 0.0
-    excess = max(0.0, asked.slope - asked.clip)
-    release = theorem.Release(asked.clip, noise, asked.lot, asked.shape, excess)
+    excess = max(0.0, settings.slope - settings.clip)
+    release = theorem.Release(settings.clip, noise, settings.lot, settings.shape, excess)
     bound = theorem.dp_muon(plan, release, gap, short, error)
     shared = {
         "method": method,
@@ -177,12 +184,11 @@ def measured(asked: Settings, method: Name, noise: float, steps: int) -> Record:
         "steps": steps,
         "bound": bound.value,
         **{f"term_{name}": term for name, term in bound.terms.items()},
-        "ceiling": math.sqrt(short) * asked.slope,  # of any gradient's nuclear norm
+        "ceiling": math.sqrt(short) * settings.slope,  # of any gradient's nuclear norm
         "polar_error": error,
         "longest_step": most,
     }
-    rows = [shared | {"seed": seed, "mean_nuclear": float(size)} for seed, size in enumerate(sizes)]
-    return {"rows": rows}
+    return {"rows": seed_rows(shared, "mean_nuclear", sizes)}
 
 
 def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
@@ -190,35 +196,24 @@ def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
     return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
 
 
-def recipe_of(asked: Settings, method: Name, noise: float, plan: Schedule) -> Recipe:
-    """DP-Muon as 000 has it, or with the correction."""
+def trajectory(
+    problem: Location, settings: Settings, method: Name, noise: float, plan: Schedule
+) -> Iterator[Tensor]:
+    """W_0 = 0, ..., W_T of all seeds [S, m, n], by DP-Muon as 000 has it, or with the correction.
+
+    Each seed releases a Poisson lot of its own. No link sees the loss.
+    """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
-        name="newton-schulz", coefficients="quintic", steps=asked.iterations, normalization="unit"
-    )
-    privacy = Privacy(bound=asked.clip, noise=noise, lot=asked.lot, probes=asked.probes,
+        name="newton-schulz", coefficients="quintic", steps=settings.iterations,
+        normalization="unit",
+    )  # fmt: skip
+    privacy = Privacy(bound=settings.clip, noise=noise, lot=settings.lot, probes=settings.probes,
                       insecure_reproducible_noise=True)  # fmt: skip
-    return make_recipe(local, table, privacy=privacy)
-
-
-def trajectory(
-    problem: Location, asked: Settings, method: Name, noise: float, plan: Schedule
-) -> Iterator[Tensor]:
-    """W_0 = 0, ..., W_T of all seeds [S, m, n]."""
-    recipe = recipe_of(asked, method, noise, plan)
-    assert recipe.mechanism is not None
-    draws = [partial(generator, seed, round=plan.steps) for seed in range(asked.seeds)]
-    oracle = _oracle(problem, recipe.mechanism, draws)
-    start = {"W": torch.zeros((asked.seeds, *asked.shape), dtype=torch.float64)}
-    for _, now in run_chain(recipe.chain, start, oracle, plan.steps, draws):
-        yield now["W"]
-
-
-def _oracle(
-    problem: Location, mechanism: Mechanism, draws: Sequence[Callable[..., np.random.Generator]]
-) -> Oracle:
-    """The loss [S], which no link sees, and what is released of a Poisson lot for each seed."""
-    people = len(problem.points)
+    recipe = make_recipe(local, table, privacy=privacy)
+    mechanism, people = recipe.mechanism, len(problem.points)
+    assert mechanism is not None
+    draws = [partial(generator, seed, round=plan.steps) for seed in range(settings.seeds)]
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         at, now = params["W"].flatten(1), [partial(draw, step=step) for draw in draws]
@@ -232,14 +227,20 @@ def _oracle(
         released = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
         return problem.value(squares), released.gradient
 
-    return oracle
+    start = {"W": torch.zeros((settings.seeds, *settings.shape), dtype=torch.float64)}
+    for _, now in run_chain(recipe.chain, start, oracle, plan.steps, draws):
+        yield now["W"]
 
 
-def watched(
+def follow(
     path: Iterator[Tensor], problem: Location, plan: Schedule
 ) -> tuple[Tensor, float, float]:
-    """The mean nuclear norm of the true gradient [S], and the least and largest singular value of
-    any direction O."""
+    """Follow the path W_0, ..., W_T.
+
+    Returns:
+        The mean nuclear norm of the true gradient [S], and the least and largest singular value of
+        any direction O.
+    """
     before = next(path)
     total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
     for after in path:
@@ -251,7 +252,7 @@ def watched(
     return total / plan.steps, least, most
 
 
-# Claims and numbers.
+# What it claims.
 
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
 TERMS = ("descent", "step", "clipping", "noise", "drift")
@@ -268,108 +269,108 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Below the bound, for both methods; falling; how loose the bound is, and what it is made of;
-    whether it says much."""
-    falls = [falling(rows, method) for method in NAMES]
-    return [within(rows), outside(rows), *falls, tight(rows), made_of(rows), telling(rows)]
+    """Below the bound, for both methods; falling; how loose the bound is, and what it says."""
+    within, outside, tight = _bound_claims(rows)
+    falling = []
+    for method, name in NAMES.items():
+        slopes = {f"σ = {one:g}": _norms(rows, method, one).slope for one in levels(rows, "noise")}
+        falling.append(
+            Claim(
+                f"{name}: the norm falls with T at every noise.",
+                Effect.between("log-log slope", slopes, unit="slope"),
+                NEGATIVE,
+                "log-log slopes (the bound's goes to −1/4): " + in_words(slopes),
+            )
+        )
+    return [within, outside, *falling, tight, *_largest_horizon_claims(rows)]
 
 
-def within(rows: Columns) -> Claim:
-    """DP-Muon, run by run."""
-    part = where(rows, method=MUON)
-    return Claim(
+def _norms(rows: Columns, method: str, noise: float) -> Curve:
+    """The mean nuclear norms by T."""
+    return curve(rows, "steps", "mean_nuclear", method=method, noise=noise)
+
+
+def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
+    """DP-Muon, run by run; DP-MuonBC, which the theorem does not cover; how tight the bound is."""
+    plain, corrected = (where(rows, method=method) for method in NAMES)
+    shares, held = [], []
+    for part in (plain, corrected):
+        share = part["mean_nuclear"] / part["bound"]
+        shares.append(share)
+        held.append(
+            f"{(part['mean_nuclear'] <= part['bound']).sum()} of {len(share)} runs; the largest is "
+            f"{share.max():.2f} of its bound"
+        )
+    ratios, used = {}, {}
+    for noise in levels(rows, "noise"):
+        last, other = (_norms(rows, method, noise).means[-1] for method in NAMES)
+        own = shares[0][plain["noise"] == noise]
+        ratios[f"σ = {noise:g}"] = f"{other / last:.3f}"
+        used[f"σ = {noise:g}"] = f"{own.min():.2f} to {own.max():.2f}"
+    within = Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
-        Effect.exact("measured over bound", _share(part), unit="ratio"),
+        Effect.exact("measured over bound", shares[0], unit="ratio"),
         AT_MOST_ONE,
-        f"{_held(part)}; polar error ε ≤ {number(part['polar_error'].max(), 3)}",
+        f"{held[0]}; polar error ε ≤ {number(plain['polar_error'].max(), 3)}",
     )
-
-
-def outside(rows: Columns) -> Claim:
-    """DP-MuonBC, of which the theorem says nothing, run by run, and beside DP-Muon."""
-    part, ratios = where(rows, method=CORRECTED), []
-    for noise in _noises(rows):
-        plain, corrected = (_curve(rows, name, noise).means[-1] for name in NAMES)
-        ratios.append(f"σ = {noise:g}: {corrected / plain:.3f}")
-    return Claim(
+    outside = Claim(
         "DP-MuonBC, which the theorem does not cover, keeps to the bound for exact polar factors "
         "in every run.",
-        Effect.exact("measured over bound", _share(part), unit="ratio"),
+        Effect.exact("measured over bound", shares[1], unit="ratio"),
         AT_MOST_ONE,
-        f"{_held(part)}; longest step {part['longest_step'].max():.3g} in spectral norm; its norm "
-        f"over DP-Muon's at T = {rows['steps'].max():.0f}: {'; '.join(ratios)}",
+        f"{held[1]}; longest step {corrected['longest_step'].max():.3g} in spectral norm; its norm "
+        f"over DP-Muon's at T = {rows['steps'].max():.0f}: {in_words(ratios)}",
     )
-
-
-def falling(rows: Columns, method: str) -> Claim:
-    """Longer runs have smaller norms on average, at every noise."""
-    slopes = {noise: _curve(rows, method, noise).slope for noise in _noises(rows)}
-    return Claim(
-        f"{NAMES[method]}: the norm falls with T at every noise.",
-        Effect.between(
-            "log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}, unit="slope"
-        ),
-        NEGATIVE,
-        "log-log slopes (the bound's goes to −1/4): "
-        + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
-    )
-
-
-def tight(rows: Columns) -> Claim:
-    """How much of the bound is used."""
-    part = where(rows, method=MUON)
-    shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
-    return Claim(
+    tight = Claim(
         "The bound is within a factor of 10 of what DP-Muon does, in every run.",
-        Effect.exact("measured over bound", _share(part), unit="ratio"),
+        Effect.exact("measured over bound", shares[0], unit="ratio"),
         Rule(low=0.1),
-        "measured over bound: "
-        + "; ".join(f"σ = {k:g}: {one.min():.2f} to {one.max():.2f}" for k, one in shares.items()),
+        "measured over bound: " + in_words(used),
     )
+    return within, outside, tight
 
 
-def made_of(rows: Columns) -> Claim:
-    """Which term is the largest at the largest T."""
+def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
+    """At the largest T: which term of the bound is the largest, and what the bound says.
+
+    It is compared with what holds of any gradient of this problem.
+    """
     part = where(rows, method=MUON, steps=rows["steps"].max())
-    largest, shares = [], []
-    for noise in _noises(rows):
+    largest, shares, shown = [], {}, {}
+    for noise in levels(rows, "noise"):
         one = where(part, noise=noise)
         terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
         largest.append(max(terms, key=lambda name: terms[name]))
-        shares.append(f"σ = {noise:g}: {largest[-1]}, {terms[largest[-1]] / one['bound'][0]:.0%}")
-    return counted(
-        "The bound's largest term is the momentum's drift at the smallest noise, and the noise's "
-        "at the largest.",
-        [largest[0] == "drift", largest[-1] == "noise"],
-        "two noises",
-        "; ".join(shares) + f" of the bound at T = {rows['steps'].max():.0f}",
-    )
-
-
-def telling(rows: Columns) -> Claim:
-    """Whether the bound is below what holds of any gradient of this problem."""
-    part = where(rows, method=MUON, steps=rows["steps"].max())
-    ratio = part["bound"] / part["ceiling"]
-    shown = [(noise, ratio[part["noise"] == noise][0]) for noise in _noises(rows)]
-    return Claim(
-        "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
-        "holds everywhere.",
-        Effect.exact(
-            "bound over ceiling", ratio[part["noise"] == part["noise"].min()], unit="ratio"
+        share = terms[largest[-1]] / one["bound"][0]
+        shares[f"σ = {noise:g}"] = f"{largest[-1]}, {share:.0%}"
+        shown[f"σ = {noise:g}"] = f"{one['bound'][0] / one['ceiling'][0]:.2f} times that"
+    quiet = where(part, noise=part["noise"].min())
+    return [
+        counted(
+            "The bound's largest term is the momentum's drift at the smallest noise, and the "
+            "noise's at the largest.",
+            [largest[0] == "drift", largest[-1] == "noise"],
+            "two noises",
+            f"{in_words(shares)} of the bound at T = {rows['steps'].max():.0f}",
         ),
-        Rule(high=1.0, strict=True),
-        "; ".join(f"σ = {noise:g}: {value:.2f} times that" for noise, value in shown),
-    )
+        Claim(
+            "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
+            "holds everywhere.",
+            Effect.exact("bound over ceiling", quiet["bound"] / quiet["ceiling"], unit="ratio"),
+            Rule(high=1.0, strict=True),
+            in_words(shown),
+        ),
+    ]
 
 
 def numbers(rows: Columns) -> Rows:
     """The bound's terms by noise and T, and what was measured."""
     lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
     names = (*(f"term_{name}" for name in TERMS), "bound")
-    for noise in _noises(rows):
-        lines.append((f"{noise:g}:", *("" for _ in lines[0][1:])))
-        for steps in np.unique(rows["steps"]).tolist():
+    for noise in levels(rows, "noise"):
+        lines.append(heading(f"{noise:g}:", lines[0]))
+        for steps in levels(rows, "steps"):
             parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
             bound = [f"{parts[0][name][0]:.2f}" for name in names]
             norms = [f"{one['mean_nuclear'].mean():.2f}" for one in parts]
@@ -377,24 +378,7 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-def _held(part: Columns) -> str:
-    held = part["mean_nuclear"] <= part["bound"]
-    return f"{held.sum()} of {len(held)} runs; the largest is {_share(part).max():.2f} of its bound"
-
-
-def _share(part: Columns) -> np.ndarray:
-    return part["mean_nuclear"] / part["bound"]
-
-
-def _noises(rows: Columns) -> list[float]:
-    return np.unique(rows["noise"]).tolist()
-
-
-def _curve(rows: Columns, method: str, noise: float) -> Curve:
-    return curve(rows, "steps", "mean_nuclear", method=method, noise=noise)
-
-
-# The figure.
+# How it is drawn.
 
 
 @style.styled
@@ -402,8 +386,9 @@ def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
     """A panel for each method: mean nuclear norms and bounds against T, a colour for each noise."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
-        for noise, look in zip(np.unique(rows["noise"]), style.SERIES, strict=False):
-            _pair(axes, rows, method, float(noise), look)
+        for noise, look in zip(levels(rows, "noise"), style.SERIES, strict=False):
+            label = f"measured, σ = {noise:g}"
+            draw_with_bound(axes, rows, look, label, method=method, noise=noise)
         axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (Theorem 3.4)")
         axes.axhline(rows["ceiling"][0], color=style.GREY, lw=1, ls=":",
                      label="largest of any gradient")  # fmt: skip
@@ -414,15 +399,6 @@ def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
     panels[0].set_ylabel(r"mean of $\Vert\nabla f(W_t)\Vert_*$")
     style.legend_below(figure, panels[0], 2 if narrow else 3)
     return figure
-
-
-def _pair(axes: Axes, rows: Columns, method: str, noise: float, look: tuple[str, str]) -> None:
-    norms, bounds = (
-        curve(rows, "steps", name, method=method, noise=noise) for name in ("mean_nuclear", "bound")
-    )
-    label = f"measured, σ = {noise:g}"
-    style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
-    axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2)
 
 
 PICTURES = (
@@ -437,13 +413,4 @@ PICTURES = (
         "says nothing.",
     ),
 )
-
-STUDY = Study(
-    "dp-stationarity",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("dp-stationarity", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -1,9 +1,9 @@
-"""Study `dp-text`: private fine-tuning of a decoder on tables and sentences (000, section 5).
+"""Study `dp-text`: private fine-tuning of a decoder on tables and sentences.
 
-A cell is a seed. One decoder is trained on public text, and every method continues from it under
-the same joint epsilon. Each training is a run directory, which resumes and replays like any other.
-The corpus lies in [base.data] folder. If that is empty, both texts are synthetic (`make-text`), and
-the public text has other names and wordings than the private one.
+DP-Muon (000), section 5. A cell is a seed. One decoder is trained on public text, and every method
+continues from it under the same joint epsilon. Each training is a run directory, which resumes and
+replays like any other. The corpus lies in [base.data] folder. If that is empty, both texts are
+synthetic (`make-text`), and the public text has other names and wordings than the private one.
 """
 
 import math
@@ -37,7 +37,7 @@ from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.text import corpus, make_text, prompts, tokens_of
-from fedmuon.experiments.studies.study import Study, assemble
+from fedmuon.experiments.studies.study import Study, assemble, distinct
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
 from fedmuon.federated.build import decoder_form, resolve
 from fedmuon.federated.client_data import read_source
@@ -51,7 +51,7 @@ from fedmuon.tasks.networks import NetworkTask
 
 def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Corpus BLEU in percent by sacrebleu with effective order; several references a sentence."""
-    try:
+    try:  # an optional package
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
@@ -64,7 +64,7 @@ def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, of the nearest reference each."""
-    try:
+    try:  # an optional package
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError("ROUGE-L needs rouge-score: pip install 'fedmuon[text]'") from None
@@ -76,10 +76,8 @@ def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> floa
     return 100 * sum(nearest) / len(nearest)
 
 
-# The cells.
-
 Nested = dict[str, dict[str, Scalar]]
-SHOWN = 10  # written sentences kept for a reader
+SHOWN = 10  # generated sentences that are stored for a reader
 
 
 class Settings(Table):
@@ -96,66 +94,61 @@ class Settings(Table):
     published: dict[str, dict[str, dict[str, float]]]  # by format and method
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence["Tuned"]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     """A cell for each seed."""
-    named = {"data": {"name": asked.data}}
+    data = {"data": {"name": request.data}}
     configs = [
-        cell(settings.base, own, named) for own in (settings.public, *settings.variants.values())
+        cell(settings.base, own, data) for own in (settings.public, *settings.variants.values())
     ]
-    require_read("--set", asked.changes, configs)
+    require_read("--set", request.changes, configs)
     for (name, own), config in zip(settings.variants.items(), configs[1:], strict=True):
         require_read(f"[variants.{name!r}]", own, [config])
-    return [Tuned(settings, asked.data, seed) for seed in settings.seeds]
+    trainings = 1 + len(settings.variants)
+    return [
+        TextCell(f"{request.data}-seed{seed}", trainings, settings, request.data, seed)
+        for seed in settings.seeds
+    ]
+
+
+# What it measures.
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """All methods with one seed, from one public decoder."""
+class TextCell:
+    """All methods with one seed, from one public decoder; `size` counts trainings."""
 
+    name: str  # of its folder
+    size: int
     settings: Settings
     form: str
     seed: int
     folder: Path | None = None
 
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.form}-seed{self.seed}"
-
-    @property
-    def size(self) -> int:
-        """Trainings."""
-        return 1 + len(self.settings.variants)
-
     def compute(self) -> Record:
         """Rows `ends`, `curves` and `written` of every method."""
         base, folder = self.settings.base, self.folder
         assert folder is not None
-        weights = str(base.get("task", {}).get("weights", "")) or self._public_weights(folder)
+        weights = str(base.get("task", {}).get("weights", ""))
+        if not weights:  # a decoder trained on public text, without privacy
+            text = self._make_text(folder, "lodgings", self.settings.public_tables)
+            config = self._config(self.settings.public, text, "")
+            train(prepare(config, folder / "public", True), run_rounds)
+            weights = str(folder / "public" / "model.safetensors")
         given = str(base.get("data", {}).get("folder", ""))
-        text = Path(given or self._made_up(folder, "restaurants", self.settings.made_tables))
+        text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))
         record: Record = {"ends": [], "curves": [], "written": []}
         for place, (method, own) in enumerate(self.settings.variants.items()):
             config = self._config(own, text, weights)
-            tables = tuned(config, folder / f"method-{place}", self.settings)
+            tables = fine_tune(config, folder / f"method-{place}", self.settings)
             head = {"method": method, "seed": self.seed}
             for name, rows in tables.items():
                 record[name] += [head | row for row in rows]
         return record | {"made_up": not given}
 
-    def _made_up(self, folder: Path, domain: str, count: int) -> Path:
-        """Text of that domain, made up once."""
+    def _make_text(self, folder: Path, domain: str, count: int) -> Path:
+        """Synthetic text of that domain, made once."""
         make_text(folder / domain, self.form, count, domain, self.seed)
         return folder / domain
-
-    def _public_weights(self, folder: Path) -> str:
-        """A decoder trained on public text, without privacy."""
-        text = self._made_up(folder, "lodgings", self.settings.public_tables)
-        train(
-            prepare(self._config(self.settings.public, text, ""), folder / "public", True),
-            run_rounds,
-        )
-        return str(folder / "public" / "model.safetensors")
 
     def _config(self, own: Nested, text: Path, weights: str) -> Config:
         """The settings of one training, on all pairs that its text has."""
@@ -164,51 +157,70 @@ class Tuned:
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
         source = read_source(cell(setting, last))
         held = source.official_test or len(source.labels) * 4 // 5
-        asked = setting.get("data", {})
-        sizes = {
-            "train": min(int(asked.get("train", held)), held),
-            "test": min(int(asked.get("test", len(source.labels))), len(source.labels) - held),
+        sizes = setting.get("data", {})
+        limited = {
+            "train": min(int(sizes.get("train", held)), held),
+            "test": min(int(sizes.get("test", len(source.labels))), len(source.labels) - held),
         }
-        return resolve(cell(setting, last, {"data": sizes}))
+        return resolve(cell(setting, last, {"data": limited}))
 
 
-def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
+def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
     """One method's run, and what its decoder then says of held-out tables."""
     run = prepare(config, out, resume=True)
+    measures = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
+    written: list[Record] = []
+    privacy, note = {}, ""
     try:
-        summary = train(run, run_rounds)
+        privacy = train(run, run_rounds)["privacy"]
     except NonFinite as error:
-        return {"ends": [_end(run, {}, {}, str(error))], "curves": _curve(run), "written": []}
-    stored = read_weights(out / "model.safetensors")
-    task = run.experiment.task
-    params = {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
-    scores, written = _written(run, params, settings)
-    end = _end(run, {"nll": nll(run, params), **scores}, summary["privacy"], "")
-    return {"ends": [end], "curves": _curve(run), "written": written}
+        note = str(error)
+    else:
+        stored = read_weights(out / "model.safetensors")
+        task, held = run.experiment.task, run.experiment.shards.held_out
+        assert isinstance(task, NetworkTask)
+        params = {
+            name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()
+        }
+        # the mean negative log-likelihood of a held-out target token
+        losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
+        counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
+        measures["nll"] = float((losses[0].double() * counts).sum() / counts.sum())
+        scores, written = _write_sentences(run, params, settings)
+        measures |= scores
+    names = ("epsilon", "delta", "noise", "blocks")
+    end = {
+        "recipe": config.local.recipe,
+        "target": config.privacy.epsilon,
+        "steps": config.federation.rounds * config.local.steps,
+        "pairs": config.data.train,
+        "lot": config.privacy.lot,
+        **measures,
+        **{name: privacy.get(name, math.nan) for name in names},
+        **{name: privacy.get(name, "") for name in ("adjacency", "sampling")},
+        "note": note,
+    }
+    curve = [
+        {"step": record["round"] * config.local.steps, "loss": record["test_loss"]}
+        for record in run.directory.records()
+        if "test_loss" in record
+    ]
+    return {"ends": [end], "curves": curve, "written": written}
 
 
-def nll(run: Run, params: Params) -> float:
-    """The mean negative log-likelihood of a held-out target token."""
-    task, held = run.experiment.task, run.experiment.shards.held_out
-    assert isinstance(task, NetworkTask)
-    losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
-    counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
-    return float((losses[0].double() * counts).sum() / counts.sum())
-
-
-def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list[Record]]:
+def _write_sentences(run: Run, params: Params, settings: Settings) -> tuple[Record, list[Record]]:
     """BLEU and ROUGE-L of sentences about held-out tables, and the first of them."""
     table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
     parts = corpus(table.name, table.folder)
     held = prompts(parts.get("test") or parts.get("dev") or parts["train"])
-    asked = {prompt: tokens.prompt(prompt) for prompt in held}
-    short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
+    encoded = {prompt: tokens.prompt(prompt) for prompt in held}
+    short = [prompt for prompt, row in encoded.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
     form = decoder_form(run.config, run.data.shape, run.data.vocabulary)
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     whole = fold_adapters(task.module, params)
-    rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
+    rows = generate(form, whole, [encoded[prompt] for prompt in short], tokens.end, settings.beams)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = []
     for prompt, one, references in zip(short, sentences, wanted, strict=True):
@@ -219,33 +231,7 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     return scores, shown[:SHOWN]
 
 
-def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> Record:
-    unknown = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
-    spent = {name: privacy.get(name, math.nan) for name in ("epsilon", "delta", "noise", "blocks")}
-    config = run.config
-    spent |= {name: privacy.get(name, "") for name in ("adjacency", "sampling")}
-    steps = config.federation.rounds * config.local.steps
-    head = {"recipe": config.local.recipe, "target": config.privacy.epsilon, "steps": steps,
-            "pairs": config.data.train, "lot": config.privacy.lot}  # fmt: skip
-    return {**head, **unknown, **measured, **spent, "note": note}
-
-
-def _curve(run: Run) -> list[Record]:
-    """Rows of curves.csv: the held-out loss by step."""
-    steps = run.config.local.steps
-    return [
-        {"step": record["round"] * steps, "loss": record["test_loss"]}
-        for record in run.directory.records()
-        if "test_loss" in record
-    ]
-
-
-def summary(records: list[Record]) -> Record:
-    """Whether the text is made up."""
-    return {"made_up": any(record["made_up"] for record in records)}
-
-
-# Claims and numbers.
+# What it claims.
 
 MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
 UNITS = {"nll": "nats", "bleu": "points", "rouge_l": "points"}
@@ -276,19 +262,14 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """The report's section, with published numbers, and a warning if the text is synthetic."""
     published = about["settings"]["published"].get(about["data"], {})
     stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
-    told = replace(study, numbers=partial(numbers, published), stands_on=stands_on)
-    return assemble(told, folder, about)
+    whole = replace(study, numbers=partial(numbers, published), stands_on=stands_on)
+    return assemble(whole, folder, about)
 
 
 def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
-    """What was spent, and 000's orders."""
-    return [within(ends), *(ordered(ends, *pair) for pair in PAIRS)]
-
-
-def within(ends: Columns) -> Claim:
-    """The ledger of every run answers at most the epsilon that was asked for."""
+    """What was spent, by the ledger of every run, and 000's orders."""
     spent, target = ends["epsilon"], ends["target"]
-    return Claim(
+    within = Claim(
         "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
         "jointly.",
         Effect.exact("spent over asked for", spent / target, unit="ratio"),
@@ -296,6 +277,7 @@ def within(ends: Columns) -> Claim:
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
         f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
     )
+    return [within, *(ordered(ends, *pair) for pair in PAIRS)]
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
@@ -320,7 +302,7 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
 def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:
     """Means over seeds with standard deviations, and below each what 000 prints."""
     lines: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
-    for name in dict.fromkeys(ends["method"].tolist()):
+    for name in distinct(ends, "method"):
         mine = ends["method"] == name
         about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
         lines.append((name, *about, *(spread(ends[key][mine]) for key in MEASURES)))
@@ -329,14 +311,14 @@ def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves:
     return lines
 
 
-# The figure.
+# How it is drawn.
 
 
 @styled
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
     """Held-out loss by step, from curves.csv: means over seeds, least and largest as a band."""
     figure, (axes,) = canvas(1, narrow, 3.0)
-    methods = list(dict.fromkeys(rows["method"].tolist()))
+    methods = distinct(rows, "method")
     for name, (colour, marker) in zip(methods, SERIES, strict=False):
         mine = rows["method"] == name
         steps = np.unique(rows["step"][mine])
@@ -377,7 +359,7 @@ STUDY = Study(
     partial(numbers, {}),
     STANDS_ON,
     PICTURES,
-    summary=summary,
+    summary=lambda records: {"made_up": any(record["made_up"] for record in records)},
     tables=("ends", "curves"),
     report=report,
 )

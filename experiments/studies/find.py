@@ -85,8 +85,9 @@ def find(
     content = contents.at(content, named, scale)
     if seed is not None or seeds is not None:
         content["seeds"] = _seeds(name, content.get("seeds"), seed, seeds)
-    told = {"told": contents.told(name), "seeds": content.get("seeds")}
-    return KINDS[kind].work(content, SuiteRequest(name, named, scale, changes, seed, seeds, told))
+    repeats = {"told": contents.told(name), "seeds": content.get("seeds")}
+    request = SuiteRequest(name, named, scale, changes, seed, seeds, repeats)
+    return KINDS[kind].work(content, request)
 
 
 def _seeds(name: str, own: Any, seed: int | None, count: int | None) -> list[int] | int:

@@ -16,27 +16,29 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
+from torch import Tensor
 
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule, Slope, mean_of
+from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table
+from fedmuon.data.federated import FederatedData
 from fedmuon.experiments.stability.certified_setting import Case
 from fedmuon.experiments.stability.certify import Verdict, judge
 from fedmuon.experiments.stability.gap import proved_range
 from fedmuon.experiments.stability.measure import measured_losses
 from fedmuon.experiments.stability.reachable_ball import start_of
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import Call, Study, distinct, heading
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, require_free, require_read
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import Experiment, begin, risk, run_rounds
 from fedmuon.runs.directory import Record
-from fedmuon.tasks.base import Params
 
 KINDS = ("ball", "global")
 SETTLED = {
@@ -60,14 +62,14 @@ class Settings(Table):
     base: dict[str, dict[str, Scalar]]
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each start, lambda, step size and seed."""
     require_free("[base]", settings.base, SETTLED)
     every = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
     found = []
     for start, lam, lr, seed in every:
         own: dict[str, dict[str, Scalar]] = {
-            "data": {"name": asked.data},
+            "data": {"name": request.data},
             "task": {"initial": start},
             "federation": {"rounds": max(settings.horizons), "seed": seed},
             "local": {"lr": lr},
@@ -76,36 +78,42 @@ def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
         config = cell(settings.base, own)
         require_read("[base]", settings.base, [config])
         name = f"{start}-lambda{lam:g}-lr{lr:g}-seed{seed}"
-        work = partial(followed, config, sorted(set(settings.horizons)))
+        work = partial(measure, config, sorted(set(settings.horizons)))
         found.append(Call(name, work, max(settings.horizons)))
     return found
 
 
-def followed(config: Config, horizons: Sequence[int]) -> Record:
-    """The model and its bounds after each of these numbers of rounds."""
+# What it measures.
+
+
+def measure(config: Config, horizons: Sequence[int]) -> Record:
+    """Two rows for each of these numbers of rounds: the model and its bounds after them."""
     config = resolve(config)
     source = read_source(config)
     data = build_data(config, source)
     experiment = build_experiment(config, data)
-    models = _models(experiment, config.federation.seed, horizons)
-    held, plan = experiment.shards.held_out, experiment.plan
+    start = begin(experiment.recipe, experiment.task, config.federation.seed)
+    weights = [
+        done.state.params["weight"]
+        for done in run_rounds(experiment, start)
+        if done.state.round in horizons
+    ]
+    models = {"weight": torch.cat([start.params["weight"], *weights])}  # X0, and after each horizon
+    held = experiment.shards.held_out
     test = risk(experiment.task, models, held.inputs, held.labels)
     right, (first, *_) = test.scores["accuracy"], models["weight"]
-    start, sizes = start_of(first.cpu().numpy(), source), data.sizes
-    judged, every = [], plan.factors()
-    for horizon in horizons:
-        seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
-        settings = (_ending(config, horizon, kind) for kind in KINDS)
-        factors = None if every is None else every[:horizon]
-        cases = [
-            Case(one, sizes, seen, first.shape, start=start, factors=factors) for one in settings
-        ]
-        verdicts = [judge(case) for case in cases]
-        judged.append((verdicts, proved_range(cases[0], verdicts[0])))
-    tops = [1.0, *(top for _, top in judged)]  # of X0, whose gap nobody asks for
+    ball = start_of(first.cpu().numpy(), source)
+    bounds = [_bounds(config, data, experiment, horizon, first, ball) for horizon in horizons]
+    tops = [1.0, *(top for _, top in bounds)]  # of X0, whose gap nobody asks for
     losses = measured_losses(config, data, source.classes, experiment, models, tops)
+    head = {
+        "start": config.task.initial,
+        "lambda": config.orthogonalizer.lambda_,
+        "lr": config.local.lr,
+        "seed": config.federation.seed,
+    }
     rows = []
-    for place, (horizon, (verdicts, _)) in enumerate(zip(horizons, judged, strict=True), 1):
+    for place, (horizon, (verdicts, _)) in enumerate(zip(horizons, bounds, strict=True), 1):
         known = {
             "rounds": horizon,
             "untrained": float(right[0]),
@@ -116,45 +124,34 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
             "gap_low": losses[place].gap.low,
             "gap_high": losses[place].gap.high,
         }
-        rows += [known | row for row in _promised(verdicts)]
-    head = {
-        "start": config.task.initial,
-        "lambda": config.orthogonalizer.lambda_,
-        "lr": config.local.lr,
-        "seed": config.federation.seed,
-    }
-    return {"rows": [head | row for row in rows]}
+        top = min(one.loss_bound for one in verdicts)  # the least range of the loss that is proved
+        for kind, verdict in zip(KINDS, verdicts, strict=True):
+            value = verdict.bound.value if verdict.bound else math.inf
+            bound = {"constants": kind, "bound": value, "range": top, "share": value / top}
+            rows.append(head | known | bound)
+    return {"rows": rows}
 
 
-def _models(experiment: Experiment, seed: int, horizons: Sequence[int]) -> Params:
-    """X0, and the model after each horizon, as a stack."""
-    begun = begin(experiment.recipe, experiment.task, seed)
-    kept = [
-        done.state.params["weight"]
-        for done in run_rounds(experiment, begun)
-        if done.state.round in horizons
-    ]
-    return {"weight": torch.cat([begun.params["weight"], *kept])}
-
-
-def _ending(config: Config, horizon: int, kind: str) -> Config:
-    """The config of the run that ends there."""
+def _bounds(
+    config: Config, data: FederatedData, experiment: Experiment, horizon: int, first: Tensor,
+    start: Start | None,
+) -> tuple[list[Verdict], float]:  # fmt: skip
+    """What is certified of a run that ends there, with each kind of constants; the loss's range."""
+    plan = experiment.plan
+    seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
+    every = plan.factors()
+    factors = None if every is None else every[:horizon]
     federation = config.federation.model_copy(update={"rounds": horizon})
-    stability = config.stability.model_copy(update={"constants": kind})
-    return config.model_copy(update={"federation": federation, "stability": stability})
+    cases = []
+    for kind in KINDS:
+        stability = config.stability.model_copy(update={"constants": kind})
+        ending = config.model_copy(update={"federation": federation, "stability": stability})
+        cases.append(Case(ending, data.sizes, seen, first.shape, start=start, factors=factors))
+    verdicts = [judge(case) for case in cases]
+    return verdicts, proved_range(cases[0], verdicts[0])
 
 
-def _promised(verdicts: Sequence[Verdict]) -> list[Record]:
-    """Each kind's bound, and which part it is of B, the least range of the loss that is proved."""
-    top = min(one.loss_bound for one in verdicts)
-    values = [one.bound.value if one.bound else math.inf for one in verdicts]
-    return [
-        {"constants": kind, "bound": value, "range": top, "share": value / top}
-        for kind, value in zip(KINDS, values, strict=True)
-    ]
-
-
-# Claims and numbers.
+# What it claims.
 
 TENTH = 0.1  # of B, the range of the loss
 HALF = 0.5  # of what training gains in accuracy
@@ -184,8 +181,10 @@ def of(rows: Columns, start: str, kind: str) -> np.ndarray:
 
 
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
-    """The rows in rising order of bound / B that are more accurate than all before them; of equal
-    bounds the first, and what has no finite bound is not among them."""
+    """The rows, by rising bound / B, that are more accurate than all before them.
+
+    Of equal bounds the first counts. Rows without a finite bound are left out.
+    """
     mine = np.flatnonzero(mine & np.isfinite(rows["share"]))
     order = mine[np.lexsort((-rows["accuracy"][mine], rows["share"][mine]))]
     reached = np.maximum.accumulate(rows["accuracy"][order])
@@ -193,42 +192,47 @@ def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
 
 
 def best(rows: Columns, mine: np.ndarray) -> int | None:
-    """Where accuracy is best among those of a bound below a tenth of B, if there are any."""
-    return _most_accurate(rows, mine & (rows["share"] < TENTH))
-
-
-def _most_accurate(rows: Columns, mine: np.ndarray) -> int | None:
+    """Where accuracy is best among these rows, if there are any."""
     inside = np.flatnonzero(mine)
     return int(inside[rows["accuracy"][inside].argmax()]) if len(inside) else None
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """The bounds hold; below B / 10 there is something learned; the ball's constants matter."""
-    starts = list(dict.fromkeys(rows["start"].tolist()))
-    every = [(learned(rows, start), ahead(rows, start)) for start in starts]
-    return [within(rows), *itertools.chain(*every)]
+    """The bounds hold; below B / 10 there is something learned; the ball's constants matter.
 
-
-def within(rows: Columns) -> Claim:
-    """gap <= bound in every row: within only if the gap's interval is."""
+    A gap is within its bound only if the gap's interval is.
+    """
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
-    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss")
-    detail = (
-        f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end"
+    within = Claim(
+        "Every gap is at most its bound.",
+        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"),
+        Rule(high=0.0),
+        f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end",
     )
-    return Claim("Every gap is at most its bound.", away, Rule(high=0.0), detail)
+    every = [_claims_of(rows, start) for start in distinct(rows, "start")]
+    return [within, *itertools.chain(*every)]
 
 
-def learned(rows: Columns, start: str) -> Claim:
-    """With the ball's constants: half of the accuracy that any setting gains over X0, on average
-    over seeds."""
-    here, kept = rows["start"] == start, _covered(rows, start, "ball")
+def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
+    """What a start covers with a bound below a tenth of B.
+
+    With the ball's constants: half of the accuracy that any setting gains over X0, on average over
+    seeds. And accuracy is higher with the constants of the ball, at every seed. Where nothing is
+    covered, X0 counts: it needs no stability.
+    """
+    here, small = rows["start"] == start, rows["share"] < TENTH
+    ball, wide = (_covered(rows, start, kind) for kind in NAMES)
     first = np.array([rows["untrained"][one][0] for one in _by_seed(rows, here)])
     top = np.array([rows["accuracy"][one].max() for one in _by_seed(rows, here)])
-    half = mean_of(kept - first - HALF * (top - first))  # seed by seed
+    half = mean_of(ball - first - HALF * (top - first))  # seed by seed
     learns = float((top - first).mean()) > 0
-    return Claim(
+    said = []
+    for values, (kind, name) in zip((ball, wide), NAMES.items(), strict=True):
+        none = not (of(rows, start, kind) & small).any()
+        said.append(f"{values.mean():.3f} with {name}" + " (X⁰)" * none)
+    covers = (here & small).any()
+    learned = Claim(
         f"From X⁰ {start}, half of what training gains in accuracy is had with a bound below "
         "B / 10, with the ball.",
         Effect.between(
@@ -237,35 +241,23 @@ def learned(rows: Columns, start: str) -> Claim:
             unit=POINTS,
         ),
         Rule(low=0.0),
-        f"X⁰ {first.mean():.3f}, covered {kept.mean():.3f}, best of all {top.mean():.3f}",
+        f"X⁰ {first.mean():.3f}, covered {ball.mean():.3f}, best of all {top.mean():.3f}",
     )
-
-
-def ahead(rows: Columns, start: str) -> Claim:
-    """With a bound below a tenth of B accuracy is higher with the constants of the ball, at every
-    seed. Where nothing is covered, X0 counts: it needs no stability."""
-    ball, wide = (_covered(rows, start, kind) for kind in NAMES)
-    small = (rows["start"] == start) & (rows["share"] < TENTH)
-    said = ", ".join(
-        f"{values.mean():.3f} with {name}" + (" (X⁰)" * (best(rows, of(rows, start, kind)) is None))
-        for values, (kind, name) in zip((ball, wide), NAMES.items(), strict=True)
-    )
-    return Claim(
+    ahead = Claim(
         f"From X⁰ {start}, the best model with a bound below B / 10 is better with the ball than "
         "with all models, or than X⁰ where these cover none, at every seed.",
-        Effect.exact(
-            "gain in accuracy of a seed", ball - wide if small.any() else np.nan, unit=POINTS
-        ),
+        Effect.exact("gain in accuracy of a seed", ball - wide if covers else np.nan, unit=POINTS),
         POSITIVE,
-        f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {said}",
+        f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {', '.join(said)}",
     )
+    return learned, ahead
 
 
 def _covered(rows: Columns, start: str, kind: str) -> np.ndarray:
     """At each seed the best accuracy with a bound below a tenth of B, or X0's [seeds]."""
     found = []
     for one in _by_seed(rows, of(rows, start, kind)):
-        place = best(rows, one)
+        place = best(rows, one & (rows["share"] < TENTH))
         found.append(rows["untrained"][one][0] if place is None else rows["accuracy"][place])
     return np.array(found)
 
@@ -275,28 +267,26 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """By start: the models below a tenth of B with each kind of constants, and the best of all."""
+    """By start: the models below a tenth of B with each kind of constants, and the best of all.
+
+    Below the best of a kind is, for each step size, the longest run with such a bound, and of
+    several the most accurate.
+    """
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip
-    for start in dict.fromkeys(rows["start"].tolist()):
+    for start in distinct(rows, "start"):
         for kind in NAMES:
-            mine = of(rows, start, kind)
-            places = best(rows, mine), *_longest(rows, mine)
-            lines.append((f"{start}, {kind}:", *("" for _ in range(5))))
+            small = of(rows, start, kind) & (rows["share"] < TENTH)
+            places, inside = [best(rows, small)], np.flatnonzero(small)
+            for lr in np.unique(rows["lr"][inside]):
+                same = inside[rows["lr"][inside] == lr]
+                order = np.lexsort((rows["accuracy"][same], rows["rounds"][same]))
+                places.append(int(same[order[-1]]))
+            lines.append(heading(f"{start}, {kind}:", lines[0]))
             lines += dict.fromkeys(_line(rows, place) for place in places)
-        lines.append((f"{start}, any:", *("" for _ in range(5))))
-        lines.append(_line(rows, _most_accurate(rows, of(rows, start, "ball"))))
+        lines.append(heading(f"{start}, any:", lines[0]))
+        lines.append(_line(rows, best(rows, of(rows, start, "ball"))))
     return lines
-
-
-def _longest(rows: Columns, mine: np.ndarray) -> list[int]:
-    """For each step size, the largest R (and there the most accurate) with such a bound."""
-    inside = np.flatnonzero(mine & (rows["share"] < TENTH))
-    found = []
-    for lr in np.unique(rows["lr"][inside]):
-        same = inside[rows["lr"][inside] == lr]
-        found.append(int(same[np.lexsort((rows["accuracy"][same], rows["rounds"][same]))[-1]]))
-    return found
 
 
 def _line(rows: Columns, place: int | None) -> tuple[str, ...]:
@@ -310,7 +300,7 @@ def _line(rows: Columns, place: int | None) -> tuple[str, ...]:
     return (setting, f"{at['accuracy']:.3f}", *losses, *bounds)
 
 
-# The figure.
+# How it is drawn.
 
 LINES = dict(zip(NAMES, ("-", "--"), strict=True))
 MANY = 300  # points, which are small
@@ -318,9 +308,11 @@ MANY = 300  # points, which are small
 
 @style.styled
 def by_share(rows: Columns, narrow: bool = False) -> Figure:
-    """Above, every run and horizon as a point, and the best accuracy up to each bound / B as a
-    step; below, the test and train losses of these best."""
-    starts = list(dict.fromkeys(rows["start"].tolist()))
+    """Every run and horizon as a point, and the best accuracy up to each bound / B as a step.
+
+    Below are the test and train losses of these best.
+    """
+    starts = distinct(rows, "start")
     figure, panels = style.canvas(2 * len(starts), narrow, 2.3, len(starts))
     above, below = panels[: len(starts)], panels[len(starts) :]
     for axes, under, start in zip(above, below, starts, strict=True):
@@ -333,14 +325,16 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
         axes.set_xlim(0.8 * rows["share"].min(), min(10.0, 1.25 * rows["share"].max()))
         style.log_x(axes)
         axes.set_xlabel("bound / B")
-    for group in (above, below):
-        style.alike(group)
-    for axes in above:
-        axes.set_ylim(bottom=0)
     for group, label in ((above, "held-out accuracy"), (below, "loss")):
+        style.alike(group)
         for axes in group[: len(starts) if narrow else 1]:
             axes.set_ylabel(label)
-    style.legend_below(figure, _labels(above[0]), 1 if narrow else 3)
+    for axes in above:
+        axes.set_ylim(bottom=0)
+    for label, full in (("test loss", style.BLACK), ("train loss", "none")):
+        above[0].plot([], [], "o", color=style.BLACK, ms=4, mfc=full, mew=0.9, label=label)
+    above[0].plot([], [], ":", color=style.GREY, lw=1, label="a tenth of B")
+    style.legend_below(figure, above[0], 1 if narrow else 3)
     return figure
 
 
@@ -360,14 +354,6 @@ def _draw(above: Axes, below: Axes, rows: Columns, seen: np.ndarray, look: tuple
         below.plot(x, rows[loss][places], marker, color=colour, ms=4, mfc=full, mew=0.9)
 
 
-def _labels(axes: Axes) -> Axes:
-    """With what tells test from train below."""
-    for label, full in (("test loss", style.BLACK), ("train loss", "none")):
-        axes.plot([], [], "o", color=style.BLACK, ms=4, mfc=full, mew=0.9, label=label)
-    axes.plot([], [], ":", color=style.GREY, lw=1, label="a tenth of B")
-    return axes
-
-
 PICTURES = (
     Picture(
         "frontier",
@@ -381,13 +367,4 @@ PICTURES = (
         "run's neighbours, and are no bound of the gap.",
     ),
 )
-
-STUDY = Study(
-    "frontier",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("frontier", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -1,15 +1,15 @@
-"""Study `heavy-tail`: how fast gradients shrink when their noise has no variance (002, section 3).
+"""Study `heavy-tail`: how fast gradients shrink when their noise has no variance.
 
-The objective has a known smoothness, the noise is symmetric stable with an index just above alpha.
-One cell has one method and one number of steps, and holds all tail indices, schedules and seeds as
-one stack; the noise of a seed is the same for all methods.
+Nesterov Muon (002), section 3. The objective has a known smoothness, the noise is symmetric stable
+with an index just above alpha. One cell has one method and one number of steps, and holds all tail
+indices, schedules and seeds as one stack. The noise of a seed is the same for all methods.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,10 +28,17 @@ from fedmuon.analysis.theory.stationarity import rate
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.run_chain import Oracle, run_chain
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import (
+    Call,
+    Oracle,
+    Study,
+    heading,
+    in_words,
+    levels,
+    run_chain,
+)
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.optim.chain import Chain, Link
+from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum, normalize
 from fedmuon.optim.recipe_tables import map_of_table
 from fedmuon.optim.schedules import heavy_tailed
@@ -52,8 +59,11 @@ THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 
 
 class Settings(Table):
-    """What the suite's file holds; the noise has entries `noise` times a stable draw of index
-    alpha + `margin`, and grows with the gradient by `sigma1` where the theorem allows that."""
+    """What the suite's file holds.
+
+    The noise has entries `noise` times a stable draw of index alpha + `margin`. It grows with the
+    gradient by `sigma1` where the theorem allows that.
+    """
 
     alphas: Annotated[list[Annotated[float, Field(gt=1, le=2)]], Field(min_length=1)]
     steps: Annotated[list[Count], Field(min_length=2)]
@@ -72,13 +82,16 @@ class Settings(Table):
         return self.rows, self.columns
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each method and number of steps."""
     return [
-        Call(f"{method}-{steps}", partial(measured, settings, method, steps), steps)
+        Call(f"{method}-{steps}", partial(measure, settings, method, steps), steps)
         for method in METHODS
         for steps in settings.steps
     ]
+
+
+# What it measures.
 
 
 @dataclass(frozen=True)
@@ -94,8 +107,11 @@ class Objective:
     @classmethod
     def of(cls, rows: int, columns: int) -> "Objective":
         """A and B symmetric, with eigenvalues from 1/2 to 1."""
-        rng = generator(SEED, Draw.SYNTHETIC)
-        return cls(_symmetric(rows, rng), _symmetric(columns, rng))
+        rng, sides = generator(SEED, Draw.SYNTHETIC), []
+        for size in (rows, columns):
+            basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
+            sides.append(torch.from_numpy(basis * np.linspace(1, 0.5, size) @ basis.T))
+        return cls(*sides)
 
     def value(self, at: Tensor) -> Tensor:
         """f [...] at X [..., m, n]."""
@@ -108,22 +124,11 @@ class Objective:
         return self.left @ (inner + (2 * inner).sin()) @ self.right / 3
 
 
-def _symmetric(size: int, rng: np.random.Generator) -> Tensor:
-    basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
-    return torch.from_numpy(basis * np.linspace(1, 0.5, size) @ basis.T)
-
-
 @dataclass(frozen=True)
 class Noise:
     """(s + t ||grad f||_F) S at every step, S [A seeds, m, n] of stable entries."""
 
     settings: Settings
-
-    @cached_property
-    def index(self) -> np.ndarray:
-        """The stable index of every run [A seeds, 1, 1], above alpha: E |S|^alpha exists."""
-        above = np.minimum(2, np.array(self.settings.alphas) + self.settings.margin)
-        return np.repeat(above, self.settings.seeds)[:, None, None]
 
     def size(self, alpha: float) -> float:
         """(sum_ij E |S_ij|^alpha)^(1/alpha), which bounds (E ||S||_F^alpha)^(1/alpha)."""
@@ -138,11 +143,15 @@ class Noise:
         """The t that makes the noise grow with the gradient by this sigma_1."""
         return sigma1 / (2 ** (1 - 1 / alpha) * self.size(alpha))
 
-    def drawn(self, steps: int, block: int) -> Tensor:
-        """S of the steps of one block, [BLOCK, A seeds, m, n]."""
+    def draw(self, steps: int, block: int) -> Tensor:
+        """S of the steps of one block, [BLOCK, A seeds, m, n].
+
+        The stable index of a run is above its alpha, so that E |S|^alpha exists.
+        """
+        above = np.minimum(2, np.array(self.settings.alphas) + self.settings.margin)
+        index = np.repeat(above, self.settings.seeds)[:, None, None]
         rng = generator(SEED, Draw.BATCH, round=steps, step=block)
-        shape = (BLOCK, len(self.index), *self.settings.shape)
-        return torch.from_numpy(stable(self.index, shape, rng))
+        return torch.from_numpy(stable(index, (BLOCK, len(index), *self.settings.shape), rng))
 
 
 @dataclass(frozen=True)
@@ -157,40 +166,34 @@ class Group:
     sigma1: float
 
 
-def groups(asked: Settings, method: str, steps: int) -> list[Group]:
+def groups(settings: Settings, method: str, steps: int) -> list[Group]:
     """What is run of a method; SGD has the step size for bounded variance, times each factor."""
-    alphas, rate = asked.alphas, steps**-0.5
+    alphas, rate = settings.alphas, steps**-0.5
     if method == "sgd":
-        return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a in alphas for c in asked.factors]
-    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), asked.sigma1) for a in alphas]
+        every = itertools.product(alphas, settings.factors)
+        return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a, c in every]
+    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), settings.sigma1) for a in alphas]
     return known + [Group(a, FREE, 1.0, *heavy_tailed(steps), 0.0) for a in alphas]
 
 
-def chain(method: str, rate: Tensor, memory: Tensor) -> Chain:
-    """The method as links; Nesterov momentum as in 002 (1), none for SGD."""
-    step = descend(rate)
-    if method == "sgd":
-        return Chain((gradient(), step))
-    direction: Link = (
-        normalize() if method not in MAPS else map_matrices(map_of_table(MAPS[method]))
-    )
-    return Chain((gradient(), momentum(memory, "nesterov"), direction, step))
+def measure(settings: Settings, method: str, steps: int) -> Record:
+    """A row for each run: the mean of ||grad f(X_k)||_F over k < K.
 
-
-def measured(asked: Settings, method: str, steps: int) -> Record:
-    """A row for each run: the mean of ||grad f(X_k)||_F over k < K."""
-    objective, field = Objective.of(*asked.shape), Noise(asked)
-    every, seeds = groups(asked, method, steps), asked.seeds
-    start = np.linalg.qr(generator(SEED, Draw.INITIAL).standard_normal(asked.shape))[0]
-    params = {"X": torch.from_numpy(start * asked.distance).repeat(len(every) * seeds, 1, 1)}
-    rate, memory = (
-        _per_run([getattr(one, key) for one in every], seeds) for key in ("rate", "memory")
-    )
+    Nesterov momentum is that of 002 (1); SGD has none.
+    """
+    objective, field = Objective.of(*settings.shape), Noise(settings)
+    every, seeds = groups(settings, method, steps), settings.seeds
+    start = np.linalg.qr(generator(SEED, Draw.INITIAL).standard_normal(settings.shape))[0]
+    params = {"X": torch.from_numpy(start * settings.distance).repeat(len(every) * seeds, 1, 1)}
+    step_of = descend(_per_run([one.rate for one in every], seeds))
+    memory = momentum(_per_run([one.memory for one in every], seeds), "nesterov")
+    turned = map_matrices(map_of_table(MAPS[method])) if method in MAPS else normalize()
+    links = (step_of,) if method == "sgd" else (memory, turned, step_of)
     oracle = _oracle(objective, field, every, steps)
     total = torch.zeros(len(every) * seeds, dtype=torch.float64)
     least = np.full(len(every), np.inf)
     draws = partial(generator, SEED, round=steps)  # a sketch serves all runs of its step
-    for step, now in run_chain(chain(method, rate, memory), params, oracle, steps, draws):
+    for step, now in run_chain(Chain((gradient(), *links)), params, oracle, steps, draws):
         if step < steps:
             size = torch.linalg.matrix_norm(objective.gradient(now["X"]))
             total += size
@@ -221,11 +224,11 @@ def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: i
     alphas, seeds, shape = field.settings.alphas, field.settings.seeds, field.settings.shape
     grow = _per_run([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
     place = torch.tensor([alphas.index(one.alpha) for one in every])
-    drawn = lru_cache(1)(partial(field.drawn, steps))
+    draw = lru_cache(1)(partial(field.draw, steps))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         block, within = divmod(step, BLOCK)
-        draws = drawn(block)[within].view(len(alphas), seeds, *shape)[place]
+        draws = draw(block)[within].view(len(alphas), seeds, *shape)[place]
         slope = objective.gradient(params["X"])
         size = field.settings.noise + grow * torch.linalg.matrix_norm(slope, keepdim=True)
         return objective.value(params["X"]), {"X": slope + size * draws.flatten(0, 1)}
@@ -259,7 +262,7 @@ def moment(index: float, order: float) -> float:
     return float(top / (index * math.sqrt(math.pi) * gamma(-order / 2)))
 
 
-# Claims and numbers.
+# What it claims.
 
 SCHEDULES = {THEOREM: "schedule that knows α", FREE: "schedule without α"}
 MUON = {
@@ -295,128 +298,111 @@ def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> 
 def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
     """SGD's step-size factor of the smallest mean at the largest K, and its curve."""
     mine = where(rows, method="sgd", alpha=alpha)
-    every = {
-        float(factor): curve(mine, "steps", "mean_gradient", factor=float(factor))
-        for factor in np.unique(mine["factor"])
-    }
+    every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
     return min(every.items(), key=lambda pair: pair[1].means[-1])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Every Muon map keeps both rates; SGD falls behind as the tail grows heavier."""
-    judged = [rate_kept(rows, method, schedule) for schedule in (THEOREM, FREE) for method in MUON]
-    return [*judged, sgd_loses_ground(rows), sgd_behind(rows)]
+    kept = [rate_kept(rows, method, schedule) for schedule in (THEOREM, FREE) for method in MUON]
+    return [*kept, *_against_sgd(rows)]
 
 
 def rate_kept(rows: Columns, method: str, schedule: str) -> Claim:
     """The fitted slope is at most the theory's, up to lower orders, at every alpha."""
-    found, slopes = {}, []
-    for alpha in np.unique(rows["alpha"]):
+    found, slopes = {}, {}
+    for alpha in levels(rows, "alpha"):
         slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
-        found[f"α = {alpha:g}"] = Slope(
-            *(one - wanted for one in (slope.value, slope.low, slope.high))
-        )
-        slopes.append(f"α = {alpha:g}: {slope} for {_minus(wanted)}")
+        ends = (one - wanted for one in (slope.value, slope.low, slope.high))
+        found[f"α = {alpha:g}"] = Slope(*ends)
+        slopes[f"α = {alpha:g}"] = f"{slope} for {written(wanted, '.3f')}"
     strictly = sum(one.low <= 0 for one in found.values())
     return Claim(
         f"{NAMES[method]} on the {SCHEDULES[schedule]}: the gradient shrinks at least at the "
         f"promised rate at every α, up to {TOLERANCE} in the slope.",
         Effect.between("slope − promised", found, unit="slope"),
         Rule(high=TOLERANCE),
-        f"{'; '.join(slopes)}; without the allowance in {strictly} of {len(found)}",
+        f"{in_words(slopes)}; without the allowance in {strictly} of {len(found)}",
     )
 
 
-def sgd_loses_ground(rows: Columns) -> Claim:
-    """SGD's measure over exact Muon's, at the largest K, falls as alpha rises: from each alpha to
-    the next, whose runs are others. Who is ahead is another question, and said beside it."""
-    ratios = _against_sgd(rows)
-    steps = {f"from α = {low:g} to {high:g}": _over(ratios[high], ratios[low])
-             for low, high in itertools.pairwise(ratios)}  # fmt: skip
-    behind, ahead = (sum(test(one) for one in ratios.values())
-                     for test in (lambda one: one.low > 1, lambda one: one.high < 1))  # fmt: skip
-    return Claim(
-        "The heavier the tail, the more SGD loses against exact Muon.",
-        Effect.between("SGD over Muon, over the same at the heavier tail", steps, unit="ratio"),
-        Rule(high=1.0, strict=True),
-        _in_words(rows, ratios),
-        f"Beyond doubt SGD is behind Muon at {behind} of {len(ratios)} α, and ahead at {ahead}",
-    )
+def _against_sgd(rows: Columns) -> Sequence[Claim]:
+    """At the largest K: SGD with its best step size over exact Muon with its best schedule.
 
-
-def _over(above: Slope, below: Slope) -> Slope:
-    """The quotient of two independent estimates, to first order."""
-    value = above.value / below.value
-    errors = [(one.high - one.low) / 2 / one.value for one in (above, below)]
-    half = abs(value) * math.hypot(*errors)
-    return Slope(value, value - half, value + half)
-
-
-def sgd_behind(rows: Columns) -> Claim:
-    """At the smallest alpha the ratio is above 1, beyond its 95% interval."""
-    heaviest, ratio = min(_against_sgd(rows).items())
-    return Claim(
-        f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",
-        Effect.between("SGD over Muon", {"": ratio}, unit="ratio"),
-        Rule(low=1.0, strict=True),
-        _in_words(rows, {heaviest: ratio}),
-    )
-
-
-def _against_sgd(rows: Columns) -> dict[float, Slope]:
-    """By alpha, at the largest K: SGD with its best step size over Muon with its best schedule."""
-    ratios = {}
-    for alpha in np.unique(rows["alpha"]):
+    The quotient falls as alpha rises, from each alpha to the next, whose runs are others. Who is
+    ahead is another question, and reported beside it. At the smallest alpha the quotient is above
+    1, beyond its 95% interval.
+    """
+    ratios: dict[float, Slope] = {}
+    for alpha in levels(rows, "alpha"):
         muon = [norms(rows, "muon-exact", alpha, schedule).runs[-1] for schedule in SCHEDULES]
         best = min(muon, key=lambda runs: runs.mean())
-        ratios[float(alpha)] = quotient(norms(rows, "sgd", alpha).runs[-1], best)
-    return ratios
-
-
-def _in_words(rows: Columns, ratios: dict[float, Slope]) -> str:
-    return (
+        ratios[alpha] = quotient(norms(rows, "sgd", alpha).runs[-1], best)
+    steps = {}
+    for (low, below), (high, above) in itertools.pairwise(ratios.items()):
+        # the quotient of two independent estimates, to first order
+        value = above.value / below.value
+        errors = [(one.high - one.low) / 2 / one.value for one in (above, below)]
+        half = abs(value) * math.hypot(*errors)
+        steps[f"from α = {low:g} to {high:g}"] = Slope(value, value - half, value + half)
+    behind = sum(one.low > 1 for one in ratios.values())
+    ahead = sum(one.high < 1 for one in ratios.values())
+    shown = {
+        f"α = {alpha:g}": f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
+        for alpha, one in ratios.items()
+    }
+    words = (
         "SGD's mean gradient norm with the best of its step sizes over Muon's with the better "
         f"schedule, at K = {rows['steps'].max():.0f}: "
-    ) + "; ".join(
-        f"α = {alpha:g}: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        for alpha, ratio in ratios.items()
     )
+    heaviest, ratio = min(ratios.items())
+    return [
+        Claim(
+            "The heavier the tail, the more SGD loses against exact Muon.",
+            Effect.between("SGD over Muon, over the same at the heavier tail", steps, unit="ratio"),
+            Rule(high=1.0, strict=True),
+            words + in_words(shown),
+            f"Beyond doubt SGD is behind Muon at {behind} of {len(ratios)} α, and ahead at {ahead}",
+        ),
+        Claim(
+            f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",
+            Effect.between("SGD over Muon", {"": ratio}, unit="ratio"),
+            Rule(low=1.0, strict=True),
+            f"{words}α = {heaviest:g}: {shown[f'α = {heaviest:g}']}",
+        ),
+    ]
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes by method, schedule and alpha, and the measure at the largest K; a method with its
-    schedule has a line of its own."""
-    alphas = np.unique(rows["alpha"])
+    """Slopes by method, schedule and alpha, and the measure at the largest K.
+
+    A method with its schedule has a line of its own.
+    """
+    alphas = levels(rows, "alpha")
     lines: Rows = [("method: α", "slope (95%)", "larger half of K", "promised", "at the end")]
     for schedule, name in SCHEDULES.items():
         for method in (*MUON, "normalized-sgd"):
-            lines.append((f"{NAMES[method]}, {name}:", "", "", "", ""))
-            lines += [
-                _line(
-                    norms(rows, method, alpha, schedule), alpha, _minus(promised(alpha, schedule))
-                )
-                for alpha in alphas
-            ]
-    lines.append((f"{NAMES['sgd']}, the best c / √K:", "", "", "", ""))
+            lines.append(heading(f"{NAMES[method]}, {name}:", lines[0]))
+            for alpha in alphas:
+                wanted = written(promised(alpha, schedule), ".3f")
+                lines.append(_line(f"  {alpha:g}", norms(rows, method, alpha, schedule), wanted))
+    lines.append(heading(f"{NAMES['sgd']}, the best c / √K:", lines[0]))
     for alpha in alphas:
         factor, one = best_sgd(rows, alpha)
-        lines.append(_line(one, alpha, "–", f", c = {factor:g}"))
+        lines.append(_line(f"  {alpha:g}, c = {factor:g}", one, "–"))
     return lines
 
 
-def _line(one: Curve, alpha: float, wanted: str, more: str = "") -> tuple[str, ...]:
-    """alpha, both slopes, what is promised and the measure at the largest K."""
-    slopes = (
-        f"{_minus(each.value)} ± {each.high - each.value:.3f}" for each in (one.slope, one.late)
-    )
-    return f"  {alpha:g}{more}", *slopes, wanted, number(one.means[-1])
+def _line(name: str, one: Curve, wanted: str) -> tuple[str, ...]:
+    """Both slopes, what is promised and the measure at the largest K."""
+    slopes = [
+        f"{written(each.value, '.3f')} ± {each.high - each.value:.3f}"
+        for each in (one.slope, one.late)
+    ]
+    return name, *slopes, wanted, number(one.means[-1])
 
 
-def _minus(value: float) -> str:
-    return written(value, ".3f")
-
-
-# The figure.
+# How it is drawn.
 
 LOOKS = dict(zip(NAMES, style.SERIES, strict=False))
 
@@ -484,13 +470,4 @@ PICTURES = (
         "guarantee of the schedule that does not know α is weaker.",
     ),
 )
-
-STUDY = Study(
-    "heavy-tail",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("heavy-tail", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -1,11 +1,12 @@
-"""Study `polar-error`: the error of a polar factor, in a map and in a run (001, Proposition D.4).
+"""Study `polar-error`: the error of a polar factor, in a map and in a run.
 
-Maps: the largest distance from the polar factor over drawn matrices, one of them with all singular
-values at the floor, beside what is proved and what 001 prints. Runs: the matrix classifier, whose
-constants are proved, trained with a map T and with a smoothed polar factor S in its place, by one
-client; a stack holds the run and its neighbours.
+Stability note (001), Proposition D.4. Maps: the largest distance from the polar factor over drawn
+matrices, one of them with all singular values at the floor. It is compared with what is proved and
+what 001 prints. Runs: the matrix classifier, whose constants are proved, trained by one client with
+a map T and with a smoothed polar factor S in its place. A stack holds the run and its neighbours.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
 from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
 from fedmuon.analysis.theory import exact_polar
@@ -31,8 +32,15 @@ from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.experiments.stability.reachable_ball import size_of
-from fedmuon.experiments.studies.run_chain import run_chain
-from fedmuon.experiments.studies.study import Call, Study, assemble
+from fedmuon.experiments.studies.study import (
+    Call,
+    Study,
+    assemble,
+    distinct,
+    heading,
+    levels,
+    run_chain,
+)
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum
@@ -85,37 +93,41 @@ class Settings(Table):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each family of maps, and for each run's map and step size."""
-    maps = [Call(f"map-{name}", partial(of_maps, settings, name)) for name in settings.degrees]
+    maps = [Call(f"map-{name}", partial(measure_maps, settings, name)) for name in settings.degrees]
     runs = [
-        Call(f"run-{name}-{lr:g}", partial(of_runs, settings, name, lr), 10)
+        Call(f"run-{name}-{lr:g}", partial(measure_runs, settings, name, lr), 10)
         for name in MAPS
         for lr in settings.lrs
     ]
     return [*maps, *runs]
 
 
-def of_maps(asked: Settings, coefficients: str) -> Record:
+# What it measures.
+
+
+def measure_maps(settings: Settings, coefficients: str) -> Record:
     """A row for each number of steps and floor."""
-    rows = []
-    for steps in asked.iterations:
-        for tau in asked.floors:
-            matrices = drawn(asked.rank, tau, asked.draws)
-            image = newton_schulz(matrices, steps, coefficients, normalization="unit")
-            away = torch.linalg.matrix_norm(image - exact_sign(matrices))
-            printed = printed_cubic_error(steps, tau, asked.rank)
-            rows.append({
-                "map": coefficients, "steps": steps, "tau": tau, "measured": float(away.max()),
-                "bound": newton_schulz_error(coefficients, steps, tau, asked.rank),
-                "printed": printed if coefficients == "cubic" else math.nan,
-            })  # fmt: skip
+    rows, rank = [], settings.rank
+    for steps, tau in itertools.product(settings.iterations, settings.floors):
+        matrices = draw_matrices(rank, tau, settings.draws)
+        image = newton_schulz(matrices, steps, coefficients, normalization="unit")
+        away = torch.linalg.matrix_norm(image - exact_sign(matrices))
+        printed = printed_cubic_error(steps, tau, rank)
+        rows.append({
+            "map": coefficients, "steps": steps, "tau": tau, "measured": float(away.max()),
+            "bound": newton_schulz_error(coefficients, steps, tau, rank),
+            "printed": printed if coefficients == "cubic" else math.nan,
+        })  # fmt: skip
     return {"rows": rows, "runs": []}
 
 
-def drawn(rank: int, tau: float, count: int) -> Tensor:
-    """Matrices [count, r, r + 1] in the unit ball of Frobenius norm with singular values >= tau;
-    the first has them all at tau, the last one large one."""
+def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
+    """Matrices [count, r, r + 1] in the unit ball of Frobenius norm with singular values >= tau.
+
+    The first has them all at tau, the last has one large one.
+    """
     rng = generator(SEED, Draw.SYNTHETIC, block=rank)
     left, right = (np.linalg.qr(rng.standard_normal((count, rank + k, rank)))[0] for k in (0, 1))
     spare = max(1 - rank * tau**2, 0.0)  # of the sum of squares
@@ -126,30 +138,23 @@ def drawn(rank: int, tau: float, count: int) -> Tensor:
 
 
 class Classifier:
-    """1 - p_y of softmax(X^T u), u in the unit ball: a run's samples, and one that each neighbour
-    has in the place of its sample of that number."""
+    """1 - p_y of softmax(X^T u), u in the unit ball: a run's samples, and its neighbours'.
 
-    def __init__(self, asked: Settings) -> None:
+    Each neighbour has another sample in the place of its sample of that number.
+    """
+
+    def __init__(self, settings: Settings) -> None:
         rng = generator(SEED, Draw.SYNTHETIC)
-        count = asked.samples + asked.held_out + asked.neighbours
-        points = rng.standard_normal((count, asked.rows))
+        count = settings.samples + settings.held_out + settings.neighbours
+        points = rng.standard_normal((count, settings.rows))
         points /= np.linalg.norm(points, axis=1, keepdims=True)
-        scores = points @ rng.standard_normal((asked.rows, asked.classes))
+        scores = points @ rng.standard_normal((settings.rows, settings.classes))
         labels = (scores + 0.5 * rng.gumbel(size=scores.shape)).argmax(1)
         points, labels = torch.from_numpy(points), torch.from_numpy(labels)
-        sizes = [asked.samples, asked.held_out, asked.neighbours]
+        sizes = [settings.samples, settings.held_out, settings.neighbours]
         parts = zip(points.split(sizes), labels.split(sizes), strict=True)
         self.train, self.test, self.others = parts
-        self.classes = asked.classes
-
-    def loss(self, x: Tensor, samples: Sequence[Tensor]) -> Tensor:
-        """The mean loss [S] of X [S, d, c]."""
-        return 1 - self.chances(x, samples)[1].mean(1)
-
-    def accuracy(self, x: Tensor) -> float:
-        """On the held-out samples, of X [1, d, c]."""
-        points, labels = self.test
-        return float(((points @ x)[0].argmax(-1) == labels).double().mean())
+        self.classes = settings.classes
 
     def slope(self, x: Tensor) -> Tensor:
         """The gradient [S, d, c]: of replica s > 0, with sample s - 1 replaced."""
@@ -170,38 +175,40 @@ class Classifier:
         return points.mT @ (own[..., None] * (chances - hot))
 
 
-def of_runs(asked: Settings, name: str, lr: float) -> Record:
+def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     """A row for each lambda of S: distances, drifts, certificates and bounds of T's run."""
-    problem = Classifier(asked)
-    found = trajectory(asked, problem, MAPS[name], lr, 1 + asked.neighbours)
+    problem = Classifier(settings)
+    found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    gap = measured(asked, problem, name, lr, end[:1])
+    gap = _gap(settings, problem, name, lr, end[:1])
+    points, labels = problem.test
+    right = (points @ end[:1])[0].argmax(-1) == labels
     shared = {
         "map": name,
         "lr": lr,
         "perturbation": float(torch.linalg.matrix_norm(end[1:] - end[0]).max()),
-        "accuracy": problem.accuracy(end[:1]),
+        "accuracy": float(right.double().mean()),
         "train_loss": gap.empirical,
         "test_loss": gap.population,
         "gap": gap.gap,
         "gap_low": gap.low,
         "gap_high": gap.high,
-        "tube": neighbours_tube(asked, name, lr, norms.numpy()),
-        "still": still(asked, found, lr),
+        "tube": _neighbours_tube(settings, name, lr, norms.numpy()),
+        "still": _still_bound(settings, found, lr),
     }
-    beside = [against(asked, problem, name, found, lr, lam) for lam in asked.lambdas]
+    beside = [_compare(settings, problem, name, found, lr, lam) for lam in settings.lambdas]
     return {"rows": [], "runs": [shared | one for one in beside]}
 
 
-def measured(
-    asked: Settings, problem: Classifier, name: str, lr: float, end: Tensor
-) -> MeasuredGap:
-    """The gap of the run's last model X [1, d, c], which is in the ball that the map's steps span:
-    samples of one law are one class."""
+def _gap(settings: Settings, problem: Classifier, name: str, lr: float, end: Tensor) -> MeasuredGap:
+    """The gap of the run's last model X [1, d, c], which is in the ball that the map's steps span.
+
+    Samples of one law are one class.
+    """
     size = size_of(MAPS[name])
     assert size  # known of both maps
-    ball = reach(Start(asked.classes), np.full(asked.steps, lr), asked.memory, size)
+    ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)
     train, test = (1 - problem.chances(end, of)[1][0] for of in (problem.train, problem.test))
     return measured_gap(
         [float(train.mean())], [1.0], [[1.0]], test.numpy(), np.zeros(len(test), dtype=int),
@@ -218,63 +225,70 @@ class Trajectory:
 
 
 def trajectory(
-    asked: Settings, problem: Classifier, table: OrthogonalizerTable, lr: float, replicas: int = 1
+    settings: Settings,
+    problem: Classifier,
+    table: OrthogonalizerTable,
+    lr: float,
+    replicas: int = 1,
 ) -> Trajectory:
     """The run with that map; replica 0 has the samples as they are."""
     chain = Chain(
-        (gradient(), momentum(asked.memory), map_matrices(map_of_table(table)), descend(lr))
+        (gradient(), momentum(settings.memory), map_matrices(map_of_table(table)), descend(lr))
     )
-    start = {"X": torch.zeros((replicas, asked.rows, asked.classes), dtype=torch.float64)}
+    start = {"X": torch.zeros((replicas, settings.rows, settings.classes), dtype=torch.float64)}
     memory, momenta = torch.zeros_like(start["X"]), []
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         nonlocal memory
         slope = problem.slope(params["X"])
-        memory = asked.memory * memory + (1 - asked.memory) * slope
+        memory = settings.memory * memory + (1 - settings.memory) * slope
         momenta.append(memory)
         return slope.new_zeros(len(slope)), {"X": slope}  # no link of this chain reads the loss
 
-    steps = run_chain(chain, start, oracle, asked.steps, partial(generator, SEED))
+    steps = run_chain(chain, start, oracle, settings.steps, partial(generator, SEED))
     path = torch.stack([now["X"] for _, now in steps])
     return Trajectory(path, torch.stack(momenta))
 
 
-def still(asked: Settings, found: Trajectory, lr: float) -> float:
+def _still_bound(settings: Settings, found: Trajectory, lr: float) -> float:
     """The bound of T's run beside an S that does not move at all: D is the length of its path."""
     lengths = torch.linalg.matrix_norm(found.path[1:, 0] - found.path[:-1, 0]) / lr
-    moved = exact_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, asked.memory, 0.0, 0.0)
-    part = Realized(np.zeros((asked.steps, 1), dtype=int))
-    bound = theorem(_run(asked, lr), 0.0, part, asked.delta, shares=(1, 1))
+    moved = exact_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, settings.memory, 0.0, 0.0)
+    part = Realized(np.zeros((settings.steps, 1), dtype=int))
+    bound = theorem(_run(settings, lr), 0.0, part, settings.delta, shares=(1, 1))
     return exact_polar.transferred(bound, constants().lipschitz, moved).value
 
 
-def _run(asked: Settings, lr: float) -> Run:
-    size = np.array([asked.samples])
-    return Run(lr, asked.memory, asked.steps, 1, size, np.ones(1), constants())
+def _run(settings: Settings, lr: float) -> Run:
+    size = np.array([settings.samples])
+    return Run(lr, settings.memory, settings.steps, 1, size, np.ones(1), constants())
 
 
-def against(
-    asked: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
+def _compare(
+    settings: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
 ) -> Record:
-    """What the run of that map T has of S's, whose regularization is lambda: `certificate` is from
-    T's run alone, `of_both` has the drift of the neighbour's own run, too."""
+    """The run of that map T beside that of S, whose regularization is lambda.
+
+    `certificate` is from T's run alone, `of_both` has the drift of the neighbour's own run, too.
+    """
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
-    other = trajectory(asked, problem, table, lr).path[-1, 0]
+    other = trajectory(settings, problem, table, lr).path[-1, 0]
     known, l_orth = constants(), lipschitz("smoothed-polar", "sharp", lam=lam)
     turned = (found.path[:-1] - found.path[1:]) / lr
     errors = torch.linalg.matrix_norm(turned - smoothed(found.momenta, lam)).numpy()
     own, widest = (
-        exact_polar.drift(one.reshape(-1, 1, 1), lr, asked.memory, l_orth, known.smoothness)
+        exact_polar.drift(one.reshape(-1, 1, 1), lr, settings.memory, l_orth, known.smoothness)
         for one in (errors[:, 0], errors.max(1))
     )
-    run, part = _run(asked, lr), Realized(np.zeros((asked.steps, 1), dtype=int))
+    run, part = _run(settings, lr), Realized(np.zeros((settings.steps, 1), dtype=int))
     alone = exact_polar.around(
         torch.linalg.svdvals(found.momenta[:, :1])[:, None].numpy(), part.schedule,
-        [2 * known.gradient_bound / asked.samples], lr, asked.memory, l_orth, known.smoothness,
+        [2 * known.gradient_bound / settings.samples], lr, settings.memory, l_orth,
+        known.smoothness,
         partial(exact_polar.furthest, lam=lam, own=OWN[name]),
     )  # fmt: skip
     # Each fails by its share of delta, so that the least over lambda is a bound at delta.
-    delta = asked.delta / len(asked.lambdas)
+    delta = settings.delta / len(settings.lambdas)
     bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
     return {
         "lambda": lam,
@@ -287,13 +301,13 @@ def against(
     }
 
 
-def neighbours_tube(asked: Settings, name: str, lr: float, norms: np.ndarray) -> float:
+def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray) -> float:
     """What Remark D.1 certifies of a Newton-Schulz run's neighbours; nan where nothing."""
-    if name not in asked.degrees:
+    if name not in settings.degrees:
         return math.nan
     known = constants()
-    schedule = np.zeros((asked.steps, 1), dtype=int)
-    given = [2 * known.gradient_bound / asked.samples], lr, asked.memory, known.smoothness
+    schedule = np.zeros((settings.steps, 1), dtype=int)
+    given = [2 * known.gradient_bound / settings.samples], lr, settings.memory, known.smoothness
     try:
         table = MAPS[name]
         found = exact_polar.norm_tube(
@@ -305,7 +319,7 @@ def neighbours_tube(asked: Settings, name: str, lr: float, norms: np.ndarray) ->
     return float(found.perturbation[0])
 
 
-# Claims and numbers.
+# What it claims.
 
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
 ROUNDING = 1e-9  # a bound below is one of rounding
@@ -324,162 +338,143 @@ STANDS_ON = (
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """The report's section, with a table of what the runs learned."""
-    found = assemble(study, folder, about)
-    return replace(found, more=[learned(read_table(folder / "runs.csv"))])
-
-
-def learned(runs: Columns) -> Titled:
-    """What stands beside a bound: what each run learned, and its least bound over B = 1."""
+    runs = read_table(folder / "runs.csv")
     head = ("map, η", "accuracy", "train loss", "test loss", "gap (95%)", "least bound / B")
     lines: Rows = []
-    for run in dict.fromkeys(zip(runs["map"].tolist(), runs["lr"].tolist(), strict=True)):
-        part = where(runs, map=run[0], lr=run[1])
+    for name, lr in distinct(runs, "map", "lr"):
+        part = where(runs, map=name, lr=lr)
         names = ("accuracy", "train_loss", "test_loss", "gap", "gap_low", "gap_high")
         *learnt, gap, low, high = (number(float(part[k][0])) if k in part else "–" for k in names)
         within = f"{gap} ({low} to {high})" if "gap_low" in part else gap
         bound = number(float(part["bound"].min()), 3)
-        lines.append((f"{NAMES[run[0]]}, η = {run[1]:g}", *learnt, within, bound))
-    return "What the runs learned, beside their least bound", head, lines
+        lines.append((f"{NAMES[name]}, η = {lr:g}", *learnt, within, bound))
+    learned = "What the runs learned, beside their least bound", head, lines
+    return replace(assemble(study, folder, about), more=[learned])
 
 
 def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
     """The maps' bound, that it is met, what was printed; the runs' distances, neighbours, gaps."""
-    maps = [within(rows), met(rows), printed(rows)]
-    return [*maps, near(runs), neighbours(runs), gaps(runs), telling(runs)]
+    return [*_map_claims(rows), *_distance_claims(runs), *_gap_claims(runs)]
 
 
-def within(rows: Columns) -> Claim:
-    """Every drawn matrix is within the bound."""
-    held = rows["measured"] <= rows["bound"]
-    return Claim(
-        "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
-        "maximum allows.",
-        Effect.exact("distance over bound", rows["measured"] / rows["bound"], unit="ratio"),
-        AT_MOST_ONE,
-        f"{held.sum()} of {len(held)} settings of map, steps and τ",
-    )
-
-
-def met(rows: Columns) -> Claim:
-    """Taylor steps attain it: no smaller bound holds."""
-    part = {k: v[(rows["map"] != "jordan") & (rows["bound"] > ROUNDING)] for k, v in rows.items()}
-    share = part["measured"] / part["bound"]
-    return Claim(
-        "For Taylor steps the bound is met: with all singular values at τ the distance is within "
-        "10⁻⁶ of it.",
-        Effect.exact("1 − distance over bound", 1 - share, unit="ratio"),
-        Rule(high=1e-6, strict=True),
-        f"smallest share {share.min():.9f} in {len(share)} settings",
-    )
-
-
-def printed(rows: Columns) -> Claim:
-    """What 001 prints for the cubic step is never smaller."""
-    part = {k: v[(rows["map"] == "cubic") & (rows["bound"] > ROUNDING)] for k, v in rows.items()}
-    ratio = part["printed"] / part["bound"]
-    return Claim(
-        "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
-        Effect.exact("printed over proved", ratio, unit="ratio"),
-        Rule(low=1.0, strict=True),
-        f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",
-    )
-
-
-def near(runs: Columns) -> Claim:
-    """||X_T - X_S|| <= D."""
-    share = runs["distance"] / runs["drift"]
-    return Claim(
-        "A run ends within the drift D of the run with a smoothed polar factor in its map's place.",
-        Effect.exact("distance over D", share, unit="ratio"),
-        AT_MOST_ONE,
-        f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
-        f"smallest {number(share.min(), 2)}",
-    )
-
-
-def neighbours(runs: Columns) -> Claim:
-    """Perturbations within what the run alone certifies, Delta Y + 2 D, and the tube if any."""
-    moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
-    alone, both = moved <= runs["certificate"], moved <= runs["of_both"]
-    inside = moved[tube] <= runs["tube"][tube]
-    most = [float((moved / runs[name]).max()) for name in ("certificate", "of_both")]
-    most += [float((moved[tube] / runs["tube"][tube]).max())] * bool(tube.any())
-    least = [float((runs[name] / moved).min()) for name in ("certificate", "of_both")]
-    return Claim(
-        "Every neighbour moves a run by at most the certificate from that run alone, by at most "
-        "S's certificate and the drifts of both runs, and by at most the norm tube's where Remark "
-        "D.1 gives one.",
-        Effect.exact(
-            "perturbation over certificate",
-            most,
-            ("alone", "with both drifts", "tube"),
-            unit="ratio",
+def _map_claims(rows: Columns) -> Sequence[Claim]:
+    """Every drawn matrix is within the bound, Taylor steps attain it, and 001's is no smaller."""
+    held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
+    real = rows["bound"] > ROUNDING
+    met = share[(rows["map"] != "jordan") & real]
+    ratio = (rows["printed"] / rows["bound"])[(rows["map"] == "cubic") & real]
+    return [
+        Claim(
+            "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
+            "maximum allows.",
+            Effect.exact("distance over bound", share, unit="ratio"),
+            AT_MOST_ONE,
+            f"{held.sum()} of {len(held)} settings of map, steps and τ",
         ),
-        AT_MOST_ONE,
-        f"{alone.sum()} of {len(alone)} alone, {both.sum()} with both drifts, tubes {inside.sum()} "
-        f"of {len(inside)}; {number(least[0], 3)} times the largest perturbation at best, and "
-        f"{number(least[1], 3)} times with both drifts",
-    )
+        Claim(
+            "For Taylor steps the bound is met: with all singular values at τ the distance is "
+            "within 10⁻⁶ of it.",
+            Effect.exact("1 − distance over bound", 1 - met, unit="ratio"),
+            Rule(high=1e-6, strict=True),
+            f"smallest share {met.min():.9f} in {len(met)} settings",
+        ),
+        Claim(
+            "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
+            Effect.exact("printed over proved", ratio, unit="ratio"),
+            Rule(low=1.0, strict=True),
+            f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",
+        ),
+    ]
 
 
-def gaps(runs: Columns) -> Claim:
-    """The transferred bound holds: within only if the gap's interval is."""
+def _distance_claims(runs: Columns) -> Sequence[Claim]:
+    """||X_T - X_S|| <= D, and how far neighbours move.
+
+    They move by at most what the run alone certifies, Delta Y + 2 D, and the tube if there is one.
+    """
+    share = runs["distance"] / runs["drift"]
+    moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
+    alone, both = moved / runs["certificate"], moved / runs["of_both"]
+    inside = moved[tube] / runs["tube"][tube]
+    most = [float(one.max()) for one in (alone, both, inside) if len(one)]
+    least = [number(float((runs[k] / moved).min()), 3) for k in ("certificate", "of_both")]
+    return [
+        Claim(
+            "A run ends within the drift D of the run with a smoothed polar factor in its map's "
+            "place.",
+            Effect.exact("distance over D", share, unit="ratio"),
+            AT_MOST_ONE,
+            f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
+            f"smallest {number(share.min(), 2)}",
+        ),
+        Claim(
+            "Every neighbour moves a run by at most the certificate from that run alone, by at "
+            "most S's certificate and the drifts of both runs, and by at most the norm tube's "
+            "where Remark D.1 gives one.",
+            Effect.exact(
+                "perturbation over certificate",
+                most,
+                ("alone", "with both drifts", "tube"),
+                unit="ratio",
+            ),
+            AT_MOST_ONE,
+            f"{(moved <= runs['certificate']).sum()} of {len(moved)} alone, "
+            f"{(moved <= runs['of_both']).sum()} with both drifts, tubes "
+            f"{(moved[tube] <= runs['tube'][tube]).sum()} of {len(inside)}; {least[0]} times the "
+            f"largest perturbation at best, and {least[1]} times with both drifts",
+        ),
+    ]
+
+
+def _gap_claims(runs: Columns) -> Sequence[Claim]:
+    """The transferred bound holds, if the whole interval of the gap is below it; what it says.
+
+    The exact sign has a bound below B = 1 and below the trivial one at some step size: for each
+    step size the smallest is taken.
+    """
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
-    held, vacuous = runs["gap"] <= runs["bound"], runs["bound"] >= 1
-    return Claim(
-        "Every gap is at most the bound that S's run lends.",
-        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"),
-        Rule(high=0.0),
-        f"{held.sum()} of {len(held)}; {vacuous.sum()} of the bounds are vacuous (≥ 1)",
-    )
-
-
-def telling(runs: Columns) -> Claim:
-    """The exact sign has a bound below B = 1 and below the trivial one at some step size."""
-    best = _best(where(runs, map="exact-sign"))
-    return Claim(
-        "The exact sign, which has no Lipschitz constant, has at some step size a bound that is "
-        "below B = 1 and below what the length of its path gives.",
-        Effect.exact(
-            "least bound over 1 and over the path's",
-            min(value / min(1.0, trivial) for _, _, value, trivial in best),
-            unit="ratio",
-        ),
-        Rule(high=1.0, strict=True),
-        "; ".join(
-            f"η = {lr:g}: {number(value)} with λ = {lam:g}, by the path {number(trivial)}"
-            for lr, lam, value, trivial in best
-        ),
-    )
-
-
-def _best(runs: Columns) -> list[tuple[float, float, float, float]]:
-    """Step size, lambda and bound, where it is smallest for each step size; the path's bound."""
-    found = []
-    for lr in np.unique(runs["lr"]):
-        part = where(runs, lr=lr)
+    best, shown = math.inf, []
+    for lr in levels(where(runs, map="exact-sign"), "lr"):
+        part = where(runs, map="exact-sign", lr=lr)
         at = int(part["bound"].argmin())
-        one = (float(part[name][at]) for name in ("lambda", "bound", "still"))
-        found.append((float(lr), *one))
-    return found
+        lam, value, by_path = (float(part[k][at]) for k in ("lambda", "bound", "still"))
+        best = min(best, value / min(1.0, by_path))
+        shown.append(f"η = {lr:g}: {number(value)} with λ = {lam:g}, by the path {number(by_path)}")
+    return [
+        Claim(
+            "Every gap is at most the bound that S's run lends.",
+            Effect(
+                "gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"
+            ),
+            Rule(high=0.0),
+            f"{(gap <= bound).sum()} of {len(gap)}; {(bound >= 1).sum()} of the bounds are vacuous "
+            "(≥ 1)",
+        ),
+        Claim(
+            "The exact sign, which has no Lipschitz constant, has at some step size a bound that "
+            "is below B = 1 and below what the length of its path gives.",
+            Effect.exact("least bound over 1 and over the path's", best, unit="ratio"),
+            Rule(high=1.0, strict=True),
+            "; ".join(shown),
+        ),
+    ]
 
 
 def numbers(rows: Columns, runs: Columns) -> Rows:
     """Each run beside each S; a run's name has a line of its own."""
     names = ("distance", "drift", "perturbation", "certificate", "bound")
     lines: Rows = [("map, η: λ of S", "distance", "drift D", "moved", "certified", "bound")]
-    run = None
-    for at, now in enumerate(zip(runs["map"].tolist(), runs["lr"].tolist(), strict=True)):
-        if now != run:
-            lines.append((f"{NAMES[now[0]]}, η = {now[1]:g}:", *("" for _ in names)))
-            run = now
-        shown = [number(float(runs[one][at]), 3) for one in names]
-        lines.append((f"  {number(float(runs['lambda'][at]))}", *shown))
+    for name, lr in distinct(runs, "map", "lr"):
+        part = where(runs, map=name, lr=lr)
+        lines.append(heading(f"{NAMES[name]}, η = {lr:g}:", lines[0]))
+        for at, lam in enumerate(part["lambda"].tolist()):
+            shown = [number(float(part[one][at]), 3) for one in names]
+            lines.append((f"  {number(lam)}", *shown))
     return lines
 
 
-# The figure.
+# How it is drawn.
 
 
 @style.styled
@@ -515,15 +510,7 @@ PICTURES = (
         "constants.",
     ),
 )
-
 STUDY = Study(
-    "polar-error",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-    tables=("rows", "runs"),
+    "polar-error", Settings, cells, claims, numbers, STANDS_ON, PICTURES, ("rows", "runs"),
     report=report,
-)
+)  # fmt: skip

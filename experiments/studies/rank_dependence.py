@@ -1,8 +1,9 @@
-"""Study `rank-dependence`: how the nuclear norm of the gradient grows with the rank (004, H.2).
+"""Study `rank-dependence`: how the nuclear norm of the gradient grows with the rank.
 
-The model is y = X x with X [r, n], the loss ||X x - y||^2 / (2 r), the mean over outputs that
-networks are trained on. Then D_0 = f(0) - f* = 1/2 and L = 1, in the operator norm and its dual as
-004 has them, whatever r is: what grows with r is the optimizer's doing.
+Newton-Schulz convergence (004), H.2. The model is y = X x with X [r, n], the loss
+||X x - y||^2 / (2 r), the mean over outputs that networks are trained on. Then
+D_0 = f(0) - f* = 1/2 and L = 1, in the operator norm and its dual as 004 has them, whatever r is:
+what grows with r is the optimizer's doing.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,7 @@ from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Curve, Effect, Rul
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.run_chain import run_chain
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import Call, Study, in_words, levels, run_chain, seed_rows
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum
@@ -55,31 +55,35 @@ class Settings(Table):
     lr_muon: Positive
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each method and rank; all seeds are one stack."""
     return [
-        Call(f"{method}-r{rank}", partial(measured, settings, method, rank), rank)
+        Call(f"{method}-r{rank}", partial(measure, settings, method, rank), rank)
         for method in METHODS
         for rank in settings.ranks
     ]
 
 
-def measured(asked: Settings, method: str, rank: int) -> Record:
+# What it measures.
+
+
+def measure(settings: Settings, method: str, rank: int) -> Record:
     """A row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
-    goal, longest = targets(rank, asked.inputs, asked.seeds), max(asked.steps)
+    goal, longest = targets(rank, settings.inputs, settings.seeds), max(settings.steps)
     turned = [map_matrices(map_of_table(MAPS[method]))] if method in MAPS else []
-    rate = asked.lr_muon if method in MAPS else asked.lr_sgd
-    chain = Chain((gradient(), momentum(asked.memory), *turned, descend(rate)))
-    oracle = partial(_oracle, goal, asked.batch, asked.label_noise)
-    path = run_chain(
-        chain, {"X": torch.zeros_like(goal)}, oracle, longest, partial(generator, rank)
-    )
-    sizes = torch.stack([nuclear(slope(now["X"], goal)) for step, now in path if step < longest])
+    rate = settings.lr_muon if method in MAPS else settings.lr_sgd
+    chain = Chain((gradient(), momentum(settings.memory), *turned, descend(rate)))
+    oracle = partial(_oracle, goal, settings.batch, settings.label_noise)
+    start = {"X": torch.zeros_like(goal)}
+    sizes = []
+    for step, now in run_chain(chain, start, oracle, longest, partial(generator, rank)):
+        if step < longest:  # the nuclear norm, from the eigenvalues of the smaller Gram matrix
+            at = slope(now["X"], goal)
+            sizes.append(torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1))
     rows = []
-    for length in asked.steps:
+    for length in settings.steps:
         head = {"method": method, "rank": rank, "steps": length}
-        mean = sizes[:length].mean(0).tolist()
-        rows += [head | {"seed": seed, "mean_nuclear": size} for seed, size in enumerate(mean)]
+        rows += seed_rows(head, "mean_nuclear", torch.stack(sizes)[:length].mean(0))
     return {"rows": rows}
 
 
@@ -106,12 +110,7 @@ def _oracle(
     return error.square().sum(1).mean(1) / (2 * rank), {"X": error @ x.mT / (batch * rank)}
 
 
-def nuclear(at: Tensor) -> Tensor:
-    """||A||_* [S] of A [S, r, n], from the eigenvalues of the smaller Gram matrix."""
-    return torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1)
-
-
-# Claims and numbers.
+# What it claims.
 
 NAMES = {"sgd-m": "SGD-M", "muon-svd": "Muon, SVD", "muon-ns-1": "Muon, q = 1",
          "muon-ns-2": "Muon, q = 2", "muon-ns-3": "Muon, q = 3"}  # fmt: skip
@@ -126,76 +125,63 @@ STANDS_ON = (
 )
 
 
-def claims(rows: Columns) -> Sequence[Claim]:
-    """SGD-M grows with r, Muon does not."""
-    flat = [about_flat(rows, name) for name in NAMES if name != "sgd-m"]
-    return [grows(rows), *flat, steepest(rows)]
-
-
 def norms(rows: Columns, method: str, length: float) -> Curve:
     """The mean nuclear norms of a method over K steps, by rank."""
     return curve(rows, "rank", "mean_nuclear", method=method, steps=length)
 
 
-def slopes(rows: Columns, method: str) -> dict[float, Slope]:
-    """By length, in rising order."""
-    return {length: norms(rows, method, length).slope for length in np.unique(rows["steps"])}
+def slopes(rows: Columns, method: str) -> dict[str, Slope]:
+    """The slope in the rank by length K, in rising order."""
+    return {f"K = {k:.0f}": norms(rows, method, k).slope for k in levels(rows, "steps")}
 
 
-def grows(rows: Columns) -> Claim:
-    """SGD-M's slope is within 1/4 of the 1/2 of its bound: positive, then, too."""
-    every = slopes(rows, "sgd-m")
-    last = every[max(every)]
-    return Claim(
-        "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
-        Effect.between("log-log slope", {"": last}, unit="slope"),
-        Rule(PUBLISHED - 0.25, PUBLISHED + 0.25),
-        f"{_by_length(every)}; published about +{PUBLISHED}, judged at the largest K and with "
-        "±0.25",
-    )
+def claims(rows: Columns) -> Sequence[Claim]:
+    """SGD-M's slope is within 1/4 of the 1/2 of its bound; Muon's is flat, and smaller.
 
-
-def about_flat(rows: Columns, method: str) -> Claim:
-    """At every length, the slope is at most 0.1 in size."""
-    every = slopes(rows, method)
-    return Claim(
-        f"{NAMES[method]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
-        Effect.between(
-            "log-log slope",
-            {f"K = {length:.0f}": one for length, one in every.items()},
-            unit="slope",
-        ),
-        Rule(-FLAT, FLAT),
-        _by_length(every),
-    )
-
-
-def _by_length(every: dict[float, Slope]) -> str:
-    return "; ".join(f"K = {length:.0f}: {slope}" for length, slope in every.items())
-
-
-def steepest(rows: Columns) -> Claim:
-    """Every Muon grows less with r than SGD-M: differences from the ends of both intervals, as
-    methods share their draws."""
-    last = {name: norms(rows, name, rows["steps"].max()).slope for name in NAMES}
+    Muon is compared with SGD-M by the ends of both intervals, as methods share their draws.
+    """
+    every = {name: slopes(rows, name) for name in NAMES}
+    last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd = last["sgd-m"]
-    less = {NAMES[name]: Slope(sgd.value - one.value, sgd.low - one.high, sgd.high - one.low)
-            for name, one in last.items() if name != "sgd-m"}  # fmt: skip
-    return Claim(
-        "Every Muon grows less with the rank than SGD-M, at the largest K.",
-        Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
-        POSITIVE,
-        "; ".join(f"{NAMES[name]} {slope}" for name, slope in last.items()),
-    )
+    muons = [name for name in NAMES if name != "sgd-m"]
+    less = {}
+    for name in muons:
+        one = last[name]
+        ends = sgd.value - one.value, sgd.low - one.high, sgd.high - one.low
+        less[NAMES[name]] = Slope(*ends)
+    return [
+        Claim(
+            "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
+            Effect.between("log-log slope", {"": sgd}, unit="slope"),
+            Rule(PUBLISHED - 0.25, PUBLISHED + 0.25),
+            f"{in_words(every['sgd-m'])}; published about +{PUBLISHED}, judged at the largest K "
+            "and with ±0.25",
+        ),
+        *(
+            Claim(
+                f"{NAMES[name]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
+                Effect.between("log-log slope", every[name], unit="slope"),
+                Rule(-FLAT, FLAT),
+                in_words(every[name]),
+            )
+            for name in muons
+        ),
+        Claim(
+            "Every Muon grows less with the rank than SGD-M, at the largest K.",
+            Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
+            POSITIVE,
+            "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
+        ),
+    ]
 
 
 def numbers(rows: Columns) -> Rows:
     """Slopes by method and length."""
-    head = ("method", *(f"slope over K = {length:.0f}" for length in np.unique(rows["steps"])))
+    head = ("method", *(f"slope over K = {length:.0f}" for length in levels(rows, "steps")))
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
 
 
-# The figure.
+# How it is drawn.
 
 
 @style.styled
@@ -235,13 +221,4 @@ PICTURES = (
         "of the way; the exact map does not.",
     ),
 )
-
-STUDY = Study(
-    "rank-dependence",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-)
+STUDY = Study("rank-dependence", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -9,8 +9,9 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
@@ -20,13 +21,14 @@ from pydantic import Field
 
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report.verdicts import UNDECIDED
+from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
 from fedmuon.config.read_if import reads, refusal
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Scalar, Table, validate
 from fedmuon.data.federated import FederatedData
-from fedmuon.data.neighbours import Law, draw, stack
+from fedmuon.data.neighbours import draw, stack
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability import bound, gap
 from fedmuon.experiments.stability.bound import Verdict
@@ -48,7 +50,6 @@ from fedmuon.federated.build import DTYPES, build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbours
 from fedmuon.runs.directory import Record
-from fedmuon.tasks.base import Params
 from fedmuon.tasks.matrix import rate, supported
 
 REPLICAS = 256  # of one stack, at most
@@ -82,7 +83,7 @@ class Grid(Table):
 
 
 class Published(Table):
-    """A line of 001, Table 2."""
+    """A line of the Stability note (001), Table 2."""
 
     runs: Count
     gap_within_bound: float
@@ -102,81 +103,24 @@ class Suite(Table):
     published: dict[str, Published] = Field(default_factory=dict)
 
 
-def stacks(suite: Suite, source: Source | None, changes: Tables) -> "list[Stack]":
-    """The suite's stacks; `changes` are config tables that override its own.
-
-    Sizes are cut to what the source holds; None is a source without an end.
-    """
-    contents.require_free("--set", changes, SETTLED)
-    contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
-    base = merged(merged(BASE, suite.base), changes)
-    test, most = contents.room(source, base.get("data", {}).get("test", TEST))
-    grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
-    pairs = list(itertools.product(grid.lr, grid.lambda_))
-    sizes = sorted({min(n, most) for n in grid.train})
-    every = itertools.product(sizes, grid.alpha, grid.per_round, suite.seeds)
-    found = []
-    for train, alpha, per_round, seed in every:
-        setting: dict[str, dict[str, Scalar]] = {
-            "data": {"train": train, "test": test, "alpha": alpha},
-            "federation": {"per-round": per_round, "seed": seed},
-            "local": {"lr": pairs[0][0]},
-            "orthogonalizer": {"lambda": pairs[0][1]},
-        }
-        shared = cell(base, setting)
-        _require_used(suite, shared)
-        for first in range(0, len(pairs), share):
-            several = tuple(pairs[first : first + share])
-            stack = Stack(shared, several, suite.trials)
-            found.append(dataclasses.replace(stack, config=stack.at(several[0])))
-    for place, asked in (("--set", changes), ("[base]", suite.base)):
-        contents.require_read(place, asked, [stack.config for stack in found])
-    return found
-
-
-def _require_used(suite: Suite, config: Config) -> None:
-    """Reject an engine that no stack uses, and several lambdas that no map reads."""
-    if config.engine.name != "inline":
-        raise InputError(
-            f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
-            "leave it out, and spread the stacks with --ray-address"
-        )
-    if len(suite.grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
-        raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', suite.grid.lambda_)}")
-
-
 # A cell: one stack of runs and neighbours.
 
 Pair = tuple[float, float]  # eta and lambda
-# As asked for, with C_hp = 1, and with the constants of all models.
+# As requested, with C_hp = 1, and with the constants of all models.
 Verdicts = tuple[Verdict, Verdict, Verdict]
 
 
 @dataclass(frozen=True)
-class Made:
-    """What all runs of a stack share; `drawn` [T, 3] are the neighbours of each."""
+class StackData:
+    """What all runs of a stack share; `draws` [T, 3] are the neighbours of each."""
 
     config: Config
     source: Source
     data: FederatedData
-    drawn: np.ndarray
+    draws: np.ndarray
+    client: np.ndarray  # whose sample each neighbour replaces [T]
     experiment: Experiment
-
-    @property
-    def initial(self) -> np.ndarray:
-        """X0 [d, c]."""
-        seed = self.config.federation.seed
-        return (
-            begin(self.experiment.recipe, self.experiment.task, seed)
-            .params["weight"][0]
-            .cpu()
-            .numpy()
-        )
-
-    @property
-    def client(self) -> np.ndarray:
-        """Whose sample each neighbour replaces [T]."""
-        return self.drawn[:, 0]
+    start: Start | None  # what is known of X0
 
 
 @dataclass(frozen=True)
@@ -209,118 +153,6 @@ class Stack:
         share = federation.per_round / federation.clients
         return self.size * self.config.data.train * share * federation.rounds
 
-    def compute(self) -> Record:
-        """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
-        start = time.perf_counter()
-        made = self._made()
-        models = self._trained(made)
-        moved = self._moved(made, models)
-        d, c = shape = models["weight"].shape[-2:]
-        seen = made.data.sizes[made.experiment.plan.schedule()].sum() * made.config.local.steps
-        each = zip(self.pairs, moved, strict=True)
-        cases = [self._case(pair, made, shape, far) for pair, far in each]
-        judged = [
-            (
-                bound.judge(case),
-                bound.judge(case.under(c_hp=1.0)),
-                bound.judge(case.under(constants="global")),
-            )
-            for case in cases
-        ]
-        ranged = [*zip(cases, (own for own, *_ in judged), strict=True)]
-        tops = [gap.proved_range(*one) for one in ranged]
-        losses = self._losses(made, models, tops)
-        why = [gap.why_one(*one) for one in ranged]
-        return {
-            "runs": self._runs(made, judged, losses, moved),
-            "neighbours": self._neighbours(made, judged, moved),
-            **_standing(judged),
-            **gap.as_record(why, self._then(made, models, ranged, losses, why)),
-            # of products of a sample with the weights [d, c], forwards and backwards
-            "flop": 4.0 * d * c * float(seen) * self.size,
-            "seconds": time.perf_counter() - start,
-        }
-
-    def _made(self) -> Made:
-        config = resolve(self.config)
-        if config.task.name != "matrix":
-            raise InputError(
-                "a suite holds runs to their bound: set task.name = 'matrix', which has one"
-            )
-        source = read_source(config)
-        data = build_data(config, source)
-        drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
-        # eta and lambda [2, S]: each pair for its run and all its neighbours
-        pairs = torch.tensor(self.pairs, dtype=torch.float64)
-        each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
-        experiment = build_experiment(config, data, None, *each)
-        return Made(config, source, data, drawn, experiment)
-
-    def _trained(self, made: Made) -> Params:
-        """The last models [S, ...], every run before its neighbours."""
-        config = made.config
-        neighbours = stack(made.source, made.drawn, config.data.normalize)
-        return run_neighbours(
-            made.experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
-        )
-
-    def _losses(self, made: Made, models: Params, tops: list[float]) -> list[Loss]:
-        """Those of the runs, not of the neighbours; each lie in an interval of that length."""
-        runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
-        of = made.config, made.data, made.source.classes, made.experiment
-        return measured_losses(*of, runs, tops)
-
-    def _then(
-        self,
-        made: Made,
-        models: Params,
-        ranged: list[tuple[bound.Case, Verdict]],
-        losses: list[Loss],
-        why: list[gap.Why],
-    ) -> list[str]:
-        """What becomes of each run's claim, after the changes if some are named."""
-        verdicts = [verdict for _, verdict in ranged]
-        if any(one.changes for one in why):
-            after = [gap.after_changes(case) for case, _ in ranged]
-            verdicts, tops = map(list, zip(*after, strict=True))
-            try:
-                losses = self._losses(made, models, tops)
-            except InputError:  # rounded otherwise, they are further apart
-                return [UNDECIDED]
-        gaps = (one.gap for one in losses)
-        return [*map(gap.verdict_on, gaps, verdicts)]
-
-    def _moved(self, made: Made, models: Params) -> np.ndarray:
-        """How far each neighbour ends from its run [pairs, T], in the Frobenius norm."""
-        moved = distances(models, len(self.pairs))
-        # No step reads a sample of a client that never takes part: what is left there is rounding.
-        moved[:, ~np.isin(made.client, made.experiment.plan.schedule())] = 0.0
-        return moved
-
-    def _runs(
-        self, made: Made, judged: list[Verdicts], losses: list[Loss], moved: np.ndarray
-    ) -> list[Record]:
-        """The lines of runs.csv."""
-        every = zip(self.pairs, judged, losses, moved, strict=True)
-        return [
-            self._setting(pair)
-            | _run(verdicts, loss, far, made.client)
-            | {
-                "accuracy": loss.accuracy,
-                "train_loss": loss.gap.empirical,
-                "test_loss": loss.gap.empirical + loss.plain,
-            }
-            for pair, verdicts, loss, far in every
-        ]
-
-    def _neighbours(self, made: Made, judged: list[Verdicts], moved: np.ndarray) -> list[Record]:
-        """The lines of neighbours.csv."""
-        return [
-            self._setting(pair) | line
-            for pair, (verdict, *_), far in zip(self.pairs, judged, moved, strict=True)
-            for line in _neighbours(made, verdict, far)
-        ]
-
     def at(self, pair: Pair, **stability: Scalar) -> Config:
         """The config of one of its runs."""
         config = self.config
@@ -332,15 +164,85 @@ class Stack:
             }
         )
 
-    def _case(self, pair: Pair, made: Made, shape: tuple[int, ...], far: np.ndarray) -> bound.Case:
+    def compute(self) -> Record:
+        """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
+        begun = time.perf_counter()
+        shared = self._prepare()
+        config, experiment, plan = shared.config, shared.experiment, shared.experiment.plan
+        # The last models [S, ...], every run before its neighbours.
+        neighbours = stack(shared.source, shared.draws, config.data.normalize)
+        models = run_neighbours(
+            experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
+        )
+        # How far each neighbour ends from its run [pairs, T], in the Frobenius norm. No step reads
+        # a sample of a client that never takes part: what is left there is rounding.
+        moved = distances(models, len(self.pairs))
+        moved[:, ~np.isin(shared.client, plan.schedule())] = 0.0
+        d, c = shape = models["weight"].shape[-2:]
+        cases = [
+            self._case(pair, shared, shape, far)
+            for pair, far in zip(self.pairs, moved, strict=True)
+        ]
+        verdicts = [
+            (
+                bound.judge(case),
+                bound.judge(case.under(c_hp=1.0)),
+                bound.judge(case.under(constants="global")),
+            )
+            for case in cases
+        ]
+        ranged = [(case, own) for case, (own, *_) in zip(cases, verdicts, strict=True)]
+        runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
+        of = config, shared.data, shared.source.classes, experiment, runs
+        losses = measured_losses(*of, [gap.proved_range(*one) for one in ranged])
+        why = [gap.why_one(*one) for one in ranged]
+        bounds = [own.bound for _, own in ranged]
+        then = _after_changes(ranged, why, losses, partial(measured_losses, *of))
+        seen = shared.data.sizes[plan.schedule()].sum() * config.local.steps
+        return {
+            "runs": self._run_rows(shared, verdicts, losses, moved),
+            "neighbours": self._neighbour_rows(shared, verdicts, moved),
+            "status": [one.status if one else "refused" for one in bounds],
+            "assumes": list(bounds[0].assumptions if bounds[0] else ()),
+            **gap.as_record(why, then),
+            # of products of a sample with the weights [d, c], forwards and backwards
+            "flop": 4.0 * d * c * float(seen) * self.size,
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def _prepare(self) -> StackData:
+        config = resolve(self.config)
+        if config.task.name != "matrix":
+            raise InputError(
+                "a suite holds runs to their bound: set task.name = 'matrix', which has one"
+            )
+        law = config.stability.neighbours
+        if law not in ("own", "any"):
+            raise InputError(
+                "a suite draws neighbours at random: set stability.neighbours to own or any"
+            )
+        source = read_source(config)
+        data = build_data(config, source)
+        draws = draw(data, source, self.trials, config.federation.seed, law)
+        # eta and lambda [2, S]: each pair for its run and all its neighbours
+        pairs = torch.tensor(self.pairs, dtype=torch.float64)
+        each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
+        experiment = build_experiment(config, data, None, *each)
+        first = begin(experiment.recipe, experiment.task, config.federation.seed).params["weight"]
+        start = start_of(first[0].cpu().numpy(), source)
+        return StackData(config, source, data, draws, draws[:, 0], experiment, start)
+
+    def _case(
+        self, pair: Pair, shared: StackData, shape: tuple[int, ...], far: np.ndarray
+    ) -> bound.Case:
         """One run, whose neighbours moved so far [T]."""
-        plan, (d, c) = made.experiment.plan, shape
+        plan, (d, c), sizes = shared.experiment.plan, shape, shared.data.sizes
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-        start, moved = start_of(made.initial, made.source), np.zeros(len(made.data.sizes))
-        np.maximum.at(moved, made.client, far)
+        moved = np.zeros(len(sizes))
+        np.maximum.at(moved, shared.client, far)
         return bound.Case(
-            self.at(pair), made.data.sizes, part, (d, c),
-            moved=moved, start=start, factors=plan.factors(),
+            self.at(pair), sizes, part, (d, c),
+            moved=moved, start=shared.start, factors=plan.factors(),
         )  # fmt: skip
 
     def _setting(self, pair: Pair) -> Record:
@@ -354,73 +256,86 @@ class Stack:
             "seed": federation.seed,
         }
 
+    def _run_rows(
+        self, shared: StackData, verdicts: list[Verdicts], losses: list[Loss], moved: np.ndarray
+    ) -> list[Record]:
+        """The lines of runs.csv; a share is the largest perturbation over its certificate."""
+        rows = []
+        for pair, each, loss, far in zip(self.pairs, verdicts, losses, moved, strict=True):
+            value, one, wide = (own.bound.value if own.bound else math.nan for own in each)
+            shares = []
+            for own in each:
+                certificates = _of_clients(own.certificates, shared.client)
+                used = certificates != 0
+                shares.append(float((far[used] / certificates[used]).max(initial=0.0)))
+            rows.append(
+                self._setting(pair)
+                | {
+                    "gap": loss.gap.gap,
+                    "bound": value,
+                    "mean_perturbation": float(far.mean()) if len(far) else math.nan,
+                    "max_perturbation": float(far.max(initial=0.0)),
+                    "within": loss.gap.gap <= value,
+                    "gap_low": loss.gap.low,
+                    "gap_high": loss.gap.high,
+                    "table_gap": loss.plain,
+                    "bound_one": one,
+                    "share": shares[0],
+                    "bound_global": wide,
+                    "share_global": shares[2],
+                    "range": each[0].loss_bound,
+                    "accuracy": loss.accuracy,
+                    "train_loss": loss.gap.empirical,
+                    "test_loss": loss.gap.empirical + loss.plain,
+                }
+            )
+        return rows
 
-def _law(config: Config) -> Law:
-    """How a suite draws its neighbours."""
-    if config.stability.neighbours in ("own", "any"):
-        return config.stability.neighbours
-    raise InputError("a suite draws neighbours at random: set stability.neighbours to own or any")
+    def _neighbour_rows(
+        self, shared: StackData, verdicts: list[Verdicts], moved: np.ndarray
+    ) -> list[Record]:
+        """The lines of neighbours.csv; nan where the theory refuses."""
+        data, draws, client, labels = shared.data, shared.draws, shared.client, shared.source.labels
+        index = data.train_index[data.order[data.offsets[client] + draws[:, 1]]]
+        found = []
+        for pair, (verdict, *_), far in zip(self.pairs, verdicts, moved, strict=True):
+            columns = {
+                "trial": np.arange(len(draws)),
+                "client": client,
+                "index": index,
+                "replacement": draws[:, 2],
+                "size": data.sizes[client],
+                "perturbation": far,
+                "exposure": _of_clients(verdict.exposures, client),
+                "certificate": _of_clients(verdict.certificates, client),
+                "old_label": labels[index],
+                "new_label": labels[draws[:, 2]],
+            }
+            rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+            setting = self._setting(pair)
+            found += [setting | dict(zip(columns, row, strict=True)) for row in rows]
+        return found
 
 
-def _standing(judged: list[Verdicts]) -> Record:
-    """What becomes of each run's bound, and what the bounds assume."""
-    bounds = [verdict.bound for verdict, *_ in judged]
-    return {
-        "status": [bound.status if bound else "refused" for bound in bounds],
-        "assumes": list(bounds[0].assumptions if bounds[0] else ()),
-    }
-
-
-def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) -> Record:
-    """What a run's line of runs.csv holds beside its setting."""
-    value, one, wide = (each.bound.value if each.bound else math.nan for each in verdicts)
-    return {
-        "gap": loss.gap.gap,
-        "bound": value,
-        "mean_perturbation": float(moved.mean()) if len(moved) else math.nan,
-        "max_perturbation": float(moved.max(initial=0.0)),
-        "within": loss.gap.gap <= value,
-        "gap_low": loss.gap.low,
-        "gap_high": loss.gap.high,
-        "table_gap": loss.plain,
-        "bound_one": one,
-        "share": _share(verdicts[0], moved, client),
-        "bound_global": wide,
-        "share_global": _share(verdicts[2], moved, client),
-        "range": verdicts[0].loss_bound,
-    }
-
-
-def _share(verdict: Verdict, moved: np.ndarray, client: np.ndarray) -> float:
-    """The largest perturbation over its certificate."""
-    promised = _known(verdict.certificates, client)
-    sampled = promised != 0
-    return float((moved[sampled] / promised[sampled]).max(initial=0.0))
-
-
-def _known(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
-    """Those of the clients; nan where the theory refuses."""
+def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
+    """The values of these clients; nan where the theory refuses."""
     return np.full(len(client), np.nan) if values is None else values[client]
 
 
-def _neighbours(made: Made, verdict: Verdict, moved: np.ndarray) -> list[Record]:
-    """What its neighbours' lines hold beside the setting; nan where the theory refuses."""
-    data, drawn, client, labels = made.data, made.drawn, made.client, made.source.labels
-    index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
-    columns = {
-        "trial": np.arange(len(drawn)),
-        "client": client,
-        "index": index,
-        "replacement": drawn[:, 2],
-        "size": data.sizes[client],
-        "perturbation": moved,
-        "exposure": _known(verdict.exposures, client),
-        "certificate": _known(verdict.certificates, client),
-        "old_label": labels[index],
-        "new_label": labels[drawn[:, 2]],
-    }
-    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+def _after_changes(
+    ranged: list[tuple[bound.Case, Verdict]], why: list[gap.Why],
+    losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
+) -> list[str]:  # fmt: skip
+    """What becomes of each run's claim, after the changes if some are named."""
+    verdicts = [verdict for _, verdict in ranged]
+    if any(one.changes for one in why):
+        after = [gap.after_changes(case) for case, _ in ranged]
+        verdicts, tops = map(list, zip(*after, strict=True))
+        try:
+            losses = measure(tops)
+        except InputError:  # rounded otherwise, they are further apart
+            return [UNDECIDED]
+    return [gap.verdict_on(one.gap, own) for one, own in zip(losses, verdicts, strict=True)]
 
 
 # The suite.
@@ -432,20 +347,60 @@ COMPARED = (
 )
 
 
-def work(content: dict[str, Any], asked: SuiteRequest) -> "Stability":
+def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
     """The suite as stacks of runs that share samples and schedule."""
     suite = validate(Suite, content)
-    named = {"data": {"name": asked.data}}
-    read = merged(merged(suite.base, asked.changes), named)
-    source = read_source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
+    named = {"data": {"name": request.data}}
+    read = merged(merged(suite.base, request.changes), named)
+    source = read_source(cell({"data": read["data"]})) if request.data != "synthetic" else None
     suite = suite.model_copy(update={"base": merged(suite.base, named)})
-    every = stacks(suite, source, asked.changes)
-    return Stability(asked, "stability", suite.title, every, suite.published)
+    every = stacks(suite, source, request.changes)
+    return Stability(request, "stability", suite.title, every, suite.published)
+
+
+def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
+    """The suite's stacks; `changes` are config tables that override its own.
+
+    Sizes are cut to what the source holds; None is a source without an end.
+
+    Raises:
+        InputError: If a setting has no effect: an engine, several lambdas, or a key.
+    """
+    contents.require_free("--set", changes, SETTLED)
+    contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    base = merged(merged(BASE, suite.base), changes)
+    test, most = contents.room(source, base.get("data", {}).get("test", TEST))
+    grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
+    pairs = list(itertools.product(grid.lr, grid.lambda_))
+    sizes = sorted({min(n, most) for n in grid.train})
+    every = itertools.product(sizes, grid.alpha, grid.per_round, suite.seeds)
+    found = []
+    for train, alpha, per_round, seed in every:
+        setting: dict[str, dict[str, Scalar]] = {
+            "data": {"train": train, "test": test, "alpha": alpha},
+            "federation": {"per-round": per_round, "seed": seed},
+            "local": {"lr": pairs[0][0]},
+            "orthogonalizer": {"lambda": pairs[0][1]},
+        }
+        config = cell(base, setting)
+        if config.engine.name != "inline":
+            raise InputError(
+                f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
+                "leave it out, and spread the stacks with --ray-address"
+            )
+        if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
+            raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")
+        for first in range(0, len(pairs), share):
+            one = Stack(config, tuple(pairs[first : first + share]), suite.trials)
+            found.append(dataclasses.replace(one, config=one.at(one.pairs[0])))
+    for place, tables in (("--set", changes), ("[base]", suite.base)):
+        contents.require_read(place, tables, [stack.config for stack in found])
+    return found
 
 
 @dataclass(frozen=True)
 class Stability(Work):
-    """A grid as stacks; `lines` are those of 001, Table 2, by data set."""
+    """A grid as stacks; `lines` are those of the Stability note (001), Table 2, by data set."""
 
     cells: Sequence[Stack]
     lines: Mapping[str, Published]
@@ -459,21 +414,21 @@ class Stability(Work):
             [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
             for one in self.cells
         ]
-        return [self.asked.stem, self.asked.scale, settings]
+        return [self.request.stem, self.request.scale, settings]
 
     @property
     def configs(self) -> Sequence[Config]:
-        """One a run: a stack has one for each pair (eta, lambda)."""
+        """One for each run: a stack has one for each pair (eta, lambda)."""
         return [one.at(pair) for one in self.cells for pair in one.pairs]
 
     @property
     def published(self) -> Published | None:
         """The line of the stability note's Table 2 (001) to compare with."""
-        return self.lines.get(PUBLISHED_FOR.get(self.asked.data, ""))
+        return self.lines.get(PUBLISHED_FOR.get(self.request.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """runs.csv, neighbours.csv and summary.csv."""
-        head = {"suite": self.asked.stem, "data": self.asked.data}
+        head = {"suite": self.request.stem, "data": self.request.data}
         lines = [head | {"source": "measured"} | _aggregate(records)]
         if self.published:
             lines.append(head | {"source": "001, Table 2"} | self.published.model_dump())
@@ -484,17 +439,26 @@ class Stability(Work):
         }
 
     def summary(self, records: list[Record]) -> Record:
-        """What was done, how fast, and what it stands on."""
-        data, scale = self.asked.data, self.asked.scale
+        """What was done, how fast, and what it stands on.
+
+        The speed is compared with this machine's best large product in the precision of the runs.
+        """
+        data, scale = self.request.data, self.request.scale
         config, source = resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
         seconds = sum(record["seconds"] for record in records)
         count = sum(one.size for one in self.cells)
         flop = sum(record["flop"] for record in records)
-        status = set(chain(*(record["status"] for record in records)))
+        dtype, device = DTYPES[config.engine.dtype], torch.device(config.engine.device)
+        best = max(rate(one, SIDE, SIDE, SIDE, dtype, device) for one in supported(dtype, device))
+        names = ("status", "assumes", "gap_notes", "gap_changes", "gap_then")
+        status, *lists = (
+            list(dict.fromkeys(chain(*(record.get(name, []) for record in records))))
+            for name in names
+        )
         return {
             "trajectories": count,
             "trajectories_per_second": count / seconds,
-            "share_of_gemm": flop / seconds / best_rate(config),
+            "share_of_gemm": flop / seconds / best,
             "measured": _aggregate(records),
             "published": self.published and {"data": source} | self.published.model_dump(),
             "note": COMPARED.format(source, data, scale) if self.published else "",
@@ -502,17 +466,9 @@ class Stability(Work):
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
             **contents.guess(read_source(config), config),
-            "status": status.pop() if len(status) == 1 else "mixed",
-            "assumptions": _once(record["assumes"] for record in records),
-            "gap_notes": _once(record.get("gap_notes", []) for record in records),
-            "gap_changes": _once(record.get("gap_changes", []) for record in records),
-            "gap_then": _once(record.get("gap_then", []) for record in records),
+            "status": status[0] if len(status) == 1 else "mixed",
+            **dict(zip(("assumptions", *names[2:]), lists, strict=True)),
         }
-
-
-def _once(lists: Iterable[list[str]]) -> list[str]:
-    """All items in order, without repeats."""
-    return list(dict.fromkeys(chain(*lists)))
 
 
 def _aggregate(records: list[Record]) -> Record:
@@ -522,12 +478,6 @@ def _aggregate(records: list[Record]) -> Record:
                "mean_perturbation": "mean_perturbation"}  # fmt: skip
     means = {name: float(np.mean([run[of] for run in runs])) for name, of in columns.items()}
     return {"runs": len(runs), **means}
-
-
-def best_rate(config: Config) -> float:
-    """Flop per second of this machine's best large product, in the precision of the runs."""
-    dtype, device = DTYPES[config.engine.dtype], torch.device(config.engine.device)
-    return max(rate(name, SIDE, SIDE, SIDE, dtype, device) for name in supported(dtype, device))
 
 
 STUDY = RunStudy("stability", work, findings)

@@ -1,4 +1,4 @@
-"""Kind `stability`: runs of a published grid, each beside its neighbours and its bound."""
+"""Kind `stability`: what a report says and draws of a grid of runs with neighbours and bounds."""
 
 import itertools
 from collections.abc import Mapping
@@ -128,24 +128,19 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
     """
     figure, panels = style.canvas(2, narrow, 2.7)
     for axes, name in zip(panels, QUANTITIES, strict=True):
-        _heat_map(axes, *means(runs, name))
+        _heat_map(axes, runs, name)
         axes.set_title(style.NAMES[name])
     return figure
 
 
-def means(runs: Columns, quantity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """eta [A], 1/sqrt(lambda) [B] in rising order, and the mean of the runs at each, [B, A]."""
+def _heat_map(axes: Axes, runs: Columns, quantity: str) -> None:
+    """The mean of the runs at each eta [A] and 1/sqrt(lambda) [B], as a table [B, A]."""
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
-    table = np.full((len(lambdas), len(lrs)), np.nan)
-    for row, lam in enumerate(lambdas):
-        for column, lr in enumerate(lrs):
-            here = (runs["lr"] == lr) & (runs["lambda"] == lam)
-            if here.any():
-                table[row, column] = runs[quantity][here].mean()
-    return lrs, 1 / np.sqrt(lambdas), table
-
-
-def _heat_map(axes: Axes, lrs: np.ndarray, roots: np.ndarray, table: np.ndarray) -> None:
+    roots, table = 1 / np.sqrt(lambdas), np.full((len(lambdas), len(lrs)), np.nan)
+    for row, column in np.ndindex(*table.shape):
+        here = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
+        if here.any():
+            table[row, column] = runs[quantity][here].mean()
     shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
     norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
     image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
@@ -229,7 +224,13 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
                   label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
     if not finite.all():
         axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
-    _promise(axes, x, neighbours["certificate"])
+    # The certificate 2 G_max Y_i / n_i as a line, where it is proportional to the exposure.
+    promised = neighbours["certificate"]
+    used = (x > 0) & finite & np.isfinite(promised)
+    ratio = promised[used] / x[used]
+    if len(ratio) and np.ptp(ratio) <= 1e-6 * ratio.max():
+        ends = np.array([x[used].min(), x[used].max()])
+        axes.plot(ends, ratio[0] * ends, color=style.BLACK, lw=1, label="certificate")
     if positive.any():
         style.log_x(axes)
     style.log_y(axes)
@@ -244,15 +245,6 @@ def _floor(values: np.ndarray) -> float:
     """A third of the smallest positive value."""
     positive = values[values > 0]
     return float(positive.min()) / 3 if len(positive) else 1.0
-
-
-def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
-    """The certificate 2 G_max Y_i / n_i as a line, where it is proportional to the exposure."""
-    used = (x > 0) & np.isfinite(x) & np.isfinite(promised)
-    ratio = promised[used] / x[used]
-    if len(ratio) and np.ptp(ratio) <= 1e-6 * ratio.max():
-        ends = np.array([x[used].min(), x[used].max()])
-        axes.plot(ends, ratio[0] * ends, color=style.BLACK, lw=1, label="certificate")
 
 
 @style.styled

@@ -1,23 +1,37 @@
-"""Numerical studies: suites whose cells are computations of their own instead of runs.
+"""Numerical studies: suites whose cells are computations of their own, and what studies share.
 
-A study is one file. From top to bottom it has the settings that its TOML file holds, the cells,
-the claims, the numbers and the figure. Its last lines name these parts in `STUDY = Study(...)`.
+A study is one file. From top to bottom it has the settings that its TOML file holds, what its cells
+measure, what it claims, and how it is drawn. Its last line names these parts in `STUDY`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture
 from fedmuon.analysis.report.findings import Rows as Lines
-from fedmuon.analysis.report.tables import read_table
-from fedmuon.analysis.report.verdicts import Claim
+from fedmuon.analysis.report.tables import Columns, read_table
+from fedmuon.analysis.report.verdicts import Claim, curve
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table, validate
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
+from fedmuon.optim.chain import Chain, Context
+from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.runs.directory import Record
+from fedmuon.tasks.base import Params, Points
+
+# (step, params) -> (loss [S], gradient); its randomness is a function of the step
+Oracle = Callable[[int, Params], tuple[Tensor, Params]]
+Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 
 
 @dataclass(frozen=True)
@@ -27,29 +41,6 @@ class Call:
     name: str
     compute: Callable[[], Record]
     size: int = 1
-
-
-def assemble(study: "Study", folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Judge, tell and draw the tables of a finished study.
-
-    Args:
-        study: The study that computed the folder.
-        folder: The suite's folder.
-        about: The content of its suite.json.
-    """
-    columns = [read_table(folder / f"{name}.csv") for name in study.tables]
-    head, *rows = study.numbers(*columns)
-    return Findings.of_suite(
-        folder,
-        about,
-        claims=study.claims(*columns),
-        numbers_title="Numbers",
-        head=head,
-        numbers=rows,
-        pictures=[one.of(*columns) for one in study.pictures],
-        stands_on=study.stands_on,
-        facts=("suite", "kind", "data", "scale", "seconds"),
-    )
 
 
 @dataclass(frozen=True)
@@ -79,22 +70,47 @@ class Study:
     pictures: Sequence[Picture]
     tables: Sequence[str] = ("rows",)
     summary: Callable[[list[Record]], Record] = lambda records: {}
-    report: Callable[["Study", Path, Mapping[str, Any]], Findings] = assemble
+    report: "Callable[[Study, Path, Mapping[str, Any]], Findings] | None" = None
 
-    def work(self, content: dict[str, Any], asked: SuiteRequest) -> "StudyWork":
+    def work(self, content: dict[str, Any], request: SuiteRequest) -> "StudyWork":
         """The study with these settings; config tables to change are those below its `base`."""
         title, note = content.pop("title", self.kind), content.pop("note", "")
-        if asked.changes:
+        if request.changes:
             if "base" not in self.settings.model_fields:
-                raise InputError(f"the suite {asked.stem} has no config to change: leave --set out")
-            content = merged(content, {"base": asked.changes})
+                raise InputError(
+                    f"the suite {request.stem} has no config to change: leave --set out"
+                )
+            content = merged(content, {"base": request.changes})
         settings = validate(self.settings, content)
-        cells = self.cells(settings, asked)
-        return StudyWork(asked, self.kind, title, cells, self, settings, note)
+        cells = self.cells(settings, request)
+        return StudyWork(request, self.kind, title, cells, self, settings, note)
 
     def findings(self, folder: Path, about: Mapping[str, Any]) -> Findings:
         """The report's section of a finished folder, whose suite.json is `about`."""
-        return self.report(self, folder, about)
+        return (self.report or assemble)(self, folder, about)
+
+
+def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """Judge, describe and draw the tables of a finished study.
+
+    Args:
+        study: The study that computed the folder.
+        folder: The suite's folder.
+        about: The content of its suite.json.
+    """
+    columns = [read_table(folder / f"{name}.csv") for name in study.tables]
+    head, *rows = study.numbers(*columns)
+    return Findings.of_suite(
+        folder,
+        about,
+        claims=study.claims(*columns),
+        numbers_title="Numbers",
+        head=head,
+        numbers=rows,
+        pictures=[one.of(*columns) for one in study.pictures],
+        stands_on=study.stands_on,
+        facts=("suite", "kind", "data", "scale", "seconds"),
+    )
 
 
 @dataclass(frozen=True)
@@ -116,10 +132,10 @@ class StudyWork(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """What was asked for, the settings, and which cells they make."""
-        asked, settings = self.asked, self.settings.model_dump(by_alias=True)
+        """The request, the settings, and which cells they make."""
+        request, settings = self.request, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
-        return [asked.stem, self.kind, asked.data, asked.scale, settings, cells]
+        return [request.stem, self.kind, request.data, request.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """NAME.csv for every list that the records hold, of all of them in turn."""
@@ -130,3 +146,74 @@ class StudyWork(Work):
         """The settings, and what the study adds."""
         settings = self.settings.model_dump(by_alias=True)
         return {"note": self.note, "settings": settings} | self.study.summary(records)
+
+
+# What studies share: the loop over steps, and reading, describing and drawing rows.
+
+
+def run_chain(
+    chain: Chain, params: Params, oracle: Oracle, steps: int, draws: Draws | Sequence[Draws]
+) -> Iterator[tuple[int, Params]]:
+    """Run a chain of links on a custom gradient oracle.
+
+    A sequence of draws holds one generator per replica, so replicas share no draw.
+
+    Yields:
+        (k, X_k) before step k, for k = 0 .. steps - 1, and (steps, X_steps) at the end.
+    """
+    states = chain.init(params, {})
+    every = draws if isinstance(draws, Sequence) else [draws]
+    for step in range(steps):
+        yield step, params
+        at_step = partial(oracle, step)
+        now = [partial(draw, step=step) for draw in every]
+        context = Context(params, at_step, now, partial(_released, at_step))
+        params, states = chain.step(params, states, context)
+    yield steps, params
+
+
+def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
+    """sum_k c_k (noisy gradient at X_k); it has the step's noise once, because sum_k c_k = 1."""
+    found = [(share, gradient(at)[1]) for share, at in points]
+    return Released(
+        {
+            name: torch.stack([share * slope[name] for share, slope in found]).sum(0)
+            for name in found[0][1]
+        }
+    )
+
+
+def seed_rows(shared: Record, name: str, values: Iterable[Any]) -> list[Record]:
+    """A row for each seed: what all seeds share, the seed, and its own value."""
+    return [shared | {"seed": seed, name: float(value)} for seed, value in enumerate(values)]
+
+
+def levels(rows: Columns, name: str) -> list[Any]:
+    """The distinct entries of a column in rising order."""
+    return np.unique(rows[name]).tolist()
+
+
+def distinct(rows: Columns, *names: str) -> list[Any]:
+    """The distinct entries of a column, or tuples of several, in the order of the table."""
+    columns = [rows[name].tolist() for name in names]
+    return list(dict.fromkeys(zip(*columns, strict=True) if len(names) > 1 else columns[0]))
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """`σ = 1: 0.2; σ = 4: 0.3`."""
+    return "; ".join(f"{name}: {one}" for name, one in found.items())
+
+
+def heading(title: str, head: Sequence[str]) -> tuple[str, ...]:
+    """A line below this head that has only a title."""
+    return (title, *("" for _ in head[1:]))
+
+
+def draw_with_bound(
+    axes: Axes, rows: Columns, look: tuple[str, str], label: str, bound_label: str = "",
+    **where: Any,
+) -> None:  # fmt: skip
+    """Mean nuclear norms with intervals against the steps, and their bound as a dashed line."""
+    norms, bounds = (curve(rows, "steps", one, **where) for one in ("mean_nuclear", "bound"))
+    style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
+    axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)

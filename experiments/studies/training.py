@@ -58,10 +58,11 @@ class Sweep(Table):
 
 
 class Claim(Table):
-    """`better` ends at or below `than` (above in accuracy), reaches its train loss sooner, or ends
-    near it: within that share of the larger.
+    """What the variant `better` should do against the variant `than`.
 
-    Along a sweep, falling and rising say it of the variant `better` from each value to the next.
+    It ends at or below `than` (above in accuracy), reaches its train loss sooner, or ends near it:
+    within that share of the larger. Along a sweep, falling and rising say it of the variant
+    `better` from each value to the next.
     """
 
     better: str
@@ -89,8 +90,11 @@ class Times(Table):
 
 
 class Suite(Table):
-    """The file; `published` has numbers by data set and variant, which `source` names, and `also`
-    stands beside every verdict."""
+    """The file.
+
+    `published` has numbers by data set and variant, `source` names where they are from, and `also`
+    stands beside every verdict.
+    """
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -112,7 +116,7 @@ class Suite(Table):
 def suite_of(content: dict[str, Any]) -> Suite:
     """Validate the file's content; every variant that it names must be defined."""
     suite = validate(Suite, content)
-    for place, name in _named(suite):
+    for place, name in _variant_names(suite):
         if name not in suite.variants:
             known = ", ".join(suite.variants)
             raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
@@ -124,7 +128,7 @@ def suite_of(content: dict[str, Any]) -> Suite:
     return suite
 
 
-def _named(suite: Suite) -> Iterator[tuple[str, str]]:
+def _variant_names(suite: Suite) -> Iterator[tuple[str, str]]:
     """The places of the file that name a variant."""
     for key, claim in suite.claims.items():
         others = [] if claim.kind in ("falling", "rising") else [claim.than]
@@ -147,7 +151,7 @@ MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRun:
     """One run: a variant at a value of the sweep, with a seed."""
 
     variant: str
@@ -157,9 +161,10 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """The run directory's name."""
+        """The run directory's name: FedAvg, E = 1 with seed 0 is fedavg-e-1-seed0."""
+        slug = re.sub(r"[^a-z0-9.]+", "-", self.variant.lower()).strip("-")
         at = "" if self.x is None else f"-{self.x:g}"
-        return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
+        return f"{slug}{at}-seed{self.config.federation.seed}"
 
     @property
     def size(self) -> int:
@@ -194,11 +199,6 @@ class Trained:
         return found | ({"seconds": records[-1]["seconds"]} if records else {})
 
 
-def slug(name: str) -> str:
-    """A variant as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-
-
 def _measured(record: Record) -> Record:
     """Round, seconds of training, and every number that the run recorded for that round."""
     head = {name: record[name] for name in ("round", "train_seconds")}
@@ -214,44 +214,41 @@ def _measured(record: Record) -> Record:
 SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 
 
-def work(content: dict[str, Any], asked: SuiteRequest) -> "Training":
-    """The suite as runs."""
+def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
+    """The suite as runs: every variant at every value with every seed.
+
+    Sizes are cut to what the source holds.
+
+    Raises:
+        InputError: If two runs share a name, or a key has no effect.
+    """
     suite = suite_of(content)
     if len(set(suite.seeds)) < len(suite.seeds):
         raise InputError(f"seeds = {suite.seeds} names one twice: name each once")
-    cells = _cells(suite, asked)
-    if len({one.name for one in cells}) < len(cells):
-        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
-    return Training(asked, "training", suite.title, cells, suite)
-
-
-def _cells(suite: Suite, asked: SuiteRequest) -> list[Trained]:
-    """Every variant at every value with every seed; sizes are cut to what the source holds."""
-    contents.require_free("--set", asked.changes, SETTLED)
+    contents.require_free("--set", request.changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     for name, own in suite.variants.items():
         swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
         contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
-    base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
-    cells = [
-        Trained(name, x, contents.cell(merged(setting, {"data": _sizes(setting)})))
-        for name, x, setting in settings(suite, base, asked.changes)
-    ]
-    _require_read(suite, asked, cells)
-    return [dataclasses.replace(one, config=resolve(one.config)) for one in cells]
-
-
-def _require_read(suite: Suite, asked: SuiteRequest, cells: Sequence[Trained]) -> None:
-    """Reject keys of a variant, the sweep or the command line that have no effect."""
+    base = merged(suite.base, merged(request.changes, {"data": {"name": request.data}}))
+    configs: dict[str, list[Config]] = {name: [] for name in suite.variants}
+    cells = []
+    for name, x, setting in settings(suite, base, request.changes):
+        config = contents.cell(merged(setting, {"data": _sizes(setting)}))
+        configs[name].append(config)
+        cells.append(TrainingRun(name, x, config))
     for name, own in suite.variants.items():
         contents.require_plain(name, "the variant")
-        configs = [one.config for one in cells if one.variant == name]
-        contents.require_read(f"[variants.{name!r}]", own, configs)
+        contents.require_read(f"[variants.{name!r}]", own, configs[name])
     every = [one.config for one in cells]
-    contents.require_read("--set", asked.changes, every)
+    contents.require_read("--set", request.changes, every)
     contents.require_read("[base]", suite.base, every)
     if suite.sweep:
         contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
+    cells = [dataclasses.replace(one, config=resolve(one.config)) for one in cells]
+    if len({one.name for one in cells}) < len(cells):
+        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
+    return Training(request, "training", suite.title, cells, suite)
 
 
 def settings(
@@ -266,7 +263,7 @@ def settings(
             yield name, x, merged(setting, {"federation": {"seed": seed}})
 
 
-def _settings(cell: Trained) -> list[Any]:
+def _settings(cell: TrainingRun) -> list[Any]:
     return [cell.name, cell.variant, cell.config.model_dump(by_alias=True)]
 
 
@@ -285,40 +282,39 @@ def _sizes(setting: Tables) -> dict[str, int]:
 class Training(Work):
     """Runs of variants; `suite` is the file's content."""
 
-    cells: Sequence[Trained]
+    cells: Sequence[TrainingRun]
     suite: Suite
     counted: ClassVar[str] = "rounds"
 
     @property
     def decisive(self) -> list[Any]:
         """Kind, suite, scale, and every run's config."""
-        return [*self._named, [_settings(one) for one in self.cells]]
-
-    @property
-    def _named(self) -> list[str]:
-        return [self.kind, self.asked.stem, self.asked.scale, "a seal a cell"]
+        return self._marked([_settings(one) for one in self.cells])
 
     def seal(self, cell: Cell) -> str:
         """The mark of the cell alone, which does not change with the number of seeds."""
-        assert isinstance(cell, Trained)
-        return files.digest(json.dumps([*self._named, _settings(cell)]).encode())
+        assert isinstance(cell, TrainingRun)
+        return files.digest(json.dumps(self._marked(_settings(cell))).encode())
+
+    def _marked(self, settings: list[Any]) -> list[Any]:
+        return [self.kind, self.request.stem, self.request.scale, "a seal a cell", settings]
 
     def joined(self, lock: bytes) -> bytes | None:
         """A folder of more or fewer runs, for example of other seeds, can join: the longer lock."""
+        *head, own = self.decisive
         with contextlib.suppress(ValueError, TypeError):  # damaged
-            *named, cells = json.loads(lock)
-            mine, theirs = ({json.dumps(one) for one in every}
-                            for every in (map(_settings, self.cells), cells))  # fmt: skip
-            if named == self._named and mine >= theirs:
+            *other, cells = json.loads(lock)
+            mine, theirs = ({json.dumps(one) for one in every} for every in (own, cells))
+            if other == head and mine >= theirs:
                 return self.lock
-            if named == self._named and mine <= theirs:
+            if other == head and mine <= theirs:
                 return lock
         return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Reject damaged run directories of finished cells."""
         for one in cells:
-            if isinstance(one, Trained) and one.folder and one.folder.exists():
+            if isinstance(one, TrainingRun) and one.folder and one.folder.exists():
                 try:
                     RunDirectory(one.folder).require_sound(ended=True)
                 except InputError as error:
@@ -331,22 +327,33 @@ class Training(Work):
     def published(self) -> dict[str, dict[str, float]]:
         """Published numbers to compare with, by variant."""
         held = self.suite.published
-        return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
+        return held.get(self.request.data) or held.get(PUBLISHED_FOR.get(self.request.data, ""), {})
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """curves.csv, runs.csv and summary.csv."""
-        records = list(_everywhere(records, self.suite.sweep))
-        names = _measures([*records, {"rows": list(self.published.values())}])
+        """curves.csv, runs.csv and summary.csv.
+
+        Variants that are not swept stand at every value, or at nan without a sweep.
+        """
+        placed = [
+            one | {"head": one["head"] | {"x": x}}
+            for x in (self.suite.sweep.values if self.suite.sweep else [math.nan])
+            for one in records
+            if one["head"]["x"] in (x, None)
+        ]
+        # all measured names, in order; a run may lack one that others have
+        rows = [*(row for one in placed for row in one["rows"]), *self.published.values()]
+        names = [name for name in dict.fromkeys(itertools.chain(MEASURES, *rows))
+                 if name not in ("round", "train_seconds")]  # fmt: skip
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
-        curves = [one["head"] | unknown | row for one in records for row in one["rows"]]
+        curves = [one["head"] | unknown | row for one in placed for row in one["rows"]]
         ends = [
             one["head"] | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
-            for one in records
+            for one in placed
         ]
-        found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
-        return spending.with_privacy_columns(found, [one["head"] for one in records], records)
+        found = {"curves": curves, "runs": ends, "summary": self._means(ends, names)}
+        return spending.with_privacy_columns(found, [one["head"] for one in placed], placed)
 
-    def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
+    def _means(self, ends: list[Record], names: list[str]) -> list[Record]:
         """Means over seeds with their standard deviations, and the published numbers."""
         rows = []
         # as text: a nan is not equal to itself
@@ -360,16 +367,14 @@ class Training(Work):
                 deviation = values.std(ddof=1) if len(values) > 1 else math.nan
                 mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
             rows.append(head | mean)
-            if head["variant"] in self.published and math.isnan(head["x"]):
-                empty = dict.fromkeys(mean, "")
-                rows.append(
-                    head | empty | {"source": self.suite.source} | self.published[head["variant"]]
-                )
+            held = self.published.get(head["variant"])
+            if held is not None and math.isnan(head["x"]):
+                rows.append(head | dict.fromkeys(mean, "") | {"source": self.suite.source} | held)
         return rows
 
     def summary(self, records: list[Record]) -> Record:
         """What the report needs to judge and draw; `times` with what is published of these data."""
-        source, suite, config = self.asked.data, self.suite, self.cells[0].config
+        source, suite, config = self.request.data, self.suite, self.cells[0].config
         if source not in suite.published:
             source = PUBLISHED_FOR.get(source, source)
         times = suite.times and suite.times.model_dump()
@@ -387,21 +392,6 @@ class Training(Work):
             "machine": {"device": config.engine.device},
             **contents.guess(read_source(config), config),
         }
-
-
-def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
-    """The records; variants that are not swept stand at every value, or at nan without a sweep."""
-    for x in sweep.values if sweep else [math.nan]:
-        for one in records:
-            if one["head"]["x"] in (x, None):
-                yield one | {"head": one["head"] | {"x": x}}
-
-
-def _measures(records: list[Record]) -> list[str]:
-    """All measured names, in order; a run may lack one that others have."""
-    rows = (row for record in records for row in record["rows"])
-    names = dict.fromkeys(itertools.chain(MEASURES, *rows))
-    return [name for name in names if name not in ("round", "train_seconds")]
 
 
 STUDY = RunStudy("training", work, findings)

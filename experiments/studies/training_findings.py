@@ -1,4 +1,4 @@
-"""Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
+"""Kind `training`: what a report says and draws of variants of a run over seeds."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -59,33 +59,44 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
     _require_matching(curves, runs, about, folder)
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
-    clients = _clients(folder)
     chance = luck(*about["guess"]) if "guess" in about else 0.0
     claims = [
         replace(judged(one, runs, curves, label, chance), also=one.get("also", ""))
         for one in about["claims"]
     ]
-    head, numbers = _numbers(runs, about)
+    pictures = _pictures(curves, runs, about)
     stands_on = caution = ""
-    if clients is not None:
-        named = adjacency_of(clients)
-        means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
-        stands_on = f"Every ε here is of {named} neighbours, with {drawn(clients)} ({means})."
+    if (folder / "clients.csv").exists():  # the accounts of the clients of private runs
+        names = ("x", "seed", "client", "epsilon", "target")
+        clients = read_table(folder / "clients.csv", names, ("variant",))
+        adjacency = adjacency_of(clients)
+        means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in adjacency.split(", "))
+        drawn = sampling_in_words(clients)
+        stands_on = f"Every ε here is of {adjacency} neighbours, with {drawn} ({means})."
+        claims += budget_claims(runs, clients)
+        if len(np.unique(clients["client"])) > 1:
+            given = clients, about["variants"], _drawn_at(about)
+            pictures.append(Picture.known("clients", by_client, *given))
     if "guess" in about:  # each run counts once; one that is not swept has a row at each value
         of_each = zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True)
         caution = near_chance(np.array([*dict(of_each).values()]), *about["guess"])
+    every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
+             for x in levels(runs)]  # fmt: skip
+    known = [one for one in every if np.isfinite(one)]
+    reached = f"{min(known):.3f} to {max(known):.3f}" if known else "–"
+    head, numbers = _numbers(runs, about)
     return Findings.of_suite(
         folder,
         about,
-        claims=[*claims, kept(runs, clients)] if targeted(clients) else claims,
+        claims=claims,
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
-        pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
+        pictures=pictures,
         stands_on=stands_on,
         facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
-        card=[*card_of(about), ("accuracy at the end", _reached(runs))],
+        card=[*card_of(about), ("accuracy at the end", reached)],  # of the least and most accurate
         runs=_every(runs, label),
         caution=caution,
         pending=_pending(folder, about),
@@ -107,14 +118,6 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
     return ""
 
 
-def _reached(runs: Columns) -> str:
-    """From the least accurate variant to the most, as means over seeds."""
-    every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
-             for x in levels(runs)]  # fmt: skip
-    known = [one for one in every if np.isfinite(one)]
-    return f"{min(known):.3f} to {max(known):.3f}" if known else "–"
-
-
 def _every(runs: Columns, label: str) -> Titled:
     """All runs with what they ended with."""
     names = ("seed", "round", *MEASURES, "train_seconds")
@@ -126,30 +129,23 @@ def _every(runs: Columns, label: str) -> Titled:
     return "All runs", head, lines
 
 
-def _clients(folder: Path) -> Columns | None:
-    """The accounts of the clients of private runs, or None."""
-    file = folder / "clients.csv"
-    names = ("x", "seed", "client", "epsilon", "target")
-    return read_table(file, names, ("variant",)) if file.exists() else None
-
-
-def drawn(clients: Columns) -> str:
+def sampling_in_words(clients: Columns) -> str:
     """How the lots of samples, or the cohorts of whole clients, are drawn."""
     what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
     ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
     return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
-def targeted(clients: Columns | None) -> TypeGuard[Columns]:
-    """Whether runs were to keep to an epsilon; those of a given noise spend what they spend."""
-    return clients is not None and bool((clients["target"] > 0).all())
+def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
+    """Every run is certified, and no client of it spends more than the run's target.
 
-
-def kept(runs: Columns, clients: Columns) -> Claim:
-    """Every run is certified, and no client of it spends more than the run's target."""
+    Runs of a given noise have no target: they spend what they spend.
+    """
+    if not (clients["target"] > 0).all():
+        return []
     sentence = (
         "Every run is certified, and no client spends more than its target ε, jointly "
-        f"({adjacency_of(clients)}, {drawn(clients)})."
+        f"({adjacency_of(clients)}, {sampling_in_words(clients)})."
     )
     certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
@@ -160,7 +156,7 @@ def kept(runs: Columns, clients: Columns) -> Claim:
         "(`fedmuon privacy tuned`)"
     )
     every = np.concatenate([certified, ~over])
-    return counted(sentence, every, "runs and accounts", detail)
+    return [counted(sentence, every, "runs and accounts", detail)]
 
 
 def _require_matching(
@@ -178,7 +174,7 @@ def _require_matching(
 
 
 def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    """A line a variant and value, and its published line below it."""
+    """A line for each variant and value, and its published line below it."""
     swept = bool(about["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
     named = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
@@ -187,63 +183,43 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     rows: Rows = []
     for variant in about["variants"]:
         for x in levels(runs):
-            mine = rows_of(runs, variant, x)
-            cells = [_spread(runs[name][mine]) for name in names]
+            mine, cells = rows_of(runs, variant, x), []
+            for values in (runs[name][mine] for name in names):
+                lost = int(np.isnan(values).sum())
+                cells.append(f"{lost} of {len(values)} diverged" if lost else spread(values))
             rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
         if (held := about["published"].get(variant)) and not swept:
             rows.append((f"  {about['source']}", *(number(held.get(name)) for name in names)))
     return head, rows
 
 
-def _spread(values: np.ndarray) -> str:
-    """Mean and standard deviation, or that it diverged."""
-    lost = int(np.isnan(values).sum())
-    return f"{lost} of {len(values)} diverged" if lost else spread(values)
-
-
-def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
-    """Every client's epsilon, where there is more than one client."""
-    if clients is None or len(np.unique(clients["client"])) == 1:
-        return []
-    return [Picture.known("clients", by_client, clients, about["variants"], _drawn_at(about))]
-
-
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
-    """Terminal values along the sweep, and curves by round and by seconds."""
-    sweep = about["sweep"]
-    ends = []
-    if sweep:
-        given = runs, about["variants"], ("test_loss", "accuracy"), sweep["label"]
-        ends = [Picture.known("terminal", terminal, *given, read=ends_in_words)]
-    if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
-        spent = runs, about["variants"]
-        by = Picture.known("epsilon", by_epsilon, *spent, read=ends_in_words)
-        ends.insert(0, by)
-    along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
-    return [*ends, *_by_round_and_seconds(curves, about), *along]
+    """Terminal values along the sweep, and curves by round and by seconds.
 
-
-def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Picture]:
-    """The curves at one value of the sweep, if there is one."""
+    With a sweep, curves are drawn at one value. Those of the variant that the suite follows are
+    drawn at each value.
+    """
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
-    where = f" at {sweep['label']} = {at:g}" if sweep else ""
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
-    shown = partial(Picture.known, where=where, read=partial(in_words, rows))
-    return [
+    where = f" at {sweep['label']} = {at:g}" if sweep else ""
+    found, shown = [], partial(Picture.known, where=where, read=partial(in_words, rows))
+    if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
+        found.append(Picture.known("epsilon", by_epsilon, runs, variants, read=ends_in_words))
+    if sweep:
+        given = runs, variants, ("test_loss", "accuracy"), sweep["label"]
+        found.append(Picture.known("terminal", terminal, *given, read=ends_in_words))
+    found += [
         shown(name, draw_curves, curves, variants, by, at)
         for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
     ]
-
-
-def _followed(curves: Columns, sweep: Mapping[str, Any]) -> Picture:
-    """The curves of the variant that the suite follows, at each value of the sweep."""
-    lines, names = followed(curves, sweep)
-    where = sweep["follow"]
-    given = lines, names, "round", np.nan
-    read = partial(in_words, lines)
-    made = Picture.known("followed", draw_curves, *given, where=where, read=read)
-    beside = " Beside them are variants that the sweep leaves alone." * bool(sweep["fixed"])
-    return replace(made, caption=made.caption + beside)
+    if sweep and sweep.get("follow"):
+        lines, names = followed(curves, sweep)
+        read = partial(in_words, lines)
+        made = Picture.known("followed", draw_curves, lines, names, "round", np.nan,
+                             where=sweep["follow"], read=read)  # fmt: skip
+        beside = " Beside them are variants that the sweep leaves alone." * bool(sweep["fixed"])
+        found.append(replace(made, caption=made.caption + beside))
+    return found
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
@@ -254,7 +230,7 @@ def _drawn_at(about: Mapping[str, Any]) -> float:
     return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]
 
 
-# The figure.
+# How it is drawn.
 
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
@@ -286,11 +262,11 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
 def draw_curves(
     rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """Held-out loss solid, train loss dashed, or dotted and dash-dotted of what adds to another
-    variant, and accuracy, by round or by seconds of training.
+    """Held-out and train loss, and accuracy, by round or by seconds of training.
 
-    A line is the mean over seeds, its band their minimum and maximum; more than `MOST` variants
-    have no bands and no train losses. `x` is a value of the sweep.
+    Held-out loss is solid and train loss dashed, or dotted and dash-dotted of what adds to another
+    variant. A line is the mean over seeds, its band their minimum and maximum. More than `MOST`
+    variants have no bands and no train losses. `x` is a value of the sweep.
     """
     figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
     few = len(variants) <= MOST
@@ -306,7 +282,8 @@ def draw_curves(
     for axes, label in ((loss, named), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
-        _from_zero(axes)
+        last = float(axes.dataLim.x1)  # from 0, with room for the whole of the last mark
+        axes.set_xlim(0, 1.05 * last if np.isfinite(last) and last > 0 else None)
         if by == "round":
             axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     style.log_y(loss)
@@ -315,8 +292,10 @@ def draw_curves(
 
 
 def in_words(rows: Columns, figure: Figure) -> str:
-    """What the lines of these curves are, read off the figure that was drawn, and whether they are
-    means, off the rows of its variants."""
+    """What the lines of these curves are, read off the figure that was drawn.
+
+    Whether they are means, and whether some end early, is read off the rows of its variants.
+    """
     loss, accuracy = figure.axes
     held = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
@@ -330,7 +309,10 @@ def in_words(rows: Columns, figure: Figure) -> str:
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
     said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
-    said = [", ".join(filter(None, said)), *_means_in_words(rows)]
+    lost = not (np.abs(rows["test_loss"]) < HUGE).all()
+    said = [", ".join(filter(None, said))]
+    said += ["lines are means over seeds"] * (len(np.unique(rows["seed"])) > 1)
+    said += ["a line ends where a run diverged"] * lost
     said += ["a train loss of one round alone is a flat mark"] * single
     spread = [isinstance(one, LineCollection) for one in loss.collections]
     extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
@@ -339,14 +321,6 @@ def in_words(rows: Columns, figure: Figure) -> str:
     growing = " A held-out loss that leaves its train loss upwards is a growing gap."
     growing *= train and lasts
     return f"{'; '.join(said)}. Accuracies are those on held-out samples.{growing}"
-
-
-def _means_in_words(rows: Columns) -> list[str]:
-    """Whether lines are means, and whether some end early."""
-    several = len(np.unique(rows["seed"])) > 1
-    lost = not (np.abs(rows["test_loss"]) < HUGE).all()
-    said = "lines are means over seeds" * several, "a line ends where a run diverged" * lost
-    return [*filter(None, said)]
 
 
 def ends_in_words(figure: Figure) -> str:
@@ -390,12 +364,6 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
     return line
 
 
-def _from_zero(axes: Axes) -> None:
-    """An x axis from 0, with room for the whole of the last mark."""
-    last = float(axes.dataLim.x1)
-    axes.set_xlim(0, 1.05 * last if np.isfinite(last) and last > 0 else None)
-
-
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     at, _, low, high = points.T
     if len(at) == 1 and high > low:  # a band would have no width
@@ -405,8 +373,10 @@ def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
 
 
 def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
-    """Means on a line, with bars from the smallest to the largest; beside those of other variants,
-    which would cover them."""
+    """Means on a line, with bars from the smallest to the largest.
+
+    They are shifted beside those of other variants, which would cover them.
+    """
     figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
     assert figure is not None
     aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
@@ -441,8 +411,10 @@ def terminal(
 
 @style.styled
 def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
-    """Terminal accuracy against the epsilon that the noise of the sweep spends: means over seeds,
-    and bars from minimum to maximum."""
+    """Terminal accuracy against the epsilon that the noise of the sweep spends.
+
+    Marks are means over seeds, and bars reach from minimum to maximum.
+    """
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     values = levels(runs)
     for place, (name, look) in enumerate(looks(variants).items()):
@@ -477,8 +449,7 @@ def _spread_out(axes: Axes, values: np.ndarray) -> None:
 
 
 def adjacency_of(rows: Columns) -> str:
-    """What the epsilons of these rows compare; tables of earlier versions, whose rates were lot /
-    n_i, did not say."""
+    """The adjacency of these rows' epsilons; tables of earlier versions have none."""
     named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
     return ", ".join(one for one in named if one)
 

@@ -1,10 +1,11 @@
-"""Study `wall-clock`: 004's Lemma 11 on this machine, and its printed losses by seconds.
+"""Study `wall-clock`: how much longer an SVD takes than Newton-Schulz steps.
 
-A shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
-longer side, all in float32, in turn, several times over. Times are geometric means over the rounds,
-and quotients of two have Student's interval of the differences of logarithms, round by round.
+Lemma 11 of Newton-Schulz convergence (004) on this machine, and its printed losses by seconds. A
+shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
+longer side, all in float32, in turn, several times over. Times are geometric means over the rounds.
+Quotients of two have Student's interval of the differences of logarithms, round by round.
 Predictions are Lemma 11's with the throughputs of that product and of that SVD, once with 004's
-count for Newton-Schulz and once with the products that are made here, which are fewer.
+count for Newton-Schulz and once with the products that are computed here, which are fewer.
 """
 
 import math
@@ -27,7 +28,7 @@ from fedmuon.analysis.theory.system_costs import horner_flops, least_efficiency,
 from fedmuon.config.schema import Count
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.studies.study import Call, Study, distinct
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.flops import performed_newton_schulz
 from fedmuon.orthogonalize import newton_schulz, schedule
@@ -66,19 +67,22 @@ class Settings(Table):
     tables: Annotated[dict[str, Printed], Field(min_length=1)]
 
 
-def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """A cell for each printed table and each shape."""
     found = [
-        Call(f"printed-{number}", partial(printed, name, table), 0)
+        Call(f"printed-{number}", partial(printed_rows, name, table), 0)
         for number, (name, table) in enumerate(settings.tables.items())
     ]
     shapes = [(shape[0], shape[1]) for shape in settings.shapes]
     return found + [
-        Call(f"timed-{m}x{n}", partial(timed, settings, (m, n)), m * n) for m, n in shapes
+        Call(f"timed-{m}x{n}", partial(measure, settings, (m, n)), m * n) for m, n in shapes
     ]
 
 
-def printed(name: str, table: Printed) -> Record:
+# What it measures.
+
+
+def printed_rows(name: str, table: Printed) -> Record:
     """A row for each printed second."""
     columns = {method: getattr(table, method) for method in METHODS}
     rows = [
@@ -88,14 +92,23 @@ def printed(name: str, table: Printed) -> Record:
     return {"rows": rows, "times": []}
 
 
-def timed(settings: Settings, shape: tuple[int, int]) -> Record:
-    """A row for each number of steps; `to_svd` and `to_product` are what the ends of the intervals
-    of its time over those of an SVD and of a product are times, or over, the quotient."""
+def measure(settings: Settings, shape: tuple[int, int]) -> Record:
+    """A row for each number of steps.
+
+    `to_svd` and `to_product` are factors: the ends of the intervals of its time over those of an
+    SVD and of a product are the quotient times them, or over them.
+    """
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
+
+    def polar() -> torch.Tensor:
+        """U V^T as 004 has it."""
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        return left @ right
+
     products = partial(torch.matmul, square, square)
     mine = [partial(newton_schulz, matrix, q, COEFFICIENTS) for q in settings.iterations]
-    logs = np.log(in_turn([partial(_polar, matrix), products, *mine], settings.repeats))
+    logs = np.log(in_turn([polar, products, *mine], settings.repeats))
     svd, product, *found = np.exp(logs.mean(0)).tolist()
     efficiency = 2 * max(shape) ** 3 / product / (svd_flops(*shape) / svd)
     rows = []
@@ -112,15 +125,11 @@ def timed(settings: Settings, shape: tuple[int, int]) -> Record:
     return {"rows": [], "times": rows}
 
 
-def _polar(matrix: torch.Tensor) -> torch.Tensor:
-    """U V^T as 004 has it."""
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left @ right
-
-
 def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """The seconds of each call in each round [repeats, calls], after a round that does not count:
-    what slows the machine for a while slows all calls of a round."""
+    """The seconds of each call in each round [repeats, calls], after a round that does not count.
+
+    What slows the machine for a while slows all calls of a round.
+    """
     found = np.empty((repeats + 1, len(calls)))
     for row in found:
         for at, call in enumerate(calls):
@@ -130,7 +139,7 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
     return found[1:]
 
 
-# Claims and numbers.
+# What it claims.
 
 NEAR = 4.0  # how far a prediction that knows two throughputs may be off
 STANDS_ON = (
@@ -145,95 +154,97 @@ STANDS_ON = (
 
 def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
     """The lemma here; the tables there."""
-    printed = [ahead(where(rows, table=name), name) for name in _tables(rows)]
-    return [predicted(times), sooner(times), *printed, slower(rows), curved(rows)]
+    return [*_time_claims(times), *_table_claims(rows)]
 
 
-def predicted(times: Columns) -> Claim:
-    """Lemma 11 with the products that are made is a ceiling, and not far. The SVD's own time drops
-    out of predicted over measured: it is q steps' time over that of as many flops of a product."""
+def _time_claims(times: Columns) -> Sequence[Claim]:
+    """Lemma 11 with the products that are computed is a ceiling, and not far.
+
+    The SVD's own time drops out of predicted over measured: it is q steps' time over that of as
+    many flops of a product. Newton-Schulz with up to three steps takes less time at every shape.
+    """
     measured = times["svd_seconds"] / times["seconds"]
-    off = times["made"] / measured
-    return Claim(
-        "Lemma 11 with two throughputs of this machine, and the products made here, predicts how "
-        "much longer an SVD takes, within a factor of 4.",
-        _timed("predicted over measured", off, times, "to_product"),
-        Rule(1 / NEAR, NEAR),
-        f"predicted over measured {off.min():.2f} to {off.max():.2f}; with 004's count of products "
-        f"{(times['lemma'] / measured).min():.2f} to {(times['lemma'] / measured).max():.2f}; "
-        f"products run {times['efficiency'].min():.2g} to {times['efficiency'].max():.2g} times as "
-        "fast as an SVD",
-    )
+    off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
+    few = {name: column[times["steps"] <= 3] for name, column in times.items()}
+    ratio = few["svd_seconds"] / few["seconds"]
+    return [
+        Claim(
+            "Lemma 11 with two throughputs of this machine, and the products made here, predicts "
+            "how much longer an SVD takes, within a factor of 4.",
+            _quotient("predicted over measured", off, times, "to_product"),
+            Rule(1 / NEAR, NEAR),
+            f"predicted over measured {off.min():.2f} to {off.max():.2f}; with 004's count of "
+            f"products {lemma.min():.2f} to {lemma.max():.2f}; products run {fast.min():.2g} to "
+            f"{fast.max():.2g} times as fast as an SVD",
+        ),
+        Claim(
+            "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as "
+            "there.",
+            _quotient("SVD's time over Newton–Schulz's", ratio, few, "to_svd"),
+            Rule(low=1.0, strict=True),
+            f"the SVD takes {number(ratio.min(), 2)} to {number(ratio.max(), 2)} times as long",
+        ),
+    ]
 
 
-def sooner(times: Columns) -> Claim:
-    """Newton-Schulz with up to three steps takes less time at every shape."""
-    part = {name: column[times["steps"] <= 3] for name, column in times.items()}
-    ratio = part["svd_seconds"] / part["seconds"]
-    return Claim(
-        "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as there.",
-        _timed("SVD's time over Newton–Schulz's", ratio, part, "to_svd"),
-        Rule(low=1.0, strict=True),
-        f"the SVD takes {number(ratio.min(), 2)} to {number(ratio.max(), 2)} times as long",
-    )
-
-
-def _timed(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
+def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
     """A quotient of times, whose interval is a factor; tables of earlier versions have none."""
     by = times.get(reach, np.full(len(ratio), np.nan))
-    return Effect(name, ratio, ratio / by, ratio * by, _shapes(times), seeded=False, unit="ratio")
-
-
-def ahead(table: Columns, name: str) -> Claim:
-    """Printed: at every second every q is below SVD and SGD."""
-    best = np.minimum(table["sgd"], table["svd"])
-    lead = best - np.max([table[one] for one in MUON], axis=0)
-    behind = ", ".join(f"{second:.0f} s" for second in table["seconds"][lead <= 0])
-    return Claim(
-        f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than Muon by "
-        "SVD at every second.",
-        Effect.exact(
-            "lead in loss", lead, [f"{second:.0f} s" for second in table["seconds"]], unit="loss"
-        ),
-        POSITIVE,
-        f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
-        + (f"; not at {behind}" if behind else ""),
-    )
-
-
-def curved(rows: Columns) -> Claim:
-    """Whether a printed column is a straight line to its last digit, as no measurement is."""
-    straight = [
-        f"{name.split()[0]} {method}"
-        for name in _tables(rows)
-        for method in METHODS
-        if np.abs(np.diff(where(rows, table=name)[method], 2)).max() < 1e-9
+    shapes = [
+        f"{m:.0f} × {n:.0f}, q = {q:.0f}"
+        for m, n, q in zip(times["m"], times["n"], times["steps"], strict=True)
     ]
-    return counted(
-        "No printed curve falls by the same amount from each second to the next.",
-        not straight,
-        "tables",
-        f"to the last printed digit: {', '.join(straight) or 'none'}",
-    )
+    return Effect(name, ratio, ratio / by, ratio * by, shapes, seeded=False, unit="ratio")
 
 
-def slower(rows: Columns) -> Claim:
-    """Printed: how much longer SVD takes to its last loss than q = 3, and what that says."""
-    found = {name: slowdown(where(rows, table=name)) for name in _tables(rows)}
-    shown = [
-        f"{name.split()[0]} {'≥ ' if bare else ''}{number(times, 2)} "
-        f"(P_gemm/P_svd ≥ {number(least_efficiency(times, 3, 2), 2)})"
-        for name, (times, bare) in found.items()
-    ]
-    return Claim(
-        "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
-        "Lemma 11's counts explain: the rest is the machine's.",
-        Effect.exact(
-            "times as long", [times for times, _ in found.values()], list(found), unit="ratio"
+def _table_claims(rows: Columns) -> Sequence[Claim]:
+    """The printed tables.
+
+    At every second every q is below SVD and SGD. How much longer SVD takes to its last loss than
+    q = 3, and what that says. Whether a column is a straight line to its last digit, as no
+    measurement is.
+    """
+    ahead, shown, slower, straight = [], [], {}, []
+    for name in distinct(rows, "table"):
+        table = where(rows, table=name)
+        lead = np.minimum(table["sgd"], table["svd"]) - np.max([table[q] for q in MUON], axis=0)
+        seconds = [f"{second:.0f} s" for second in table["seconds"]]
+        behind = ", ".join(np.array(seconds)[lead <= 0])
+        ahead.append(
+            Claim(
+                f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than "
+                "Muon by SVD at every second.",
+                Effect.exact("lead in loss", lead, seconds, unit="loss"),
+                POSITIVE,
+                f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
+                + (f"; not at {behind}" if behind else ""),
+            )
+        )
+        slower[name], bare = slowdown(table)
+        least = number(least_efficiency(slower[name], 3, 2), 2)
+        long = f"{'≥ ' if bare else ''}{number(slower[name], 2)}"
+        shown.append(f"{name.split()[0]} {long} (P_gemm/P_svd ≥ {least})")
+        straight += [
+            f"{name.split()[0]} {method}"
+            for method in METHODS
+            if np.abs(np.diff(table[method], 2)).max() < 1e-9
+        ]
+    return [
+        *ahead,
+        Claim(
+            "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
+            "Lemma 11's counts explain: the rest is the machine's.",
+            Effect.exact("times as long", list(slower.values()), list(slower), unit="ratio"),
+            Rule(low=4 / 3, strict=True),
+            "times as long: " + "; ".join(shown),
         ),
-        Rule(low=4 / 3, strict=True),
-        "times as long: " + "; ".join(shown),
-    )
+        counted(
+            "No printed curve falls by the same amount from each second to the next.",
+            not straight,
+            "tables",
+            f"to the last printed digit: {', '.join(straight) or 'none'}",
+        ),
+    ]
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
@@ -255,28 +266,15 @@ def numbers(rows: Columns, times: Columns) -> Rows:
         measured = times["svd_seconds"][k] / times["seconds"][k]
         shown = [number(float(value)) for value in (measured, times["made"][k], times["lemma"][k])]
         lines.append((shape, f"{times['steps'][k]:.0f}", *shown))
-    for name in _tables(rows):
+    for name in distinct(rows, "table"):
         ratio, bare = slowdown(where(rows, table=name))
         lines.append((name, "3", f"{'≥ ' if bare else ''}{number(ratio, 3)}, printed", "–", "–"))
     return lines
 
 
-def _shapes(times: Columns) -> list[str]:
-    """Shape and steps of each row; tables that a test made may lack them."""
-    if "m" not in times:
-        return []
-    every = zip(times["m"], times["n"], times["steps"], strict=True)
-    return [f"{m:.0f} × {n:.0f}, q = {q:.0f}" for m, n, q in every]
+# How it is drawn.
 
-
-def _tables(rows: Columns) -> list[str]:
-    return list(dict.fromkeys(rows["table"].tolist()))
-
-
-# The figure.
-
-LABELS = 5
-"""Powers of two that a slim picture has room to name, less one."""
+LABELS = 5  # powers of two that a narrow figure has room to name, less one
 
 
 @style.styled
@@ -312,14 +310,6 @@ PICTURES = (
         "matrices would be: small and thin ones do not reach that speed.",
     ),
 )
-
 STUDY = Study(
-    "wall-clock",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    PICTURES,
-    tables=("rows", "times"),
+    "wall-clock", Settings, cells, claims, numbers, STANDS_ON, PICTURES, tables=("rows", "times")
 )

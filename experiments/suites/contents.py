@@ -42,7 +42,7 @@ class SuiteRequest:
     changes: Tables
     seed: int | None = None
     seeds: int | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)  # what suite.json repeats of the file
+    repeats: Mapping[str, Any] = field(default_factory=dict)  # of the file, for suite.json
 
     @property
     def stem(self) -> str:
@@ -145,9 +145,9 @@ def cell(*layers: Tables) -> Config:
     return parse(only_read(reduce(merged, layers, {})))
 
 
-def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
+def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
     """Reject a key that a suite sets in `place` and that none of these cells reads."""
-    for table, keys in asked.items():
+    for table, keys in tables.items():
         for key, value in keys.items():
             name = f"{table}.{key.replace('_', '-')}"
             useless = not any(reads(config, name) for config in cells)

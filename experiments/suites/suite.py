@@ -1,7 +1,8 @@
 """`fedmuon suite`: many cells of work, each computed once, and the tables made of them.
 
-Every finished cell is one file, so a suite can be resumed, and its cells can be computed anywhere;
-the tables are made from those files alone. What a cell is, its kind says (`find`).
+Every finished cell is one file, so a suite can be resumed, and its cells can be computed anywhere:
+in this process, or as Ray tasks. The tables are made from those files alone. The suite's kind says
+what a cell is (`find`).
 """
 
 import csv
@@ -21,7 +22,9 @@ from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held, require_place
 from fedmuon.core.tables import Scalar
+from fedmuon.experiments.engines.ray_engine import connected
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
+from fedmuon.federated.client_data import one_copy
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.runs.provenance import machine, versions
@@ -54,7 +57,7 @@ Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
 class Work(ABC):
     """A suite on a data set at a scale, as cells."""
 
-    asked: SuiteRequest
+    request: SuiteRequest
     kind: str
     title: str
     cells: Sequence[Cell]
@@ -143,14 +146,22 @@ def execute(
         InputError: If `out` holds something else, or is damaged.
     """
     with held(out):
-        cells, places = work.within(out), _open(work, out, resume)
-        done = {
-            one.name: _read(places[one.name], work.seal(one))
-            for one in work.cells
-            if places[one.name].exists()
-        }
+        cells, places, done = work.within(out), _open(work, out, resume), {}
+        for one in work.cells:
+            if (file := places[one.name]).exists():
+                lines = files.whole_lines(file)
+                record = files.unsealed(lines[0], work.seal(one)) if len(lines) == 1 else None
+                if record is None:
+                    raise InputError(
+                        f"{file} is damaged or of another cell: remove it and go on with --resume"
+                    )
+                done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])
-        _widen(work, out)
+        lock = out / "suite.lock"  # it names all cells of the suite, once its content is checked
+        with files.mendable(lock, "read"):
+            before = files.read_bytes(lock)
+        if (both := work.joined(before)) is not None and both != before:
+            files.write_bytes(lock, both)
         count = sum(one.size for one in cells if one.name in done)
         on_start(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
@@ -186,37 +197,28 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
-def _widen(work: Work, out: Path) -> None:
-    """Make the folder's lock name all cells of the suite, once its content is checked."""
-    lock = out / "suite.lock"
-    with files.mendable(lock, "read"):
-        before = files.read_bytes(lock)
-    if (both := work.joined(before)) is not None and both != before:
-        files.write_bytes(lock, both)
-
-
-def _read(file: Path, home: str) -> Record:
-    lines = files.whole_lines(file)
-    if len(lines) != 1 or (record := files.unsealed(lines[0], home)) is None:
-        raise InputError(f"{file} is damaged or of another cell: remove it and go on with --resume")
-    return record
-
-
 def _write(work: Work, out: Path, records: list[Record]) -> Record:
     """Write a CSV file for each table, and suite.json."""
-    contents = {f"{name}.csv": csv_bytes(rows) for name, rows in work.tables(records).items()}
-    asked = work.asked
+    contents = {}
+    for name, rows in work.tables(records).items():  # floats are written to read back exactly
+        text = io.StringIO()
+        if rows:
+            writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        contents[f"{name}.csv"] = text.getvalue().encode()
+    request = work.request
     shared = {
         "kind": work.kind,
         "title": work.title,
-        "suite": asked.stem,
-        "data": asked.data,
-        "scale": asked.scale,
-        "again": asked.again,
+        "suite": request.stem,
+        "data": request.data,
+        "scale": request.scale,
+        "again": request.again,
         "seconds": sum(record["seconds"] for record in records),
         "machine": machine(),
         "versions": versions(),
-        **asked.told,
+        **request.repeats,
         **({"card": settings_card(configs)} if (configs := work.configs) else {}),
     }
     summary = merged(shared, work.summary(records))
@@ -227,14 +229,49 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
     return summary
 
 
-def csv_bytes(rows: Rows) -> bytes:
-    """Rows with the same keys as CSV; floats are written so that they read back exactly."""
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue().encode()
+# Cells as Ray tasks: on this machine's cores, or spread over a running cluster.
+
+PAUSE = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How `fedmuon suite --ray-address` computes: each task gets `cpus` cores and `gpus`."""
+
+    address: str
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+        """Yield every cell with its record, in the order in which they finish.
+
+        The longest begin first: none is left that others would have to wait for.
+        """
+        if not cells:
+            return
+        with connected(self.address):
+            import ray  # it reads, when it is imported, what `connected` has set
+
+            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
+            longest = sorted(cells, key=cost, reverse=True)
+            waiting = {task.remote(one, self.cpus): one for one in longest}
+            while waiting:  # briefly each time: signals are heard between two waits
+                for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
+                    yield waiting.pop(done), ray.get(done)
+
+
+def cost(cell: Cell) -> float:
+    """The relative cost of a cell within its suite: its size, unless its kind states a cost."""
+    return getattr(cell, "cost", cell.size)
+
+
+def _compute(cell: Cell, cpus: float) -> Record:
+    """Compute one cell in a Ray task, with one thread per core and the machine's shared samples."""
+    import torch  # not needed to read a suite
+
+    torch.set_num_threads(max(1, int(cpus)))
+    with one_copy():
+        return timed(cell)
 
 
 # The settings of a suite's runs on one card: every value that a key takes, where it is read.
@@ -260,21 +297,22 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
 
 
 def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
-    """Symbol, meaning and values of every key that at least one of these configs reads."""
+    """Symbol, meaning and values of every key that at least one of these configs reads.
+
+    The model of a task without models is the task's name.
+    """
     found = []
     for key, words in KEYS.items():
-        of_all = key == "task.model"  # a task without models is its own
-        values = dict.fromkeys(_value(one, key) for one in configs if of_all or reads(one, key))
+        table, _, name = key.partition(".")
+        values: dict[Scalar, None] = {}
+        for config in configs:
+            if key == "task.model" and config.task.name != "network":
+                values[config.task.name] = None
+            elif key == "task.model" or reads(config, key):
+                values[config.model_dump(by_alias=True)[table][name]] = None
         if values:
             found.append((NAMES[key], words, shown(list(values))))
     return found
-
-
-def _value(config: Config, key: str) -> Scalar:
-    """The value of the key; for `task.model` of a task without models, the task's name."""
-    table, _, name = key.partition(".")
-    held = config.model_dump(by_alias=True)[table]
-    return held["name"] if key == "task.model" and held["name"] != "network" else held[name]
 
 
 def shown(values: Sequence[Scalar]) -> str:

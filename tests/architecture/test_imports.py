@@ -35,7 +35,7 @@ LATE = {
 }
 ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
-    "ray": ("server/ray/", "experiments/suites/sweep.py", "experiments/engines/"),
+    "ray": ("server/ray/", "experiments/suites/suite.py", "experiments/engines/"),
     "matplotlib": (
         "analysis/report/style.py",
         "figure.py",

@@ -168,7 +168,7 @@ def load() -> None:
     import fedmuon.experiments.engines.deployment
     import fedmuon.experiments.engines.ray_engine
     import fedmuon.experiments.studies.training
-    import fedmuon.experiments.suites.sweep
+    import fedmuon.experiments.suites.suite
     import fedmuon.server.server_app  # noqa: F401
     from fedmuon.tasks.decoder import Form, decoder
 
@@ -185,7 +185,7 @@ def bar() -> None:
     import fedmuon.experiments.engines.deployment
     import fedmuon.experiments.engines.ray_engine
     import fedmuon.experiments.planning.pace
-    import fedmuon.experiments.suites.sweep
+    import fedmuon.experiments.suites.suite
     from fedmuon.analysis.report import style
     from fedmuon.tasks import matrix
 
@@ -194,7 +194,7 @@ def bar() -> None:
         (fedmuon.experiments.engines.deployment, "deploy"),
         (fedmuon.experiments.engines.ray_engine, "on_grid"),
         (fedmuon.experiments.planning.pace, "probed"),
-        (fedmuon.experiments.suites.sweep, "Spread"),
+        (fedmuon.experiments.suites.suite, "Spread"),
     ):
         setattr(module, name, _would_start)
     socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]

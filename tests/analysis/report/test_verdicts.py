@@ -209,7 +209,7 @@ def test_the_command_that_would_decide_is_a_true_one(name: str, data: str, seeds
     more = suite_of(second)
     many = needed(0.2 / 0.1, len(seeds) if data else seeds)
     assert many == (7 if data else 108)
-    asked = more.asked.told["seeds"]
+    asked = more.request.repeats["seeds"]
     assert asked == ([*range(many)] if data else many)
     assert len(more.cells) * (len(seeds) if data else 1) == len(full.cells) * (many if data else 1)
 
@@ -300,10 +300,10 @@ def test_more_seeds_bring_an_interval_only_where_few_left_none() -> None:
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_the_command_that_would_decide_is_of_all_seeds(scale: str) -> None:
     """Also where one was asked for, which would override those of the file."""
-    asked = kinds.find("cnn", "digits", scale, {"local": {"batch": 32}}, 3).asked
+    asked = kinds.find("cnn", "digits", scale, {"local": {"batch": 32}}, 3).request
     about = {**ABOUT, "suite": "cnn", "scale": scale, "seeds": [3], "again": asked.again}
     assert "--seed 3" in asked.again
     found = with_command(open_claim(0.1, np.nan), about).command
     assert "--seed " not in found and " --set local.batch=32" in found
-    many = suite_of(found).asked.told["seeds"]
+    many = suite_of(found).request.repeats["seeds"]
     assert many == ([0, 1, 2] if scale == "small" else [0, 1, 2, 3, 4])

@@ -103,7 +103,7 @@ class Naive:
 
 @functools.cache
 def rows(method: Any, noise: float) -> list[dict[str, Any]]:
-    return study.measured(SETTINGS, method, noise, STEPS)["rows"]
+    return study.measure(SETTINGS, method, noise, STEPS)["rows"]
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])

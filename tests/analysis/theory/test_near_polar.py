@@ -86,7 +86,7 @@ def test_the_cubic_step_in_closed_form_and_as_printed(steps: int, tau: float) ->
 
 @pytest.mark.parametrize("name", ["cubic", "jordan"])
 def test_no_matrix_is_further_and_one_below_the_floor_is(name: str) -> None:
-    matrices = study.drawn(3, 0.2, 300)
+    matrices = study.draw_matrices(3, 0.2, 300)
     away = newton_schulz(matrices, 3, name, normalization="unit") - torch.from_numpy(
         msign(matrices.numpy())
     )
@@ -94,7 +94,7 @@ def test_no_matrix_is_further_and_one_below_the_floor_is(name: str) -> None:
     allowed = newton_schulz_error(name, 3, 0.2, 3)
     assert float(sizes.max()) <= allowed * (1 + 1e-12)
     assert float(sizes.max()) >= (0.99 if name == "cubic" else 0.7) * allowed
-    thin = study.drawn(3, 0.01, 2)  # the negative control: singular values below the floor
+    thin = study.draw_matrices(3, 0.01, 2)  # the negative control: singular values below the floor
     away = newton_schulz(thin, 3, name, normalization="unit") - torch.from_numpy(
         msign(thin.numpy())
     )
@@ -110,7 +110,7 @@ def test_a_rank_that_leaves_less_room_helps_a_polynomial_that_comes_back() -> No
 
 @pytest.mark.parametrize("lam", [1e-8, 0.3])
 def test_the_smoothed_polar_factor_is_as_far_as_its_smallest_value_says(lam: float) -> None:
-    matrices = study.drawn(3, 0.2, 100).numpy()
+    matrices = study.draw_matrices(3, 0.2, 100).numpy()
     away = np.linalg.norm(smoothed(matrices, lam) - msign(matrices), axis=(1, 2))
     allowed = smoothed_polar_error(lam, 0.2, 3)
     assert away.max() <= allowed * (1 + 1e-6) and away[0] == pytest.approx(allowed, rel=1e-6)
@@ -422,13 +422,14 @@ def test_the_classifier_and_its_neighbours_are_the_naive_ones() -> None:
         loss = 1 - chances[torch.arange(40), labels].mean()
         (wanted,) = torch.autograd.grad(loss, at)
         torch.testing.assert_close(found[s], wanted)
-        assert float(problem.loss(x[[s]], (points, labels))) == pytest.approx(float(loss.detach()))
+        own = 1 - problem.chances(x[[s]], (points, labels))[1].mean(1)
+        assert float(own) == pytest.approx(float(loss.detach()))
 
 
 @pytest.mark.parametrize("name", study.MAPS)
 def test_a_runs_row_is_that_of_a_naive_loop(name: str) -> None:
     problem, lr = study.Classifier(asked()), 0.001
-    row = study.of_runs(asked(), name, lr)["runs"][1]
+    row = study.measure_runs(asked(), name, lr)["runs"][1]
     ends, errors = [], []
     for turn in ("own", "smoothed"):
         x, m, away = torch.zeros(4, 2, 4, dtype=torch.float64), 0.0, []

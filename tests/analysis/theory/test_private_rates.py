@@ -165,7 +165,7 @@ def columns() -> Any:
         row
         for noise in asked.noises
         for steps in asked.steps
-        for row in study.measured(asked, noise, steps)["rows"]
+        for row in study.measure(asked, noise, steps)["rows"]
     ]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 

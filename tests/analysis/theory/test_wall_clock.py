@@ -81,7 +81,7 @@ def test_quotients_of_times_have_the_interval_of_their_rounds(monkeypatch: Any) 
     rounds = np.array([[6.0, 1.0, 2.0], [60.0, 10.0, 21.0], [6.0, 1.0, 1.9]])
     monkeypatch.setattr(study, "in_turn", lambda calls, repeats: rounds)
     settings = study.Settings.model_construct(shapes=[], iterations=[2], repeats=3, tables={})
-    (row,) = study.timed(settings, (8, 16))["times"]
+    (row,) = study.measure(settings, (8, 16))["times"]
     logs = np.log(rounds[:, 0] / rounds[:, 2])
     half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)  # t of 2 degrees of freedom
     assert row["svd_seconds"] / row["seconds"] == pytest.approx(math.exp(logs.mean()))

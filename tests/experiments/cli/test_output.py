@@ -221,7 +221,7 @@ def test_a_suite_of_other_seeds_says_so(given: dict[str, int], seeds: set[int], 
     three, found = (find("cnn", "digits", "full", {}, **one) for one in ({}, given))
     assert seeds == {cell.config.federation.seed for cell in found.cells}  # pyright: ignore
     assert len(seeds) * len(three.cells) == 3 * len(found.cells) and three.lock != found.lock
-    assert found.asked.again == f"fedmuon suite cnn --data digits --scale full {again}"
+    assert found.request.again == f"fedmuon suite cnn --data digits --scale full {again}"
 
 
 @pytest.mark.parametrize(("suite", "given", "why"), [
@@ -231,7 +231,7 @@ def test_a_suite_of_other_seeds_says_so(given: dict[str, int], seeds: set[int], 
     ("cnn", {"seed": 1, "seeds": 2}, "--seed is one, --seeds are many"),
 ])  # fmt: skip
 def test_seeds_that_a_suite_does_not_have(suite: str, given: dict[str, int], why: str) -> None:
-    assert find("heavy-tail", None, "small", {}, seeds=3).asked.told["seeds"] == 3
+    assert find("heavy-tail", None, "small", {}, seeds=3).request.repeats["seeds"] == 3
     with pytest.raises(InputError, match=why):
         find(suite, None, "small", {}, **given)
 

@@ -1,6 +1,5 @@
 """Study `attribution`: scores against naive loops, exact runs against a loop in NumPy."""
 
-import itertools
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
+from study_rows import rows_of, verdicts
 from torch import Tensor
 
 from fedmuon.analysis.report.claims import Columns, spearman
@@ -15,7 +15,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import attribution
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.attribution import Trained
+from fedmuon.experiments.studies.attribution import ScoredRun
 from fedmuon.experiments.suites.contents import SuiteRequest
 
 ASKED = attribution.Settings.model_validate({
@@ -25,11 +25,11 @@ ASKED = attribution.Settings.model_validate({
 
 
 @cache
-def run(recipe: str = "fedavg", lr: float = 2.0) -> Trained:
-    return attribution.trained(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
+def run(recipe: str = "fedavg", lr: float = 2.0) -> ScoredRun:
+    return attribution.train(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
 
 
-def gradients(run: Trained, model: Tensor, of: str, margin: bool = False) -> Tensor:
+def gradients(run: ScoredRun, model: Tensor, of: str, margin: bool = False) -> Tensor:
     """Of each train or test sample [m, d c], of 1 - p_y, or of log p_y / (1 - p_y)."""
     samples, found = getattr(run, of), []
     for sample, label in zip(samples.inputs, samples.labels, strict=True):
@@ -40,20 +40,20 @@ def gradients(run: Trained, model: Tensor, of: str, margin: bool = False) -> Ten
     return torch.stack(found)
 
 
-def shares(run: Trained) -> Tensor:
+def shares(run: ScoredRun) -> Tensor:
     owner = np.repeat(np.arange(6), np.diff(run.experiment.shards.offsets))
     part = [(run.experiment.plan.schedule() == i).sum() / (owner == i).sum() for i in owner]
     return torch.tensor(np.array(part))
 
 
 def test_products_are_those_of_gradients() -> None:
-    models = [one["weight"][0] for one in run().models]
-    each = [gradients(run(), at, "test") @ gradients(run(), at, "train").T for at in models]
-    torch.testing.assert_close(attribution.last_product(run()), -each[-1] * shares(run()))
-    torch.testing.assert_close(attribution.tracin(run()), -sum(each[:-1]) * shares(run()))
-    assert (
-        attribution.tracin(run()) + sum(each) * shares(run())
-    ).abs().max() > 1e-3  # one model more
+    models = run().models
+    each = [gradients(run(), at["weight"][0], "test") @ gradients(run(), at["weight"][0], "train").T
+            for at in models]  # fmt: skip
+    last, before = (attribution.products(run(), some) for some in (models[-1:], models[:-1]))
+    torch.testing.assert_close(last, -each[-1] * shares(run()))
+    torch.testing.assert_close(before, -sum(each[:-1]) * shares(run()))
+    assert (before + sum(each) * shares(run())).abs().max() > 1e-3  # one model more
 
 
 def test_influence_solves_with_the_whole_matrix() -> None:
@@ -81,7 +81,7 @@ def test_trak_is_a_regression_on_projected_gradients() -> None:
     torch.testing.assert_close(attribution.trak(run(), 12), expected, rtol=1e-6, atol=1e-9)
 
 
-def fedavg(run: Trained, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+def fedavg(run: ScoredRun, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
     """Test losses of FedAvg on the kept samples, one sample's gradient after the other."""
     shards, plan = run.experiment.shards, run.experiment.plan
     U, y, offsets = shards.inputs.numpy(), shards.labels.numpy(), shards.offsets
@@ -104,7 +104,7 @@ def fedavg(run: Trained, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
 
 def test_one_sample_is_left_out() -> None:
     sizes = np.diff(run().experiment.shards.offsets)
-    changes, weights = attribution.left_out(run(), ASKED)
+    changes, weights = attribution.leave_one_out(run(), ASKED)
     whole = fedavg(run(), np.ones(90), sizes)
     for change, weight in zip(changes, weights.numpy(), strict=True):
         assert sorted(np.unique(weight)) == [-1, 0] and weight.sum() == -1
@@ -123,11 +123,9 @@ def test_half_of_each_client_stays() -> None:
 
 @pytest.mark.parametrize(("recipe", "lr"), [("fedavg", 2.0), ("fedmuon", 0.05)])
 def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float) -> None:
-    changes, weights = attribution.left_out(run(recipe, lr), ASKED)
-    foretold, most = (
-        (attribution.trajectory(run(recipe, lr)) @ weights.T).numpy().T,
-        np.abs(changes).max(),
-    )
+    changes, weights = attribution.leave_one_out(run(recipe, lr), ASKED)
+    foretold = (attribution.trajectory(run(recipe, lr)) @ weights.T).numpy().T
+    most = np.abs(changes).max()
     assert spearman(foretold.ravel(), changes.ravel()) >= 0.99
     assert np.abs(foretold - changes).max() < 0.05 * most
     assert np.abs(foretold - np.roll(changes, 1, 0)).max() > 0.5 * most  # of other samples
@@ -187,23 +185,21 @@ def test_the_file_is_valid_and_what_is_refused() -> None:
 
 
 def rows(ours: float, theirs: float) -> Columns:
-    made = [
-        {"variant": variant, "truth": truth, "method": method, "test": t,
-         "rho": (ours if method == attribution.OURS else theirs) + 0.001 * (-1) ** t}
-        for variant, truth, method, t in itertools.product(
-            ("FedAvg", "FedMuon"), attribution.TRUTHS, ("trajectory", "tracin", "trak"), range(6)
-        )
-    ]  # fmt: skip
-    return {name: np.array([row[name] for row in made]) for name in made[0]}
+    return rows_of(
+        lambda method, test, **_: {
+            "rho": (ours if method == attribution.OURS else theirs) + 0.001 * (-1) ** test
+        },
+        variant=("FedAvg", "FedMuon"), truth=attribution.TRUTHS,
+        method=("trajectory", "tracin", "trak"), test=range(6),
+    )  # fmt: skip
 
 
 def test_claims_hold_and_fail() -> None:
-    def verdicts(columns: Columns) -> list[bool | None]:
-        return [claim.holds for claim in attribution.claims(columns)]
-
-    assert verdicts(rows(0.995, 0.9)) == [True] * 6
-    assert verdicts(rows(0.98, 0.9)) == [False] * 2 + [True] * 4
-    assert verdicts(rows(0.995, 0.999)) == [True] * 2 + [False] * 4
+    for ours, theirs, leave_one_out, ahead in (
+        (0.995, 0.9, True, True), (0.98, 0.9, False, True), (0.995, 0.999, True, False)
+    ):  # fmt: skip
+        found = verdicts(attribution.claims(rows(ours, theirs)))
+        assert found == [leave_one_out] * 2 + [ahead] * 4
     table = attribution.numbers(rows(0.995, 0.9))
     assert table[0] == ("scores", "leave-one-out", "halves") and table[1][0] == "FedAvg:"
     assert table[2][:2] == ("  derivative through the run (ours)", "0.995 ± 0.001")

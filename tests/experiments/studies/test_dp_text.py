@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from test_epsilons_named import unnamed
 
 from fedmuon.experiments.cli import main
@@ -32,8 +33,6 @@ def tiny(folder: Path) -> Path:
     file = folder / "dp-text.toml"
     content = contents.read("dp-text")
     small = merged(content.pop("small"), TINY)
-    import tomli_w
-
     file.write_text(tomli_w.dumps({**content, "small": small}), encoding="utf-8")
     return file
 
@@ -67,7 +66,7 @@ def test_the_suite_from_its_command_to_its_report(
 
 def test_one_method_is_tuned_and_writes(tmp_path: Path) -> None:
     (whole,) = kinds.find(str(tiny(tmp_path)), "dart", "small", {}).within(tmp_path)
-    assert isinstance(whole, dp_text.Tuned)
+    assert isinstance(whole, dp_text.TextCell)
     few = {"DP-Muon": whole.settings.variants["DP-Muon"]}
     given = {"variants": few, "prompts": 1, "beams": 1}
     record = replace(whole, settings=whole.settings.model_copy(update=given)).compute()
@@ -79,7 +78,7 @@ def test_one_method_is_tuned_and_writes(tmp_path: Path) -> None:
     assert point["step"] == 1 and point["loss"] == pytest.approx(end["nll"], abs=0.01)
     assert 0 <= end["bleu"] <= 100 and 0 <= end["rouge_l"] <= 100
     assert " : " in one["table"] and one["written"].isprintable() and one["reference"]
-    assert record["made_up"] and dp_text.summary([record]) == {"made_up": True}
+    assert record["made_up"] and dp_text.STUDY.summary([record]) == {"made_up": True}
 
 
 def test_the_table_has_published_numbers_below_ours() -> None:

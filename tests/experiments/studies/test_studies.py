@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from made_suite import summed
@@ -98,18 +99,13 @@ def test_a_study_resumes_and_refuses_another(study: str, tmp_path: Path) -> None
     out, work = tmp_path / "out", kinds.find(study, None, "full", {})
     suite.execute(work, out)
     (out / "cells" / "n2.json").unlink()
-    asked = []
-
-    def counted(cells):
-        asked.extend(one.name for one in cells)
-        return suite.here(cells)
-
+    counted = Mock(side_effect=suite.here)
     suite.execute(work, out, resume=True, by=counted)
-    assert asked == ["n2"]
+    assert [one.name for one in counted.call_args.args[0]] == ["n2"]
     with pytest.raises(InputError, match="another suite, of other data, scale"):
         suite.execute(kinds.find(study, None, "small", {}), out, resume=True)
     changed = kinds.find(study, None, "full", {"local": {"lr": 2.0}})
-    assert changed.lock != work.lock and changed.asked.again.endswith("--set local.lr=2.0")
+    assert changed.lock != work.lock and changed.request.again.endswith("--set local.lr=2.0")
 
 
 def test_what_is_refused(study: str, tmp_path: Path) -> None:

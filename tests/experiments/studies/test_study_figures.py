@@ -1,15 +1,12 @@
 """The figures of studies show the numbers of their rows, wide and narrow."""
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from contrast import pale
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from test_study_reports import _biases, _columns, _tails, overprinted
+from study_rows import one_seed, overprinted, rows_of
+from test_study_reports import biases, tails
 
 from fedmuon.analysis.report.claims import Columns
 from fedmuon.experiments.studies import (
@@ -25,59 +22,40 @@ from fedmuon.experiments.studies.find import KINDS
 from fedmuon.experiments.studies.study import Study
 
 
-def rows_of(value: Callable[..., dict[str, float]], **factors: tuple[Any, ...]) -> Columns:
-    """A row for each combination of factors, with what `value` makes of it."""
-    every = (dict(zip(factors, one, strict=True)) for one in itertools.product(*factors.values()))
-    return _columns([one | value(**one) for one in every])
-
-
 def scores() -> Columns:
     """Our scores correlate at 0.8, all others at 0.2, give or take 0.1."""
     return rows_of(
         lambda method, test, **_: {
             "rho": (0.8 if method == attribution.OURS else 0.2) + 0.1 * (-1) ** test
         },
-        variant=("FedAvg", "FedMuon"),
-        truth=tuple(attribution.TRUTHS),
-        method=(attribution.OURS, "tracin", "trak"),
-        test=(0, 1, 2, 3),
-    )
+        variant=("FedAvg", "FedMuon"), truth=attribution.TRUTHS,
+        method=(attribution.OURS, "tracin", "trak"), test=range(4),
+    )  # fmt: skip
 
 
 def texts() -> tuple[Columns, Columns]:
     """Losses of two seeds fall by step; the table of ends is not drawn."""
-    curves = rows_of(
-        lambda method, step, seed: {"loss": 3.0 - 0.1 * step + 0.2 * seed},
-        method=("DP-SGD", "DP-Muon"),
-        step=(5, 10, 15),
-        seed=(0, 1),
-    )
-    return {}, curves
+    return {}, rows_of(
+        lambda step, seed, **_: {"loss": 3.0 - 0.1 * step + 0.2 * seed},
+        method=("DP-SGD", "DP-Muon"), step=(5, 10, 15), seed=(0, 1),
+    )  # fmt: skip
 
 
 def gains() -> Columns:
     """The squared gradient is the gain, its bound three times that."""
     return rows_of(
         lambda gain, seed, **_: {"mean_square": gain * (1 + 0.01 * seed), "bound": 3 * gain},
-        corollary=(0,),
-        noise=(0.1, 0.3),
-        batch=(0.0, 32.0),
-        reach=(-1.0, 0.5),
-        lr=(0.05, 0.2),
-        gain=(0.2, 0.7, 1.0),
-        seed=(0, 1),
-    )
+        corollary=(0,), noise=(0.1, 0.3), batch=(0.0, 32.0), reach=(-1.0, 0.5), lr=(0.05, 0.2),
+        gain=(0.2, 0.7, 1.0), seed=(0, 1),
+    )  # fmt: skip
 
 
 def drifts() -> tuple[Columns, Columns]:
     """Runs are as far apart as lambda, and one drift is too large to be drawn."""
-    runs = rows_of(
+    return {}, rows_of(
         lambda **one: {"distance": one["lambda"], "drift": 1e3 if one["lambda"] == 1 else 2.0},
-        map=tuple(polar_error.NAMES),
-        lr=(0.001, 0.01),
-        **{"lambda": (0.01, 1.0)},
-    )
-    return {}, runs
+        map=polar_error.NAMES, lr=(0.001, 0.01), **{"lambda": (0.01, 1.0)},
+    )  # fmt: skip
 
 
 def norms() -> Columns:
@@ -85,24 +63,20 @@ def norms() -> Columns:
     return rows_of(
         lambda steps, seed, noise, **_: {
             "mean_nuclear": (1 + noise) / steps * (1 + 0.01 * seed),
-            "bound": 2 * (1 + noise) / steps,
-            "ceiling": 5.0,
+            "bound": 2 * (1 + noise) / steps, "ceiling": 5.0,
         },
-        method=tuple(dp_stationarity.NAMES),
-        noise=(0.0, 4.0),
-        steps=(4, 16),
-        seed=(0, 1),
-    )
+        method=dp_stationarity.NAMES, noise=(0.0, 4.0), steps=(4, 16), seed=(0, 1),
+    )  # fmt: skip
 
 
 GIVEN: dict[str, tuple[Columns, ...]] = {
     "attribution": (scores(),),
-    "heavy-tail": (_tails(sgd=3.0),),
+    "heavy-tail": (tails(sgd=3.0),),
     "dp-text": texts(),
     "disk-stationarity": (gains(),),
     "polar-error": drifts(),
     "dp-stationarity": (norms(),),
-    "dp-bias": (_biases(),),
+    "dp-bias": (biases(),),
 }
 STUDIES = {name: study for name, study in KINDS.items() if isinstance(study, Study)}
 
@@ -137,8 +111,7 @@ def test_learning_is_the_mean_over_seeds_with_a_band() -> None:
     assert seen(axes) == {2.6, 2.1, 1.6}
     assert len(axes.collections) == 2 and "band" in dp_text.in_words(figure)
     ends, curves = texts()
-    one = {name: column[curves["seed"] == 0] for name, column in curves.items()}
-    assert dp_text.in_words(dp_text.learning(ends, one)) == ""  # no band, no sentence
+    assert dp_text.in_words(dp_text.learning(ends, one_seed(curves))) == ""  # no band, no sentence
 
 
 def test_gains_are_drawn_at_the_most_noise_with_full_batches() -> None:
@@ -162,14 +135,14 @@ def test_norms_are_drawn_with_their_bounds_and_the_largest_norm() -> None:
 
 
 def test_biases_are_drawn_beside_their_leading_terms() -> None:
-    for axes in dp_bias.orders(_biases()).axes:
+    for axes in dp_bias.orders(biases()).axes:
         rho = 1 / 64
         assert {round(rho**2, 9), round(rho**4, 9)} <= seen(axes)
         assert any("Monte Carlo" in str(one) for one in axes.get_legend_handles_labels()[1])
 
 
 def test_heavy_tails_are_drawn_by_index_and_their_slopes_by_schedule() -> None:
-    rows = _tails(sgd=3.0)
+    rows = tails(sgd=3.0)
     by_index, by_schedule = (picture.of(rows).draw(False) for picture in heavy_tail.PICTURES)
     assert [axes.get_title("left") for axes in by_index.axes] == ["α = 1.2", "α = 1.6", "α = 2"]
     for axes, schedule in zip(by_schedule.axes, heavy_tail.SCHEDULES, strict=True):

@@ -13,10 +13,22 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import disk_regression, dp_bias, heavy_tail, rank_dependence
 from fedmuon.optim.schedules import heavy_tailed
 
+GIVEN: dict[Any, dict[str, Any]] = {
+    heavy_tail: {"noise": 0.1, "margin": 0.1, "rows": 6, "columns": 4, "distance": 0.5,
+                 "factors": [0.5], "seeds": 2, "sigma1": 0.0},
+    rank_dependence: {"inputs": 8, "batch": 16, "label_noise": 0.1, "memory": 0.9, "lr_sgd": 1.0,
+                      "lr_muon": 0.05, "seeds": 2},
+    dp_bias: {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02, "nodes": 8,
+              "samples": 4000},
+    disk_regression: {"noises": [0.1, 1.0], "lrs": [0.2, 1.0], "reach": 0.5, "shared_lr": 0.2,
+                      "shared_gain": 0.7, "steps": 12, "samples": 40, "features": 5,
+                      "condition": 4.0, "label_noise": 0.1},
+}  # fmt: skip
+
 
 def settings(study: Any, **given: Any) -> Any:
     """The study's table of settings, unchecked: a test may ask for less than a suite's file may."""
-    return study.Settings.model_construct(**given)
+    return study.Settings.model_construct(**{**GIVEN[study], **given})
 
 
 # heavy-tail
@@ -64,21 +76,13 @@ def _top(symmetric: Tensor) -> Tensor:
     return torch.linalg.eigh(symmetric)[1][:, -1]
 
 
-HEAVY = {"noise": 0.1, "margin": 0.1, "rows": 6, "columns": 4, "distance": 0.5, "factors": [0.5],
-         "seeds": 2, "sigma1": 0.0}  # fmt: skip
-
-
-def heavy(alphas: list[float], **given: Any) -> Any:
-    return settings(heavy_tail, **{**HEAVY, "alphas": alphas, **given})
-
-
 def test_normalized_descent_is_the_naive_loop() -> None:
     steps, alpha = 7, 1.4
-    asked = heavy([alpha], sigma1=0.04)
-    record = heavy_tail.measured(asked, "normalized-sgd", steps)
+    asked = settings(heavy_tail, alphas=[alpha], sigma1=0.04)
+    record = heavy_tail.measure(asked, "normalized-sgd", steps)
     rows = {(row["schedule"], row["seed"]): row for row in record["rows"]}
     field = heavy_tail.Noise(asked)
-    draws = field.drawn(steps, 0).numpy()
+    draws = field.draw(steps, 0).numpy()
     for schedule, index, sigma1 in (("theorem", alpha, 0.04), ("alpha-free", None, 0.0)):
         eta, beta = heavy_tailed(steps, index)
         for seed in range(2):
@@ -107,8 +111,8 @@ def _naive_normalized(
 
 
 def test_all_methods_see_the_same_noise_and_sgd_has_its_step_sizes() -> None:
-    record = heavy_tail.measured(heavy([1.5, 2.0]), "sgd", 9)
-    draws = heavy_tail.Noise(heavy([1.5, 2.0])).drawn(9, 0)
+    record = heavy_tail.measure(settings(heavy_tail, alphas=[1.5, 2.0]), "sgd", 9)
+    draws = heavy_tail.Noise(settings(heavy_tail, alphas=[1.5, 2.0])).draw(9, 0)
     objective = heavy_tail.Objective.of(6, 4)
     start = np.linalg.qr(generator(0, Draw.INITIAL).standard_normal((6, 4)))[0]
     x, total = torch.from_numpy(start * 0.5), 0.0
@@ -123,16 +127,16 @@ def test_all_methods_see_the_same_noise_and_sgd_has_its_step_sizes() -> None:
 
 @pytest.mark.parametrize("method", heavy_tail.METHODS)
 def test_every_method_moves_towards_the_minimum(method: str) -> None:
-    asked = heavy([2.0], noise=1e-6, factors=[2.0])
-    rows = heavy_tail.measured(asked, method, 64)["rows"]
-    start = heavy_tail.measured(asked, method, 1)["rows"]
+    asked = settings(heavy_tail, alphas=[2.0], noise=1e-6, factors=[2.0])
+    rows = heavy_tail.measure(asked, method, 64)["rows"]
+    start = heavy_tail.measure(asked, method, 1)["rows"]
     assert all(row["least_mean"] < 0.5 * start[0]["mean_gradient"] for row in rows)
 
 
 def test_the_noise_obeys_the_assumption() -> None:
-    field = heavy_tail.Noise(heavy([2.0], seeds=4, noise=0.3))
+    field = heavy_tail.Noise(settings(heavy_tail, alphas=[2.0], seeds=4, noise=0.3))
     assert field.sigma0(2.0, 0.0) == pytest.approx(0.3 * math.sqrt(2 * 24))
-    seen = torch.cat([field.drawn(50, block) for block in range(40)]).flatten(0, 1)
+    seen = torch.cat([field.draw(50, block) for block in range(40)]).flatten(0, 1)
     square = (0.3 * seen).square().sum((1, 2))
     error = float(square.std() / math.sqrt(len(square)))
     assert abs(float(square.mean()) - field.sigma0(2.0, 0.0) ** 2) < 5 * error
@@ -143,9 +147,6 @@ def test_the_noise_obeys_the_assumption() -> None:
 
 
 # rank-dependence
-
-RANK = {"inputs": 8, "batch": 16, "label_noise": 0.1, "memory": 0.9, "lr_sgd": 1.0, "lr_muon": 0.05,
-        "seeds": 2}  # fmt: skip
 
 
 def test_constants_do_not_depend_on_the_rank() -> None:
@@ -175,8 +176,8 @@ def test_gradients_average_to_the_slope() -> None:
 
 
 def test_sgd_with_momentum_is_the_naive_loop() -> None:
-    asked = settings(rank_dependence, **RANK, steps=[2, 6])
-    rows = rank_dependence.measured(asked, "sgd-m", 3)["rows"]
+    asked = settings(rank_dependence, steps=[2, 6])
+    rows = rank_dependence.measure(asked, "sgd-m", 3)["rows"]
     goal = rank_dependence.targets(3, 8, 2)
     x, m, sizes = torch.zeros_like(goal), torch.zeros_like(goal), []
     for step in range(6):
@@ -191,8 +192,8 @@ def test_sgd_with_momentum_is_the_naive_loop() -> None:
 
 def test_the_exact_map_is_flat_where_one_step_is_not() -> None:
     def mean(method: str, rank: int) -> float:
-        given = {**RANK, "inputs": 32, "batch": 128, "lr_muon": 0.02, "steps": [64]}
-        rows = rank_dependence.measured(settings(rank_dependence, **given), method, rank)["rows"]
+        given = settings(rank_dependence, inputs=32, batch=128, lr_muon=0.02, steps=[64])
+        rows = rank_dependence.measure(given, method, rank)["rows"]
         return float(np.mean([row["mean_nuclear"] for row in rows]))
 
     assert mean("muon-svd", 32) / mean("muon-svd", 4) == pytest.approx(1, abs=0.05)
@@ -222,24 +223,16 @@ def test_quadrature_smooths_polynomials_exactly() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-BIAS = {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02, "nodes": 8,
-        "samples": 4000}  # fmt: skip
-
-
-def bias(rhos: list[float]) -> Any:
-    return settings(dp_bias, **BIAS, rhos=rhos)
-
-
 def test_orders_by_quadrature_and_a_wrong_correction() -> None:
     rhos = [1 / 64, 1 / 32]
-    one, two = dp_bias.by_quadrature(bias(rhos), "2 × 2")["rows"]
+    one, two = dp_bias.by_quadrature(settings(dp_bias, rhos=rhos), "2 × 2")["rows"]
     assert math.log2(two["plain"] / one["plain"]) == pytest.approx(2, abs=0.02)
     assert math.log2(two["corrected"] / one["corrected"]) == pytest.approx(4, abs=0.05)
-    term = dp_bias.by_taylor(bias(rhos), "2 × 2")["rows"][0]
+    term = dp_bias.by_taylor(settings(dp_bias, rhos=rhos), "2 × 2")["rows"][0]
     assert one["plain"] == pytest.approx(term["plain"], rel=0.01)
     assert one["corrected"] == pytest.approx(term["corrected"], rel=0.02)
     # Probes of twice the width leave a bias of order 2.
-    apply, at = dp_bias.output_map(bias(rhos)), dp_bias.momentum("2 × 2", 2.0)
+    apply, at = dp_bias.output_map(settings(dp_bias, rhos=rhos)), dp_bias.momentum("2 × 2", 2.0)
     wrong = [
         2 * dp_bias._smoothed(apply, at, rho, 8)
         - dp_bias._smoothed(apply, at, math.sqrt(5) * rho, 8)
@@ -252,11 +245,11 @@ def test_orders_by_quadrature_and_a_wrong_correction() -> None:
 
 def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
     rhos, shape = [1 / 64, 1 / 32], "2 × 2"
-    apply, at = dp_bias.output_map(bias(rhos)), dp_bias.momentum(shape, 2.0)
+    apply, at = dp_bias.output_map(settings(dp_bias, rhos=rhos)), dp_bias.momentum(shape, 2.0)
     terms = dp_bias.leading_terms(apply, at, rhos, 0.02)
     heat = [dp_bias._smoothed(apply, at, rho, 8) - apply(at) for rho in rhos]
     ahead = [torch.linalg.vector_norm(one - term) for one, term in zip(heat, terms[0], strict=True)]
-    rows = dp_bias.by_quadrature(bias(rhos), shape)["rows"]
+    rows = dp_bias.by_quadrature(settings(dp_bias, rhos=rhos), shape)["rows"]
     assert [row["plain_off"] for row in rows] == pytest.approx([float(size) for size in ahead])
     for row in rows:
         for kind in ("plain", "corrected"):
@@ -270,8 +263,8 @@ def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
 
 
 def test_monte_carlo_agrees_with_quadrature() -> None:
-    (exact,) = dp_bias.by_quadrature(bias([1 / 16]), "2 × 2")["rows"]
-    (found,) = dp_bias.by_monte_carlo(bias([1 / 16]), "2 × 2")["rows"]
+    (exact,) = dp_bias.by_quadrature(settings(dp_bias, rhos=[1 / 16]), "2 × 2")["rows"]
+    (found,) = dp_bias.by_monte_carlo(settings(dp_bias, rhos=[1 / 16]), "2 × 2")["rows"]
     for kind in ("plain", "corrected"):
         assert abs(found[kind] - exact[kind]) < 5 * found[f"{kind}_error"]
     assert found["corrected_error"] < found["plain_error"] / 50  # what the exchange is for
@@ -287,23 +280,6 @@ def test_exchanged_draws_cancel_what_is_quadratic() -> None:
 
 # disk-regression
 
-DISK = {
-    "noises": [0.1, 1.0],
-    "lrs": [0.2, 1.0],
-    "reach": 0.5,
-    "shared_lr": 0.2,
-    "shared_gain": 0.7,
-    "steps": 12,
-    "samples": 40,
-    "features": 5,
-    "condition": 4.0,
-    "label_noise": 0.1,
-}
-
-
-def disk(**given: Any) -> Any:
-    return settings(disk_regression, **{**DISK, **given})
-
 
 def test_the_regression_is_what_it_says() -> None:
     problem = disk_regression.regression(40, 5, 4.0, 0.1)
@@ -318,7 +294,7 @@ def test_the_regression_is_what_it_says() -> None:
 
 @pytest.mark.parametrize(("method", "gain"), [("noisy-gd", 1.0), ("low-pass", 0.7), ("disk", 0.7)])
 def test_filters_are_the_naive_loops(method: str, gain: float) -> None:
-    rows = disk_regression.measured(disk(seeds=3), method, gain)["rows"]
+    rows = disk_regression.measure(settings(disk_regression, seeds=3), method, gain)["rows"]
     problem = disk_regression.regression(40, 5, 4.0, 0.1)
     for row in rows:
         final = _naive(problem, method, gain, row["lr"], row["noise"], int(row["seed"]))
@@ -339,7 +315,9 @@ def _naive(
     smooth, before = torch.zeros_like(x), x
     c = (1 - gain) / (gain * 0.5)
     for step in range(12):
-        rng = generator(0, Draw.BATCH, step=step, block=DISK["noises"].index(noise))
+        rng = generator(
+            0, Draw.BATCH, step=step, block=GIVEN[disk_regression]["noises"].index(noise)
+        )
         drawn = rng.standard_normal((3, 5, 1))[seed]
         g = problem.gradient(x)
         if method == "disk":
@@ -352,7 +330,9 @@ def _naive(
 
 def test_all_filters_start_from_the_first_gradient() -> None:
     def losses(method: str, gain: float, steps: int) -> list[float]:
-        rows = disk_regression.measured(disk(seeds=3, steps=steps), method, gain)["rows"]
+        rows = disk_regression.measure(
+            settings(disk_regression, seeds=3, steps=steps), method, gain
+        )["rows"]
         return [row["loss"] for row in rows]
 
     plain, low_pass, kalman = (
@@ -366,12 +346,12 @@ def test_all_filters_start_from_the_first_gradient() -> None:
 
 
 def test_levels_have_independent_noise_and_theirs_is_scaled() -> None:
-    low, high, twin = disk_regression._noise(3, [0.5, 2.0, 2.0], 4000, 2).view(3, -1)
+    low, high, twin = disk_regression.level_noise(3, [0.5, 2.0, 2.0], 4000, 2).view(3, -1)
     for drawn, level in ((low, 0.5), (high, 2.0), (twin, 2.0)):
         assert abs(float(drawn.std()) / level - 1) < 5 / math.sqrt(2 * 8000)
     for one, other in itertools.combinations((low, high, twin), 2):
         assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / math.sqrt(8000)
-    again = disk_regression._noise(3, [2.0, 2.0], 4000, 2).view(2, -1)
+    again = disk_regression.level_noise(3, [2.0, 2.0], 4000, 2).view(2, -1)
     assert float(torch.corrcoef(torch.stack([low, again[0]]))[0, 1]) == pytest.approx(1)
 
 
@@ -384,7 +364,7 @@ def test_plain_descent_has_its_closed_form() -> None:
     for _ in range(12):
         mean, spread = (1 - 0.2 * values) * mean, (1 - 0.2 * values) ** 2 * spread + 0.2**2
     expected = float((values * (mean**2 + spread)).sum() / 2) + problem.floor
-    rows = disk_regression.measured(disk(seeds=2000), "noisy-gd", 1.0)["rows"]
+    rows = disk_regression.measure(settings(disk_regression, seeds=2000), "noisy-gd", 1.0)["rows"]
     losses = np.array([row["loss"] for row in rows if (row["lr"], row["noise"]) == (0.2, 1.0)])
     assert abs(losses.mean() - expected) < 5 * losses.std() / math.sqrt(len(losses))
 
@@ -392,7 +372,7 @@ def test_plain_descent_has_its_closed_form() -> None:
 def test_errors_of_root_mean_squares_are_their_scatter_over_draws(monkeypatch: Any) -> None:
     """The relative standard errors of 60 draws on average, beside how much the quotients scatter:
     a deviation of 60 values is known to 10%."""
-    apply, at = dp_bias.output_map(bias([0.1])), dp_bias.momentum("2 × 2", 2.0)
+    apply, at = dp_bias.output_map(settings(dp_bias, rhos=[0.1])), dp_bias.momentum("2 × 2", 2.0)
     found, said = [], []
     for seed in range(60):
         monkeypatch.setattr(dp_bias, "SEED", seed)

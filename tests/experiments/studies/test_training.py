@@ -16,7 +16,7 @@ from made_training import TINY, read, training
 from fedmuon.config import load as tables
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
-from fedmuon.experiments.studies.training import MEASURES, Trained
+from fedmuon.experiments.studies.training import MEASURES, TrainingRun
 from fedmuon.experiments.suites import suite
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
@@ -32,6 +32,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with without_rendering():
         write_report(folder / "out")
     return folder / "out"
+
+
+@pytest.fixture
+def copy(done: Path, tmp_path: Path) -> tuple[Path, str]:
+    """A copy of the finished suite, and its file's text."""
+    shutil.copytree(done, tmp_path / "out")
+    return tmp_path / "out", (done.parent / "own.toml").read_text()
 
 
 def test_every_cell_is_a_run_of_its_own(done: Path) -> None:
@@ -92,7 +99,7 @@ def test_data_scale_and_sizes(tmp_path: Path) -> None:
     assert (first.train, first.test) == (1438, 359)  # all of 1,797 digits
 
 
-def stop_after(three: int, one: Trained) -> None:
+def stop_after(three: int, one: TrainingRun) -> None:
     """Drive a cell's run as it would itself, up to an interrupt."""
 
     def engine(experiment, state):
@@ -129,13 +136,11 @@ def test_an_interrupted_suite_goes_on(tmp_path: Path, done: Path) -> None:
     assert one == other
 
 
-def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
-    """Of what was computed nothing is computed again, and the end is as if all had been asked for;
-    to fewer seeds, to another setting, or from a lock that is damaged nothing goes on."""
-    out = tmp_path / "out"
-    shutil.copytree(done, out)
-    text = (done.parent / "own.toml").read_text()
-    computed = []
+def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, copy: tuple[Path, str]) -> None:
+    """Nothing is computed twice, and the end is as if all seeds had been asked for.
+
+    With another setting, or from a lock that is damaged, nothing goes on."""
+    (out, text), computed = copy, []
 
     def noted(cells):
         computed.extend(one.name for one in cells)
@@ -148,11 +153,11 @@ def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
     three = training(tmp_path, text, seeds=3)
     suite.execute(three, out, resume=True, by=noted)
     assert len(computed) == 2 and all(name.endswith("-seed2") for name in computed)
-    whole = [{**row, "train_seconds": "", "seconds": ""} for row in read(out / "curves.csv")]
     suite.execute(three, tmp_path / "afresh")
-    again = [
-        {**row, "train_seconds": "", "seconds": ""} for row in read(tmp_path / "afresh/curves.csv")
-    ]
+    whole, again = (
+        [{**row, "train_seconds": "", "seconds": ""} for row in read(folder / "curves.csv")]
+        for folder in (out, tmp_path / "afresh")
+    )
     assert whole == again and {row["seed"] for row in whole} == {"0", "1", "2"}
     about = json.loads((out / "suite.json").read_text())
     assert about["seeds"] == [0, 1, 2] and about["again"].endswith("--scale full --seeds 3")
@@ -173,11 +178,10 @@ def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
 
 
 def test_a_suite_goes_back_to_fewer_seeds_and_never_further_than_it_was_sound(
-    tmp_path: Path, done: Path
+    tmp_path: Path, copy: tuple[Path, str]
 ) -> None:
     """A number mistyped, or refused for what is damaged, leaves the folder as it was."""
-    out, text = tmp_path / "out", (done.parent / "own.toml").read_text()
-    shutil.copytree(done, out)
+    out, text = copy
     before = (out / "suite.lock").read_bytes()
     cell = next((out / "cells").iterdir())
     sound = cell.read_bytes()
@@ -198,9 +202,8 @@ def test_a_suite_goes_back_to_fewer_seeds_and_never_further_than_it_was_sound(
     assert read(out / "runs.csv") == rows and (out / "suite.lock").read_bytes() == wide != before
 
 
-def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, done: Path) -> None:
-    out, text = tmp_path / "out", (done.parent / "own.toml").read_text()
-    shutil.copytree(done, out)
+def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, copy: tuple[Path, str]) -> None:
+    out, text = copy
     run = sorted((out / "runs").iterdir())[0]
     (run / "summary.json").write_text("{}")
     rows = read(out / "runs.csv")
@@ -214,13 +217,10 @@ def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, done: Path) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_says_that_going_on_to_more_seeds_was_broken_off(
-    tmp_path: Path, done: Path
+    tmp_path: Path, copy: tuple[Path, str]
 ) -> None:
-    """With the command that goes on, on the page and in the terminal; no word of it before and
-    after."""
-    out = tmp_path / "out"
-    shutil.copytree(done, out)
-    text = (done.parent / "own.toml").read_text()
+    """With the command that goes on, on the page and in the terminal; not before and after."""
+    out, text = copy
     three = training(tmp_path, text, seeds=3)
 
     def stopping(cells):
@@ -273,19 +273,21 @@ def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
         gather(tmp_path)
 
 
-def test_a_damaged_run_of_a_finished_suite_is_refused(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done, tmp_path / "out")
-    work = training(tmp_path, (done.parent / "own.toml").read_text())
-    suite.execute(work, tmp_path / "out", resume=True)
-    model = tmp_path / "out" / "runs" / work.cells[0].name / "model.safetensors"
+def test_a_damaged_run_of_a_finished_suite_is_refused(
+    tmp_path: Path, copy: tuple[Path, str]
+) -> None:
+    out, text = copy
+    work = training(tmp_path, text)
+    suite.execute(work, out, resume=True)
+    model = out / "runs" / work.cells[0].name / "model.safetensors"
     sound = model.read_bytes()
     model.write_bytes(sound[:-1] + b"?")
     with pytest.raises(InputError, match=r"model\.safetensors is not as"):
-        suite.execute(work, tmp_path / "out", resume=True)
+        suite.execute(work, out, resume=True)
     model.write_bytes(sound)
     model.with_name("summary.json").unlink()
     with pytest.raises(InputError, match=r"summary\.json"):
-        suite.execute(work, tmp_path / "out", resume=True)
+        suite.execute(work, out, resume=True)
 
 
 @pytest.mark.parametrize("key", ["train", "test"])

@@ -1,6 +1,5 @@
 """Suites of private runs: what each certifies, every client's account, and 000's printed table."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import small
+from made_training import read
 from test_epsilons_named import unnamed
 from typer.testing import CliRunner
 
@@ -18,8 +18,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.experiments.studies import dp_muon_printed
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.dp_muon_printed import Row, accounted
-from fedmuon.experiments.studies.training_findings import drawn, kept, targeted
+from fedmuon.experiments.studies.dp_muon_printed import Row, account
+from fedmuon.experiments.studies.training_findings import budget_claims, sampling_in_words
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
 from fedmuon.privacy.accounting.composition import epsilon
@@ -67,10 +67,6 @@ def made(folder: Path, text: str = TINY) -> Path:
     return folder / "out"
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(file.read_text().splitlines()))
-
-
 @pytest.mark.slow
 def test_a_private_suite_says_what_its_runs_certify(tmp_path: Path) -> None:
     out = made(tmp_path)
@@ -109,11 +105,13 @@ def columns(**changed: Any) -> tuple[dict, dict]:
 
 
 def test_the_claim_about_accounts_can_fail() -> None:
-    assert kept(*columns()).holds  # the second run diverged, and certifies nothing
-    assert kept(*columns(epsilon=np.array([1.5, 2.001]))).holds is False
-    assert kept(*columns(certified=np.array(["False", "False"]))).holds is False
-    assert targeted(columns()[1])  # without a target there is nothing to keep, and no claim
-    assert not targeted(columns(target=np.array([0.0, 0.0]))[1]) and not targeted(None)
+    def verdicts(**change: np.ndarray) -> list[bool | None]:
+        return [claim.holds for claim in budget_claims(*columns(**change))]
+
+    assert verdicts() == [True]  # the second run diverged, and certifies nothing
+    assert verdicts(epsilon=np.array([1.5, 2.001])) == [False]
+    assert verdicts(certified=np.array(["False", "False"])) == [False]
+    assert verdicts(target=np.array([0.0, 0.0])) == []  # there is no target to keep to
 
 
 @pytest.mark.parametrize(("client", "sampling", "said"), [
@@ -123,7 +121,8 @@ def test_the_claim_about_accounts_can_fail() -> None:
 ])  # fmt: skip
 def test_how_lots_are_drawn_is_said(client: int, sampling: list[str], said: str) -> None:
     runs, clients = columns(client=np.array([client, client]), sampling=np.array(sampling))
-    assert drawn(clients) == said and said in kept(runs, clients).sentence
+    (claim,) = budget_claims(runs, clients)
+    assert sampling_in_words(clients) == said and said in claim.sentence
 
 
 def private_run(out: Path, watch: OnRoundEnd = lambda record: None) -> dict[str, Any]:
@@ -201,7 +200,7 @@ E2E: dict[str, Any] = {"population": 42043, "lot": 1024, "steps": 410, "delta": 
 
 def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
     asked = Row(blocks=49, noise=2.3395, printed=7.9852, **E2E)
-    row = accounted("E2E", asked)["rows"][0]
+    row = account("E2E", asked)["rows"][0]
     assert row["per_release"] == pytest.approx(7.98505, rel=1e-4)
     assert (row["joint_lower"], row["joint_upper"]) == pytest.approx((61.78, 61.98), abs=0.02)
     again = epsilon(row["needed"], 1024 / 42043, 410, 8e-6, 49)
@@ -209,11 +208,11 @@ def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
     rows = {name: np.array([value]) for name, value in row.items()}
     assert [claim.holds for claim in dp_muon_printed.claims(rows)] == [True, True, None]
     off = rows | {"printed": np.array([7.9])}
-    assert dp_muon_printed.reproduced(off).holds is False
+    assert dp_muon_printed.claims(off)[0].holds is False
     honest = rows | {"printed": rows["joint_upper"]}
-    assert dp_muon_printed.exceeded(honest).holds is False
+    assert dp_muon_printed.claims(honest)[1].holds is False
     one = rows | {"blocks": np.array([1])}
-    assert dp_muon_printed.kept(one).holds is False
+    assert dp_muon_printed.claims(one)[2].holds is False
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ import pytest
 from made_training import TINY, read, training
 
 from fedmuon.analysis.report.comparisons import at_seconds, followed, parts, trend
+from fedmuon.config.load import Config
 from fedmuon.config.read_if import reads
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import training_findings
-from fedmuon.experiments.studies.training import settings, suite_of
+from fedmuon.experiments.studies.training import Suite, settings, suite_of
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated.client_data import read_source
 
@@ -157,50 +158,35 @@ def test_followed_curves_are_those_of_one_variant() -> None:
     assert len(training_findings.draw_curves(more, names, "round").axes[1].lines) == 2
 
 
-@pytest.mark.parametrize(
-    ("seeds", "why"),
-    [
-        ("[0, 0]", "names one twice"),
-        ("[]", "give at least one"),
-        ("3", r"give a list, as \[0, 1\]"),
-        ("[0, -1]", "give a number of at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("seeds", "why"), [
+    ("[0, 0]", "names one twice"), ("[]", "give at least one"),
+    ("3", r"give a list, as \[0, 1\]"), ("[0, -1]", "give a number of at least 0"),
+])  # fmt: skip
 def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path: Path) -> None:
     text = re.sub(r"^seeds = .*", f"seeds = {seeds}", TINY, count=1, flags=re.MULTILINE)
     with pytest.raises(InputError, match=f"seeds.*{why}"):
         training(tmp_path, text, data="mnist5k")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
-        ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
-        ('kind = "sooner"', 'kind = "later"', "refused"),
-        ("lr = 0.25", "rate = 0.25", "known here are"),
-        ('kind = "training"', 'kind = "trainig"', "no kind of suite: did you mean training"),
-        ('kind = "training"', 'kind = "mining"', "no kind of suite: choose one of"),
-        ('kind = "sooner"', 'kind = "falling"', "needs a "),
-        ("[small]", '[times]\nof = "SGD"\n\n[small]', "no variant"),
-        ("[small]", TIMES + SWEEP + "[small]", "leave one of them out"),
-        ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no variant"),
-        ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
-        ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
-        ("[small]", SWEEP + 'lable = "x"\n\n[small]', r"\[sweep\] lable: did you mean label"),
-        ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: known .* key,"),
-        (
-            "[claims.loss]",
-            '[claims.loss]\nbettr = "x"',
-            r"\[claims.loss\] bettr: did you mean better",
-        ),
-        (
-            "[small]",
-            "[times.published.digits]\nsecond = [1]\n\n[small]",
-            r"\[times.published.digits\] second: did you mean seconds",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "why"), [
+    ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
+    ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
+    ('kind = "sooner"', 'kind = "later"', "refused"),
+    ("lr = 0.25", "rate = 0.25", "known here are"),
+    ('kind = "training"', 'kind = "trainig"', "no kind of suite: did you mean training"),
+    ('kind = "training"', 'kind = "mining"', "no kind of suite: choose one of"),
+    ('kind = "sooner"', 'kind = "falling"', "needs a "),
+    ("[small]", '[times]\nof = "SGD"\n\n[small]', "no variant"),
+    ("[small]", TIMES + SWEEP + "[small]", "leave one of them out"),
+    ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no variant"),
+    ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
+    ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
+    ("[small]", SWEEP + 'lable = "x"\n\n[small]', r"\[sweep\] lable: did you mean label"),
+    ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: known .* key,"),
+    ("[claims.loss]", '[claims.loss]\nbettr = "x"', r"\[claims.loss\] bettr: did you mean better"),
+    ("[small]", "[times.published.digits]\nsecond = [1]\n\n[small]",
+     r"\[times.published.digits\] second: did you mean seconds"),
+])  # fmt: skip
 def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
     text = TINY.replace(old, new) if "variants" not in old else "".join(
         part for part in TINY.replace(old, new).partition("[claims.loss]")[:1])  # fmt: skip
@@ -217,17 +203,23 @@ def shipped() -> Iterator[tuple[str, str, str]]:
             yield from ((file.stem, data, scale) for scale in ("small", "full"))
 
 
-@pytest.mark.parametrize(("name", "data", "scale"), list(shipped()))
-def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> None:
-    """Its settings are sound configs; no data are read, which not every machine has."""
-    whole: dict[str, Any] = contents.read(name)
-    if whole.get("kind") != "training":
-        assert kinds.find(name, None, scale, {}).cells
-        return
-    held = {key: value for key, value in whole.items() if key not in ("kind", "data")}
+def runs_of(name: str, data: str, scale: str) -> tuple[Suite, list[tuple[str, Any, Config]]]:
+    """The suite of that name, and variant, value of the sweep and config of its runs."""
+    content = contents.read(name)
+    held = {key: value for key, value in content.items() if key not in ("kind", "data")}
     found = suite_of(contents.at(held, data, scale))
     base = contents.merged(found.base, {"data": {"name": data}})
     made = [(one, x, contents.cell(setting)) for one, x, setting in settings(found, base, {})]
+    return found, made
+
+
+@pytest.mark.parametrize(("name", "data", "scale"), list(shipped()))
+def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> None:
+    """Its settings are sound configs; no data are read, which not every machine has."""
+    if contents.read(name).get("kind") != "training":
+        assert kinds.find(name, None, scale, {}).cells
+        return
+    found, made = runs_of(name, data, scale)
     assert len(made) >= 2 * len(found.seeds)
     assert {one for one, _, _ in made} == set(found.variants)
     key = found.sweep.key if found.sweep else "data.name"
@@ -265,10 +257,10 @@ def test_the_published_suite_is_the_published_one() -> None:
 def test_ablations_change_one_thing(scale: str) -> None:
     """Suite context: the same tokens a round, batch and all else; suite batch: an epoch a round."""
     names = {"federation.seed", "data.context", "data.train", "data.test", "local.steps"}
-    configs = _configs("context", scale)
+    configs = configs_of("context", scale)
     assert len({one.data.context * one.local.steps * one.local.batch for one in configs}) == 1
     assert len({_without(one, names) for one in configs}) == 1
-    configs = _configs("batch", scale)
+    configs = configs_of("batch", scale)
     assert all(one.local.batch * one.local.steps == one.data.train for one in configs)
     for recipe in ("newton-schulz", "randomized-polar"):
         part = [one for one in configs if one.orthogonalizer.name == recipe]
@@ -278,13 +270,8 @@ def test_ablations_change_one_thing(scale: str) -> None:
     assert len({_without(one, {"federation.seed"}) for one in part}) == 3  # the negative control
 
 
-def _configs(name: str, scale: str) -> list[Any]:
-    """Of all runs of that suite, as its file has them."""
-    content = contents.read(name)
-    held = {key: value for key, value in content.items() if key not in ("kind", "data")}
-    found = suite_of(contents.at(held, content["data"], scale))
-    base = contents.merged(found.base, {"data": {"name": content["data"]}})
-    return [contents.cell(setting) for _, _, setting in settings(found, base, {})]
+def configs_of(name: str, scale: str) -> list[Config]:
+    return [config for *_, config in runs_of(name, contents.read(name)["data"], scale)[1]]
 
 
 def _without(config: Any, keys: set[str]) -> str:

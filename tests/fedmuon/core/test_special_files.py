@@ -20,11 +20,11 @@ from fedmuon.data.sources import read_idx
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.compare import comparison
 from fedmuon.experiments.inspect.listing import row
 from fedmuon.experiments.inspect.status import RunStatus, runs_below
 from fedmuon.experiments.inspect.watch import about, rounds_since, runs_of
 from fedmuon.experiments.report import gather
+from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound, neighbours
 from fedmuon.experiments.studies.find import find

@@ -25,7 +25,7 @@ from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.experiments.stability import neighbours
-from fedmuon.experiments.studies.training import Trained
+from fedmuon.experiments.studies.training import TrainingRun
 from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
 from fedmuon.optim.links import private_gradient
@@ -170,7 +170,7 @@ def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
         assert ended(command) == 2
         assert "--resume" not in capsys.readouterr().err
         assert contents(out) == before
-    cell = Trained("DP-FTRL", None, dp_ftrl(), out)
+    cell = TrainingRun("DP-FTRL", None, dp_ftrl(), out)
     with pytest.raises(InputError, match=r"remove it, .* and go on with --resume"):
         cell.compute()
     assert contents(out) == before
