@@ -1,9 +1,9 @@
-"""Whether measured runs bear out what 001, section 5 says of them, and by how much.
+"""Claims of the Stability note (001), section 5, compared with measured runs.
 
-Each claim is judged from columns alone: runs.csv and neighbours.csv of a suite, or neighbours.csv
-and bound.json of one run. What varies decides what is claimed; a suite's name does not matter. A
-claim about numbers that the theory refused (nan) is undecided, and where it refused a run not
-testable by it; nor is one that no outcome could refute.
+The columns are those of runs.csv and neighbours.csv of a suite, or of neighbours.csv and bound.json
+of one run. The factors that vary decide what is claimed. A claim about numbers that the theory
+rejected (nan) is undecided; it is not testable if the theory rejected the whole run, or if no
+outcome could refute it.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def varying(runs: Columns) -> tuple[str, ...]:
 
 
 def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
-    """All that 001, section 5 claims about a suite in which these factors vary."""
+    """Return the claims of 001, section 5 about a suite, by the factors that vary in it."""
     factors = varying(runs)
     claims = [gap_within_bound(runs), within_certificate(neighbours)]
     for factor in ("lr", "lambda", "n"):
@@ -55,7 +55,10 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 
 
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
-    """What holds of one run, from its neighbours and its bound.json; a census has them all."""
+    """Return the claims about one run, from its neighbours and its bound.json.
+
+    `census` says that every sample was replaced once.
+    """
     names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
     row["range"] = np.array([bound.get("range", 1.0)])
@@ -69,7 +72,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
 
 
 def gap_within_bound(runs: Columns) -> Claim:
-    """gap <= bound (001, Table 2) in every run [S]: within only if the gap's interval is."""
+    """Claim gap <= bound in every run (001, Table 2); the gap's whole interval must lie below."""
     gap, bound, low, high = (runs[name] for name in ("gap", "bound", "gap_low", "gap_high"))
     judged = ~np.isnan(gap + bound)
     if not judged.any():
@@ -92,7 +95,7 @@ def gap_within_bound(runs: Columns) -> Claim:
 
 
 def within_certificate(neighbours: Columns) -> Claim:
-    """||X - X'||_F <= Delta_i Y_i(C) (001, Appendix F) for every neighbour [T]."""
+    """Claim ||X - X'||_F <= Delta_i Y_i(C) for every neighbour (001, Appendix F)."""
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
     if not judged.any():
@@ -112,14 +115,14 @@ def within_certificate(neighbours: Columns) -> Claim:
 
 
 def share(neighbours: Columns) -> np.ndarray:
-    """Perturbation / certificate [T]: 0 where both are 0, infinite where only the second is."""
+    """Perturbation / certificate, [neighbours]; 0 if both are 0, infinite if only the second is."""
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     unbounded = np.where(moved > 0, np.inf, 0.0)
     return np.divide(moved, promised, out=unbounded, where=promised != 0)
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
-    """Means over seeds grow with eta or 1/sqrt(lambda), or shrink with n (001, Figures 2, 3).
+    """Claim that means over seeds grow with eta or 1/sqrt(lambda), or shrink with n (001, Fig. 2).
 
     Neighbouring levels are compared with every other factor equal. The growth is relative to the
     larger mean, and a tie is no growth. A bound is a number of its run; a perturbation is a draw,
@@ -165,7 +168,7 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Spearman's rho of Y_i(C) / n_i with the perturbation over all neighbours (001, Figure 3c).
+    """Claim that Y_i(C) / n_i ranks the perturbations (Spearman, 001, Fig. 3c).
 
     Its interval is a jackknife's over runs, as neighbours of one run share its draws: the variance
     is (G - 1)/G sum_g (rho without run g - mean)^2 for G runs (Efron and Stein 1981).
@@ -196,20 +199,20 @@ def exposure_ranks(neighbours: Columns) -> Claim:
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Replacements that bring another label, and those that keep it and move the model less."""
+    """Masks of replacements that change the label, and of those that keep it."""
     other = neighbours["old_label"] != neighbours["new_label"]
     return other, ~other
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation of average ranks; nan where a side is constant."""
+    """Spearman's rho with average ranks for ties; nan if a side is constant."""
     a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
     scale = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / scale) if scale > 0 else float("nan")
 
 
 def client_by_client(neighbours: Columns, census: bool) -> Claim:
-    """Each client's certificate beside the largest perturbation of its samples that were tried."""
+    """Claim that each client's certificate covers the largest perturbation of its samples."""
     sentence = _CLIENTS.format("all its samples" if census else "its samples that were tried")
     every = [neighbours["client"] == i for i in np.unique(neighbours["client"])]
     most = np.array([neighbours["perturbation"][mine].max() for mine in every])
@@ -227,7 +230,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
 
 
 def census_needed(neighbours: Columns) -> Claim:
-    """What ten random neighbours, as many as 001, Table 1 tries, would have shown of the worst."""
+    """Claim that ten random neighbours, as in 001, Table 1, miss the worst one."""
     moved = neighbours["perturbation"]
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
@@ -242,7 +245,7 @@ def census_needed(neighbours: Columns) -> Claim:
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:
-    """E of the maximum of k independent uniform draws from the values [n].
+    """Expected maximum of k independent uniform draws from the values [n].
 
     It is sum_j x_(j) ((j/n)^k - ((j-1)/n)^k), as the maximum is <= x_(j) with chance (j/n)^k.
     """
@@ -251,7 +254,7 @@ def expected_maximum(values: np.ndarray, draws: int) -> float:
 
 
 def _left_out(judged: np.ndarray, noun: str) -> str:
-    """How many could not be judged."""
+    """Number of cases that could not be judged, in words."""
     missing = int((~judged).sum())
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 

@@ -35,11 +35,18 @@ UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accurac
          "seconds": "s", "train_seconds": "s"}  # fmt: skip
 
 
-def judged(
+def judge(
     claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
 ) -> Claim:
-    """The verdict on one claim of a suite's file; `label` names what is swept, `chance` is the
-    accuracy that a model without knowledge may be seen to have."""
+    """Return one claim of a suite's file with its verdict.
+
+    Args:
+        claim: The claim's table in the file.
+        runs: Columns of runs.csv.
+        curves: Columns of curves.csv.
+        label: Name of the swept key, if any.
+        chance: Highest accuracy that a guess may reach by luck.
+    """
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
     better, than = claim["better"], claim["than"]
@@ -60,7 +67,7 @@ def terminal(
     better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = "",
     chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """The terminal mean over seeds is at or below the other's (above in accuracy) at every x."""
+    """Claim that a terminal mean is at or below another's (above in accuracy) at every x."""
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
     article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
@@ -85,7 +92,7 @@ def near(
     better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
     label: str = "", chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """The terminal means over seeds differ by at most that share of the larger, at every x."""
+    """Claim that two terminal means differ by at most that share of the larger, at every x."""
     at = f" at every {label}" if label else ""
     word = name_of(measure)
     sentence = sentence or (
@@ -137,12 +144,12 @@ def _guessing(guesses: np.ndarray, chance: float) -> str:
 
 
 def _at(runs: Columns, label: str) -> list[str]:
-    """The values of the sweep in words; nothing where nothing is swept."""
+    """The values of the sweep in words; empty without a sweep."""
     return [f"{label} = {x:g}" for x in levels(runs)] if label else []
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
-    """The terminal mean over seeds; infinitely bad where one diverged."""
+    """The terminal mean over seeds; infinitely bad if one diverged."""
     values = runs[measure][rows_of(runs, variant, x)]
     worst = -np.inf if measure in HIGHER else np.inf
     return float(worst if np.isnan(values).any() or not len(values) else values.mean())
@@ -159,15 +166,15 @@ def rows_of(columns: Columns, variant: str, x: float) -> np.ndarray:
 
 
 def at_level(columns: Columns, x: float) -> np.ndarray:
-    """The rows at a value, as a mask; a nan is at itself."""
+    """The rows at a value, as a mask; nan equals nan."""
     return np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
 
 
 def _by_how_much(
     pairs: np.ndarray, margins: np.ndarray, held: np.ndarray, values: np.ndarray
 ) -> str:
-    """The ends [x, 2] and their differences [x, (mean, half of its interval)] in words, and how
-    many of these the seeds can tell from 0."""
+    """The ends [x, 2] and their differences [x, (mean, half of its interval)] in words, with the
+    number of differences that are clear of 0."""
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
         one, other = (number(end) if np.isfinite(end) else "diverged" for end in ends)
@@ -184,10 +191,10 @@ def _by_how_much(
 def sooner(
     better: str, than: str, runs: Columns, curves: Columns, sentence: str = "", label: str = ""
 ) -> Claim:
-    """Seed by seed, the time of training until the other's terminal train loss is reached.
+    """Claim that a variant reaches the other's terminal train loss in less training time.
 
-    It holds if every run gets there, and in less time than the other's own runs took, beyond the
-    interval of the mean difference.
+    It holds if every run gets there, and the mean difference of the times, paired by seed, is below
+    0 beyond its interval.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
@@ -215,7 +222,7 @@ def sooner(
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
-    """Seconds until each reaches the terminal train loss of `than`, [seeds, 2]; inf for never."""
+    """Seconds until each variant reaches the terminal train loss of `than`, [seeds, 2]; or inf."""
     mine, theirs = rows_of(curves, better, x), rows_of(curves, than, x)
     times = []
     for seed in np.unique(curves["seed"][theirs]):
@@ -228,7 +235,7 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
 
 
 def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
-    """The terminal mean over seeds falls, or rises, from each value of the sweep to the next."""
+    """Claim that the terminal mean falls, or rises, from each value of the sweep to the next."""
     variant, measure, kind = claim["better"], claim["measure"], claim["kind"]
     word = name_of(measure)
     sentence = claim["sentence"] or (
@@ -256,19 +263,21 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
     return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
 
 
-ABOVE = 0.05  # what is no further above a guess's accuracy, or half of that if less, is near it
+ABOVE = 0.05  # an accuracy at most this far above a guess's, or half of that if less, is near it
 
 
 def luck(classes: int, held_out: int) -> float:
-    """The accuracy up to which a model cannot be told from a guess among the classes: three
-    standard deviations above 1/classes on so many held-out samples."""
+    """Highest accuracy that a guess among the classes may reach by luck: three standard deviations
+    above 1/classes on that many held-out samples."""
     guess = 1 / classes
     return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
 
 
 def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
-    """How many of the runs that ended so know hardly more than a guess; nothing if none does. A
-    run without an accuracy has diverged."""
+    """Say how many runs ended with hardly more than a guess's accuracy; empty if none did.
+
+    A run without an accuracy has diverged.
+    """
     guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
     near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
     if classes < 2 or not len(near):
@@ -288,9 +297,12 @@ TIMETABLE = (
 )
 
 
-def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
-    """The curves of one variant, each value of the sweep as a variant of its own, beside those
-    that are not swept; and their names."""
+def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
+    """Return curves with each value of the sweep as a variant, with those that are not swept.
+
+    Returns:
+        The columns, and the names of the variants.
+    """
     values, names = levels(curves), {}
     for x in values:
         names[f"{sweep['label']} = {x:g}"] = rows_of(curves, sweep["follow"], x)
@@ -303,7 +315,7 @@ def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequen
 
 
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
-    """Title, head and lines: a line a variant, and its published line below it."""
+    """Title, head and lines of a table of losses: a line per variant, its published line below."""
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])
     blank = ["–"] * len(moments)

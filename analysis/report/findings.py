@@ -18,13 +18,13 @@ SHARED = ("kind", "title", "suite", "data", "scale", "again", "seconds", "versio
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure to draw, wide or narrow, what it shows, and what a reader should see in it."""
+    """A figure to draw, wide or narrow, with its title and caption."""
 
     name: str
     draw: Callable[..., Any]
     title: str
     caption: str
-    read: Callable[..., str] | None = None  # what its lines are, from the figure that was drawn
+    read: Callable[..., str] | None = None  # more of the caption, from the figure that was drawn
 
     @classmethod
     def known(
@@ -35,13 +35,15 @@ class Picture:
         where: str = "",
         read: Callable[..., str] | None = None,
     ) -> "Picture":
-        """One whose title and caption are in `fedmuon.analysis.report.findings`, of what `draw` is
-        given before `narrow`."""
+        """Make a picture whose title and caption are in assets/captions.toml.
+
+        `given` are the arguments of `draw` before `narrow`.
+        """
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
-        """The same with all that `draw` asks for but `narrow`."""
+        """The same picture with the arguments of `draw` before `narrow`."""
         return replace(self, draw=partial(self.draw, *given))
 
 
@@ -79,7 +81,14 @@ class Findings:
     def of_suite(
         cls, folder: Path, about: Mapping[str, Any], facts: Sequence[str], **held: Any
     ) -> "Findings":
-        """Those of a suite, whose suite.json is `about`; `facts` are its circumstances."""
+        """Make the section of a suite.
+
+        Args:
+            folder: The suite's folder.
+            about: Its suite.json.
+            facts: Names in suite.json that belong to the circumstances.
+            **held: The other fields.
+        """
         machine = about.get("machine", {})
         seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
         many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
@@ -105,7 +114,7 @@ class Findings:
 
 
 def card_of(about: Mapping[str, Any]) -> Rows:
-    """The settings of the runs, or those of a study's file that are numbers or short lists."""
+    """The settings of the runs; for a study, those of its file that are numbers or short lists."""
     if "card" in about:
         return [(f"{name}: {words}" if words else text(name), text(of))
                 for name, words, of in about["card"]]  # fmt: skip
@@ -122,7 +131,7 @@ def card_of(about: Mapping[str, Any]) -> Rows:
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
-    """What was run where: the named values, the machine and the versions."""
+    """The named values of a record, its machine and its versions, as rows of a table."""
     rows: Rows = [
         (name.replace("_", " "), text(record[name]))
         for name in names
@@ -137,7 +146,7 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """Mean and standard deviation, if there are several."""
+    """The mean in words, with the standard deviation if there are several values."""
     more = f" ± {number(float(values.std(ddof=1)), 2)}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def written(value: float, form: str) -> str:
-    """The number in that format: `written(-0.5, "+.3g")` is `−0.5`."""
+    """A number in that format: `written(-0.5, "+.3g")` is `−0.5`."""
     return f"{value:{form}}".replace("-", "−")
 
 
 def number(value: Any, count: int = 4) -> str:
-    """Four digits, or as many as are asked for; a dash for what is unknown."""
+    """A number with `count` digits; a dash if it is unknown."""
     unknown = value is None or not isinstance(value, int | float) or value != value
     if not unknown and math.isinf(value):
         return "∞" if value > 0 else "−∞"
@@ -21,15 +21,17 @@ def number(value: Any, count: int = 4) -> str:
 
 
 def digits(value: float, count: int = 4) -> str:
-    """A measured number: so many significant digits, zeros too, so that columns compare; whole
-    numbers up to a million have all of theirs."""
+    """A measured number with `count` significant digits, zeros too, so that columns compare.
+
+    Numbers with more digits before the point keep all of them, up to a million.
+    """
     if 10**count <= abs(value) < 10**6:
         return written(value, ".0f")
     return written(value, f"#.{count}g").removesuffix(".")
 
 
 def interval(low: float, high: float, count: int = 3) -> str:
-    """`−0.174 to 0.037`; nothing where it is unknown."""
+    """`−0.174 to 0.037`; empty if it is unknown."""
     known = low == low and high == high
     return f"{number(low, count)} to {number(high, count)}" if known else ""
 

@@ -32,7 +32,7 @@ DASHES = "", "7 3", "2 3", "9 3 2 3"
 
 @dataclass(frozen=True)
 class Run:
-    """A run to tick: its name, what else to say of it, and its curves by measure."""
+    """A run to tick: its name, a note, and its curves by measure."""
 
     name: str
     about: str
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: where its ends are on the drawing, and whether they are those of logarithms."""
+    """An axis from `low` to `high` (logarithms if `log`), drawn from `start` to `end`."""
 
     low: float
     high: float
@@ -53,8 +53,8 @@ class Axis:
     def of(
         cls, values: Sequence[float], start: float, end: float, wide: float = math.inf
     ) -> "Axis":
-        """One that reaches a little beyond the least value and the greatest; logarithmic where this
-        is more than `wide` times that."""
+        """Make an axis that holds all values, logarithmic if the largest exceeds `wide` times the
+        least."""
         low, high = min(values), max(values)
         log = low > 0 and high > wide * low
         if log:

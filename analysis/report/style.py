@@ -3,11 +3,10 @@
 import io
 import logging
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,7 +22,6 @@ from fedmuon.analysis.report.tables import Columns as Columns
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import write_bytes
 
-Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI, SCREEN = 200, 100
 LEGEND, MARGIN = 0.7, 6  # inches of a figure for its labels; characters beside one that is broken
@@ -61,19 +59,12 @@ NAMES = {
 }
 
 
-def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
-    """Draw in this style whatever the caller's settings are, and leave those as they were."""
-
-    @wraps(draw)
-    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
-        with matplotlib.rc_context(SETTINGS):
-            return draw(*args, **kwargs)
-
-    return inside
+# A decorator: draw in this style, and leave the caller's settings as they were.
+styled = matplotlib.rc_context(SETTINGS)
 
 
 class Picture(Figure):
-    """A figure that notebooks show, though no window or backend knows of it."""
+    """A figure that notebooks show without a backend."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         return image(self, "png"), {"width": round(self.get_figwidth() * SCREEN)}
@@ -82,8 +73,14 @@ class Picture(Figure):
 def canvas(
     panels: int, narrow: bool, height: float, across: int | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, `across` to a row, or one below the other if narrow; `height` is that
-    of one, in inches."""
+    """Make a figure with panels side by side, or below each other if narrow.
+
+    Args:
+        panels: Number of panels.
+        narrow: For a narrow page.
+        height: Height of a row, in inches.
+        across: Panels in a row; all by default.
+    """
     columns = 1 if narrow else across or panels
     rows = -(-panels // columns)
     size = (NARROW if narrow else WIDE, height * rows)
@@ -119,8 +116,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def legend(axes: Axes, columns: int) -> None:
-    """The panel's labels below its axis, so that they never cover data; marks too small to be told
-    apart alone are larger there."""
+    """Put the panel's labels below its axis, so that they never cover data, with larger marks."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         made = axes.legend(
@@ -134,13 +130,13 @@ def legend(axes: Axes, columns: int) -> None:
 def errorbars(
     axes: Axes, x: np.ndarray, y: np.ndarray, reach: Any, look: tuple[str, str], label: str = ""
 ) -> None:
-    """Hollow marks on a line, with their intervals; `look` is one of SERIES."""
+    """Draw hollow marks on a line, with their intervals; `look` is one of SERIES."""
     axes.errorbar(x, y, reach, color=look[0], marker=look[1], ms=4, mfc="none", lw=1.2,
                   elinewidth=0.9, label=label)  # fmt: skip
 
 
 def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
-    """A log x axis with a tick at each level that was run."""
+    """Make the x axis logarithmic, with a tick at each level."""
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axes.set_xticks(levels)
@@ -149,7 +145,7 @@ def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
 
 
 def alike(panels: Sequence[Axes], log: bool = False) -> None:
-    """The y axis of all panels, logarithmic if asked, from the lowest to the highest end of any."""
+    """Give all panels the same y axis, logarithmic if asked."""
     for axes in panels if log else ():
         axes.set_yscale("log")
     ends = np.array([axes.get_ylim() for axes in panels])
@@ -160,7 +156,7 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
-    """A log x axis with up to four ticks, at levels that are powers of 2."""
+    """Make the x axis logarithmic, with up to four ticks at levels that are powers of 2."""
     whole = levels[np.log2(levels) % 1 == 0]
     axes.set_xscale("log", base=2)
     axes.set_xticks(whole[:: max(1, -(-len(whole) // 4))])
@@ -168,14 +164,14 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
 
 
 def plain(value: float) -> str:
-    """A level as short as can be: 20000 is 20k, 0.005 stays."""
+    """A level in few characters: 20000 is 20k, 0.005 stays."""
     if value >= 1000 and value % 100 == 0:
         return f"{value / 1000:g}k"
     return f"{value:.0f}" if 1000 <= value < 1e5 else written(value, ".3g")
 
 
 def compact(value: float) -> str:
-    """Two digits for a cell: 0.051, 12, 1.2e−5."""
+    """A number with two digits: 0.051, 12, 1.2e−5."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 0.01 <= abs(value) < 1000:
@@ -189,13 +185,13 @@ def _scientific(value: float, digits: int) -> str:
 
 
 def log_x(axes: Axes) -> None:
-    """A log x axis: powers of ten, or 1, 2, 5 where they would be too few."""
+    """Make the x axis logarithmic: powers of ten, and 2 and 5 where these are too few."""
     axes.set_xscale("log")
     _log_ticks(axes.xaxis, *axes.get_xlim())
 
 
 def log_y(axes: Axes) -> None:
-    """The same for y; it stays linear where nothing positive is drawn."""
+    """The same for y, which stays linear where nothing positive is drawn."""
     every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     if (np.isfinite(every) & (every > 0)).any():
         axes.set_yscale("log")
@@ -214,7 +210,7 @@ def _log_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _tick(value: float, _: object) -> str:
-    """As many digits as tell it from its neighbours."""
+    """A tick with enough digits to tell it from its neighbours."""
     if 1e-3 <= value < 1e4:
         return f"{value:g}"
     near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
@@ -222,7 +218,7 @@ def _tick(value: float, _: object) -> str:
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """STEM.pdf (vectors, embedded TrueType) and STEM.png at 200 dpi; same bytes each time."""
+    """Write STEM.pdf (vectors, embedded TrueType) and STEM.png (200 dpi)."""
     pdf, picture = (stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png"))
     for file in (pdf, picture):
         saved_as(figure, file)
@@ -230,7 +226,7 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
 
 def saved_as(figure: Figure, file: Path) -> None:
-    """The figure as the file's ending says: .png, .pdf or .svg."""
+    """Write the figure in the format of the file's ending: .png, .pdf or .svg."""
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
         raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
@@ -266,7 +262,7 @@ FEW = 12  # evaluations that are marked
 
 @styled
 def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> Figure:
-    """Every named group of runs: mean over its seeds, and from the least to the largest."""
+    """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds."""
     measures, single = _measures(curves), len(curves) == 1
     figure, panels = canvas(1 + len(measures), narrow, 2.9)
     for place, (name, runs) in enumerate(curves.items()):
@@ -297,7 +293,7 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
 
 
 def in_words(figure: Figure) -> str:
-    """What the lines of these curves are, read off the figure that was drawn."""
+    """Describe the lines of such a figure in words, from what was drawn."""
     losses, *_ = figure.axes
     labels = [str(line.get_label()) for line in losses.lines if len(np.asarray(line.get_xdata()))]
     kinds = [f"{word} the {loss}" for loss, word in WORDS.items()
@@ -312,7 +308,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
-    """What is measured beside the losses."""
+    """The first two measures that are no losses."""
     records = chain(*chain(*curves.values()))
     numbers = [
         name
@@ -325,7 +321,7 @@ def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
 
 
 def _name_losses(axes: Any) -> None:
-    """One label for each loss that is drawn in all colours, where there are several."""
+    """Add one label for each loss that is drawn in all colours, if there are several."""
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")
@@ -337,7 +333,7 @@ def _name_losses(axes: Any) -> None:
 def _draw(
     axes: Any, runs: Sequence[Records], name: str, colour: str, look: Look, label: str
 ) -> None:
-    """Mean over the runs, and their range where the line has marks."""
+    """Draw the mean over the runs, and their range where the line has marks."""
     found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]
     if not all(found):
         return

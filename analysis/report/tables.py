@@ -33,8 +33,10 @@ MEND = "make it afresh"
 
 
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
-    """The named columns of a CSV file, each [rows]: words as str, all others as float64; and those
-    of `also` that it has."""
+    """Read the named columns of a CSV file, each [rows]: words as str, all others as float64.
+
+    Columns of `also` are read if the file has them.
+    """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
     held = (*names, *(name for name in also if name in header))
@@ -42,7 +44,7 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
-    """A JSON object that has these names."""
+    """Read a JSON object that has these names."""
     require_sound(file.parent, [file.name])
     try:
         found = json.loads(read_text(file))
@@ -55,13 +57,13 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
-    """The record of that file has these names."""
+    """Raise unless the record of that file has these names."""
     if missing := [name for name in names if name not in record]:
         raise InputError(f"{file} lacks {missing[0]}: {MEND}")
 
 
 def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
-    """All columns of a CSV file that has at least these: float64 where all cells are numbers.
+    """Read all columns of a CSV file that has at least these: float64 if all cells are numbers.
 
     The columns named in `words` stay words.
     """
@@ -147,8 +149,8 @@ LATEX = {
 }  # fmt: skip
 
 
-def apart(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """The table with two columns in the place of one that has `0.2 ± 0.1` or `0.2 (0.1 to 0.3)`."""
+def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """Split columns of cells like `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
     names, found = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
@@ -168,7 +170,7 @@ def apart(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """As programs read it: ASCII minus signs, nothing for what is unknown."""
+    """A table as CSV for programs: ASCII minus signs, empty cells for unknown values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -179,23 +181,18 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
-    """A tabular below its title, for a document whose engine reads UTF-8 and Greek letters."""
-    lines = [
-        f"% {title}",
-        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-        r"\hline",
-        *(" & ".join(map(_escaped, row)) + r" \\" for row in (head, *rows)),
-        r"\hline",
-        r"\end{tabular}",
-    ]
+    """A table as a LaTeX tabular below its title; the engine must read UTF-8 and Greek letters."""
+    lines = [f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\hline"]
+    for row in (head, *rows):
+        cells = []
+        for cell in row:
+            escaped = "".join(LATEX.get(one, one) for one in cell)
+            text = re.sub("−(?=[\\d.])", "$-$", escaped)
+            cells.append(rf"\quad {text.strip()}" if cell.startswith("  ") else text)
+        lines.append(" & ".join(cells) + r" \\")
     lines.insert(4, r"\hline")
+    lines += [r"\hline", r"\end{tabular}"]
     return ("\n".join(lines) + "\n").encode()
-
-
-def _escaped(cell: str) -> str:
-    kept = "".join(LATEX.get(one, one) for one in cell)
-    minus = re.sub("−(?=[\\d.])", "$-$", kept)
-    return f"\\quad {minus.strip()}" if cell.startswith("  ") else minus
 
 
 def slug(title: str) -> str:

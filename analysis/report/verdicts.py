@@ -59,12 +59,17 @@ class Slope:
 
 
 def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
-    """Half of Student's 95% interval of an estimate whose standard error has so many degrees of
-    freedom; of so many estimates that are right together 95 times in 100."""
+    """Half of Student's 95% interval of an estimate with that standard error.
+
+    Args:
+        error: Standard error.
+        free: Its degrees of freedom.
+        many: Number of intervals that shall be right together, 95 times in 100 (Bonferroni).
+    """
     return student.ppf(1 - 0.025 / many, free) * error
 
 
-def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
+def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
     """The least-squares slope of log mean(runs[k]) on log sizes[k].
 
     It is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2, so its variance is
@@ -108,9 +113,11 @@ def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Curve:
-    """Runs by size: [K] sizes in rising order, and the values of the seeds at each.
+    """Runs by size: K sizes in rising order, and the values of the seeds at each.
 
-    `means` [K] are theirs, and `reach` [K] half of the width of the means' 95% intervals.
+    Attributes:
+        means: Mean at each size, [K].
+        reach: Half of the width of the mean's 95% interval, [K].
     """
 
     sizes: np.ndarray
@@ -126,24 +133,24 @@ class Curve:
     @property
     def slope(self) -> Slope:
         """The slope over all sizes."""
-        return fitted(self.sizes, self.runs)
+        return log_slope(self.sizes, self.runs)
 
     @property
     def late(self) -> Slope:
         """The slope over the larger half of the sizes, where lower orders matter less."""
         first = (len(self.sizes) - 1) // 2
-        return fitted(self.sizes[first:], self.runs[first:])
+        return log_slope(self.sizes[first:], self.runs[first:])
 
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
-    """The values of the rows that have these entries, by size."""
+    """Collect a column of the rows that have these entries, by size."""
     chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
     return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean of a - b over pairs, and half of its 95% interval (Student's t); nan of one pair."""
+    """Mean of a - b over pairs, and half of its 95% interval (Student's t); nan for one pair."""
     away = np.array([one - other for one, other in pairs])
     if len(away) < 2 or not np.isfinite(away).all():
         return np.nan, np.nan
@@ -154,19 +161,19 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def by_seed(
     runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
 ) -> tuple[float, float]:
-    """The mean difference of these rows from the others, seed by seed, and half of its interval."""
+    """Mean difference between two sets of rows, paired by seed, and half of its interval."""
     one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
                   for part in (rows, others))  # fmt: skip
     return paired([(one[seed], other[seed]) for seed in one if seed in other])
 
 
 def free_of_seeds(runs: Columns) -> float:
-    """Degrees of freedom of a mean difference seed by seed."""
+    """Degrees of freedom of a mean difference that is paired by seed."""
     return max(1.0, len(np.unique(runs["seed"])) - 1.0)
 
 
 def mean_of(values: np.ndarray) -> Slope:
-    """The mean of independent runs and its 95% interval (Student's t); one run leaves none."""
+    """Mean of independent runs and its 95% interval (Student's t); nan for a single run."""
     value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
     return Slope(value, value - half, value + half)
 
@@ -182,39 +189,31 @@ ONE_OF_MANY = (
 
 @dataclass(frozen=True)
 class Rule:
-    """The effects that bear a claim out: from `low` to `high`, their ends left out if `strict`."""
+    """The effects that support a claim: from `low` to `high`, without the ends if `strict`."""
 
     low: float = -math.inf
     high: float = math.inf
     strict: bool = False
 
     def accepts(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Whether all of each interval is accepted."""
+        """Whether each interval lies inside the rule."""
         above, below = (low > self.low, high < self.high) if self.strict else (
             low >= self.low, high <= self.high)  # fmt: skip
         return (above | math.isinf(self.low)) & (below | math.isinf(self.high)) & (low <= high)
 
     def refuses(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Whether nothing of it is."""
+        """Whether each interval lies outside the rule."""
         below, above = (high <= self.low, low >= self.high) if self.strict else (
             high < self.low, low > self.high)  # fmt: skip
         return (below & math.isfinite(self.low)) | (above & math.isfinite(self.high))
-
-    def room(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """How far inside each interval is: negative by as much as it reaches outside."""
-        with np.errstate(invalid="ignore"):
-            ends = [self.high - high] * math.isfinite(self.high)
-            ends += [low - self.low] * math.isfinite(self.low)
-        return np.min(ends, axis=0)
 
     def __str__(self) -> str:
         """`≤ 1`, `> 0`, `−0.1 to 0.1`."""
         if math.isfinite(self.low) and math.isfinite(self.high):
             return interval(self.low, self.high)
-        sign, end = ("≥", self.low) if math.isfinite(self.low) else ("≤", self.high)
-        return (
-            f"{sign.translate({0x2265: '>', 0x2264: '<'}) if self.strict else sign} {number(end)}"
-        )
+        if math.isfinite(self.low):
+            return f"{'>' if self.strict else '≥'} {number(self.low)}"
+        return f"{'<' if self.strict else '≤'} {number(self.high)}"
 
 
 AT_MOST_ONE, ALL = Rule(high=1.0), Rule(low=1.0)
@@ -247,13 +246,13 @@ class Effect:
 
     @cached_property
     def longer(self) -> float:
-        """How many times as long intervals are that are right together 95 times in 100."""
+        """Factor by which intervals that are right together (Bonferroni) are longer."""
         many = max(1, int((self.low < self.high).sum()))
         return float(half_width(1.0, self.free, many) / half_width(1.0, self.free))
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of these."""
+        """Lower and upper ends of these longer intervals, [K] each."""
         with np.errstate(invalid="ignore"):  # what is infinite is its own interval
             ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
@@ -263,7 +262,7 @@ class Effect:
     def exact(
         cls, name: str, values: ArrayLike, places: Sequence[str] = (), unit: str = ""
     ) -> "Effect":
-        """Of what was counted, or computed without chance."""
+        """Make an effect that was counted, or computed without chance."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
         return cls(name, found, found, found, places, seeded=False, unit=unit)
 
@@ -272,7 +271,7 @@ class Effect:
         cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
         free: float = math.inf, unit: str = "",
     ) -> "Effect":  # fmt: skip
-        """Values ± reach; an infinite one (a run that diverged) is beyond doubt."""
+        """Make an effect from values ± reach; an infinite value (divergence) has no interval."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
         with np.errstate(invalid="ignore"):
@@ -280,7 +279,7 @@ class Effect:
 
     @classmethod
     def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
-        """Of estimates with `value`, `low` and `high`, by place."""
+        """Make an effect from estimates with `value`, `low` and `high`, by place."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
         return cls(name, *ends.T, places=list(found), unit=unit)
 
@@ -289,9 +288,15 @@ class Effect:
 class Claim:
     """One sentence with its verdict.
 
-    `detail` has every place in words, `also` what nobody should read the verdict without, `limit`
-    why these runs could not have shown it, `changes` what `--set` would shorten its intervals, and
-    `command` what would decide it.
+    Attributes:
+        sentence: What is claimed.
+        effect: What was measured.
+        rule: The effects that support the claim.
+        detail: The effect at every place, in words.
+        also: What a reader must know besides the verdict.
+        limit: Why these runs cannot test the claim, if so.
+        changes: Values for `--set` that shorten its intervals.
+        command: The command that would decide it.
     """
 
     sentence: str
@@ -305,7 +310,7 @@ class Claim:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """See above; nothing that is known is `undecided`."""
+        """See the top of this file; a claim with an unknown effect is `undecided`."""
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
             return UNTESTABLE
@@ -318,27 +323,33 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """What keeps these runs from testing it, or an interval from deciding it, if anything."""
+        """Why these runs cannot test the claim, or an interval does not decide it, if so."""
         if self.verdict == UNDECIDED and self.rule.refuses(self.effect.low, self.effect.high).any():
             return ONE_OF_MANY.format(number(self.effect.longer, 3))
         return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
 
     @property
     def holds(self) -> bool | None:
-        """True or False where it is decided."""
+        """True or False if it is decided, else None."""
         return {HOLDS: True, FAILS: False}.get(self.verdict)
 
     @cached_property
     def worst(self) -> int | None:
-        """The place that reaches furthest out of the rule, of those that refute it if some do; or
-        the first without an interval."""
+        """Index of the place that reaches furthest out of the rule.
+
+        If some places refute the claim, it is one of them. An open claim names the first place
+        without an interval.
+        """
         effect = self.effect
         against = self.rule.refuses(*effect.together) | (self.verdict != FAILS)
         known = np.flatnonzero(~np.isnan(effect.value) & against)
         if not len(known):
             return None
         low, high = effect.low[known], effect.high[known]
-        room = self.rule.room(low, high)
+        with np.errstate(invalid="ignore"):  # how far inside the rule; negative if outside
+            ends = [self.rule.high - high] * math.isfinite(self.rule.high)
+            ends += [low - self.rule.low] * math.isfinite(self.rule.low)
+        room = np.min(ends, axis=0)
         if (open_ := np.isnan(room)).any() and self.holds is None:
             return int(known[open_.argmax()])
         beyond = -high if math.isfinite(self.rule.high) else low  # where room rounds to the same
@@ -346,7 +357,7 @@ class Claim:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The effect at the worst place in words, and its interval, if it is more than a point."""
+        """The effect at the worst place in words, and its interval if it has one."""
         if (at := self.worst) is None:
             return "", ""
         effect = self.effect
@@ -368,11 +379,11 @@ class Claim:
 
     @property
     def in_words(self) -> str:
-        """Why it could not be shown, every place, and what else must be said."""
+        """Reason, details and notes in one line."""
         return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
-        """What claims.json says of it: the effect at the worst place."""
+        """The claim's entry in claims.json, with the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
         ends = [None] * 3 if at is None else map(finite, self._in_unit(at))
@@ -387,7 +398,7 @@ class Claim:
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
-    """A claim that each of these cases bears out or refutes, without chance."""
+    """Make a claim that holds if it is true in every one of these cases."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
     effect = Effect.exact(f"share of the {what} in which it holds", share, unit="ratio")
@@ -395,12 +406,12 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
 
 
 def unknown(sentence: str, why: str) -> Claim:
-    """One that nothing measured speaks of."""
+    """Make a claim about which nothing was measured, with the reason."""
     return Claim(sentence, Effect.exact("", np.nan), ALL, why)
 
 
 def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
-    """How many claims have which verdict, in the order of `VERDICTS`."""
+    """Number of claims by verdict, in the order of `VERDICTS`."""
     found = Counter(claim.verdict for claim in claims)
     return {one: found[one] for one in VERDICTS}
 
@@ -425,18 +436,20 @@ MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as man
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """The claim about a gap, whose interval is as long as a record says, and why; with the changes
-    that shorten it, if with them these runs would decide, or if larger ones are left to make."""
+    """Return the claim about a gap with what a record says about the length of its interval.
+
+    Changes that shorten the interval are named if these runs would decide with them, or if there is
+    a larger scale.
+    """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
     then = {*about.get("gap_then", ())}
     # One of many that fails may do so by chance, so all must hold or all must fail.
     decides = then - {UNTESTABLE} == {HOLDS} or then == {FAILS}
-    short = useful and not decides
-    why = " ".join([*notes, *[SHORT] * short])
+    why = " ".join([*notes, *[SHORT] * (useful and not decides)])
     also = "; ".join(filter(None, (claim.also, why)))
-    kept = useful and (decides or about.get("scale") == "small")
-    return replace(claim, also=also, changes=changes if kept else ())
+    named = useful and (decides or about.get("scale") == "small")
+    return replace(claim, also=also, changes=changes if named else ())
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
@@ -480,7 +493,7 @@ def _why_not(claim: Claim, seeds: bool, times: float) -> str:
 
 
 def times_as_many(claim: Claim, seeds: int) -> float:
-    """How many times as many seeds would leave every interval on one side of its rule's ends."""
+    """Factor of seeds that would leave every interval on one side of its rule's ends."""
     effect, rule = claim.effect, claim.rule
     if np.isnan(effect.value).any() or not seeds:
         return math.inf
@@ -502,12 +515,12 @@ def times_as_many(claim: Claim, seeds: int) -> float:
 
 
 def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """A command with these changes of its config."""
+    """The words of a command with these changes of its config."""
     return [*words, *(word for change in changes for word in ("--set", change))]
 
 
 def of_all_seeds(words: list[str]) -> list[str]:
-    """These words without `--seed N` or `--seeds N`, which override the file's seeds."""
+    """The words without `--seed N` or `--seeds N`, which override the file's seeds."""
     for option in {"--seed", "--seeds"}.intersection(words):
         at = words.index(option)
         words = words[:at] + words[at + 2 :]

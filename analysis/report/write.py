@@ -18,7 +18,7 @@ from typing import Any
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
 from fedmuon.analysis.report.overlay import Run, drawing
-from fedmuon.analysis.report.tables import MEND, apart, as_csv, as_latex, slug
+from fedmuon.analysis.report.tables import MEND, as_csv, as_latex, slug, split_intervals
 from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
@@ -165,7 +165,7 @@ def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
 
 def _table(folder: Path, place: Path, title: str, head: Sequence[str], rows: Rows) -> Any:
     """Save a table as CSV and LaTeX, and return its cells."""
-    names, cells = apart(head, rows)
+    names, cells = split_intervals(head, rows)
     file = place / f"{slug(title)}.csv"
     write_bytes(file, as_csv(names, cells))
     write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))

@@ -1,4 +1,4 @@
-"""What the formulas refuse, each in one sentence."""
+"""Checks of arguments of the formulas; each raises InputError with one sentence."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
-    """The formula, which says so where numbers that it knows leave the doubles on the way."""
+    """Make a formula raise InputError where it overflows or divides by an underflow."""
 
     @functools.wraps(formula)
     def refusing(*given: P.args, **named: P.kwargs) -> R:
@@ -33,28 +33,28 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
 
 
 def probability(name: str, value: float) -> float:
-    """A failure probability in (0, 1)."""
+    """Return a failure probability in (0, 1)."""
     if not 0 < value < 1:
         raise InputError(f"{name} is {value}: a failure probability lies strictly in (0, 1).")
     return float(value)
 
 
 def at_least(name: str, value: float, floor: float = 0.0) -> float:
-    """A finite number that is not below the floor."""
+    """Return a finite number that is at least the floor."""
     if not (math.isfinite(value) and value >= floor):
         raise InputError(f"{name} is {value}: give a finite number that is at least {floor:g}.")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{name} is {value}: give a finite number above 0.")
     return float(value)
 
 
 def whole(name: str, value: int, floor: int = 1) -> int:
-    """A whole number that is not below the floor."""
+    """Return a whole number that is at least the floor."""
     if not floor <= value <= LARGEST or int(value) != value:
         raise InputError(
             f"{name} is {value}: give a whole number that is at least {floor} and at most 10^18."
@@ -63,21 +63,21 @@ def whole(name: str, value: int, floor: int = 1) -> int:
 
 
 def entries(name: str, value: int) -> int:
-    """How many numbers an array is to have."""
+    """Return the number of entries of an array, at most 2^30."""
     if value > 2**30:
         raise InputError(f"{name} is {value:.6g}: arrays have at most 2^30 numbers.")
     return value
 
 
 def memory(beta: float) -> float:
-    """The memory coefficient; outside [0, 1] the recursion of 001 would need |beta|, |1 - beta|."""
+    """Return the momentum; outside [0, 1] the recursion of 001 would need |beta|, |1 - beta|."""
     if not 0 <= beta <= 1:
         raise InputError(f"beta = {beta} is refused: the memory coefficient lies in [0, 1].")
     return float(beta)
 
 
 def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
-    """A vector of doubles without NaN or negative entries; infinity passes."""
+    """Return a vector of doubles without NaN or negative entries; infinity passes."""
     array = np.asarray(given, dtype=float)
     if array.ndim != 1 or not array.size or (size is not None and array.size != size):
         raise InputError(f"{name} has shape {array.shape}: give one number for each of {size}.")
@@ -87,7 +87,7 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 
 
 def sample_sizes(given: ArrayLike) -> np.ndarray:
-    """n_i [N], whole numbers from 1 on."""
+    """Return n_i [N], whole numbers from 1 on."""
     sizes = values("sizes", given)
     if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
         raise InputError(
@@ -98,7 +98,7 @@ def sample_sizes(given: ArrayLike) -> np.ndarray:
 
 
 def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
-    """p_i [N], which sum to 1."""
+    """Return p_i [N], which must sum to 1."""
     weights = values("weights", given, clients)
     if not abs(weights.sum() - 1) <= 1e-9:
         raise InputError(f"weights sum to {weights.sum():.12g}: divide them by their sum.")
@@ -106,7 +106,7 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
 
 
 def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
-    """C [R, K]: K different clients of 0 .. N-1 in each round."""
+    """Return a schedule C [R, K]: K different clients of 0 .. N-1 in each round."""
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError("the schedule must be whole numbers of shape [rounds, per round].")

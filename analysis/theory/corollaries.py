@@ -73,12 +73,22 @@ MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this 
 
 @dataclass(frozen=True)
 class Run:
-    """What was trained: Algorithm 1 of 001, and the constants of its task (`proved` or not).
+    """What was trained: Algorithm 1 of 001, and the constants of its task.
 
-    `batch` is the mini-batch size, 0 for full batches; `factors` [R] are what lr is times in each
-    round, if not always 1; `method` is the recipe's, if it is not FedMuon's; `by_samples` says that
-    the server weighs its participants by n_i. `reach` has the constants of every step; `constants`
-    are those at the end.
+    Attributes:
+        lr: Step size.
+        beta: Momentum.
+        rounds: Number of rounds R.
+        local_steps: Local steps E in a round.
+        sizes: Samples n_i of each client, [N].
+        weights: Client weights p_i, [N].
+        constants: Constants of the task; with a `reach`, those at the end of the run.
+        proved: Whether the constants are proved.
+        batch: Mini-batch size; 0 for full batches.
+        factors: Factor of the step size in each round, [R]; None if it is always 1.
+        reach: Constants of every step, if known.
+        method: The recipe's recursion; None for FedMuon's.
+        by_samples: Whether the server weighs its participants by n_i.
     """
 
     lr: float
@@ -98,23 +108,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Realized:
-    """The schedule [R, K] as drawn, and the batches as drawn, if any (`RandomnessPlan.rows`).
+    """A known schedule [R, K], and the rows of its mini-batches (`RandomnessPlan.rows`) if known.
 
-    Without the rows of a mini-batch run every batch of a client may hold the replaced sample.
+    Without the rows, every batch of a client may contain the replaced sample.
     """
 
     schedule: np.ndarray
     rows: Rows | None = None
 
-    @property
-    def per_round(self) -> int:
-        """K."""
-        return self.schedule.shape[1]
-
 
 @dataclass(frozen=True)
 class Uniform:
-    """Only the law of the schedule: K of N each round; the bound then fails by rho more."""
+    """A random schedule, K of N clients each round. The bound fails with rho more."""
 
     per_round: int
     rho: float
@@ -159,7 +164,7 @@ def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarr
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """How far X^R can move for any neighbour in client i, [N]: Delta_i Y_i (Appendices F, J).
+    """Bound on how far X^R moves for any neighbour in client i, Delta_i Y_i, [N] (Appendices F, J).
 
     With a reach, a_{s,k} counts diam_{s,k} / (2 G_max) times: one replaced sample moves a gradient
     of that step by at most diam_{s,k} / n_i.
@@ -254,14 +259,10 @@ def gaussian_smoothed_sign(
 
     It equals the run with the clipped sign, for which the theorem holds, unless some call clips.
     """
-    calls = math.prod(
-        whole(name, count)
-        for name, count in (
-            ("rounds", run.rounds),
-            ("local_steps", run.local_steps),
-            ("per_round", participation.per_round),
-        )
-    )
+    known = isinstance(participation, Realized)
+    per_round = participation.schedule.shape[1] if known else participation.per_round
+    calls = whole("rounds", run.rounds) * whole("local_steps", run.local_steps)
+    calls *= whole("per_round", per_round)
     alpha = probability("alpha", alpha)
     noise = {"sigma": sigma, "alpha": alpha, "calls": calls, "shape": shape}
     l_orth = lipschitz("gaussian-smoothed-sign", kind, **noise)
@@ -271,12 +272,14 @@ def gaussian_smoothed_sign(
 
 @dataclass(frozen=True)
 class Rate:
-    """The bound when all clients share one eps, and the sizes that its order shows.
+    """The bound for equal clients, and its rate.
 
-    `bound.h` is (27) or its K.3 twin, with the log(2n) of H where (27) loosens it to log(4n).
-    `amplified` is the realized constant of the rate's assumption: C_amp of K.2, with
-    sum_s a_s = C_amp eta L E R, or C_a of K.3, with max_s a_s = C_a eta L E. `order` is the rate
-    with that constant, without logarithms and without C_hp: for comparing, never for certifying.
+    Attributes:
+        bound: `bound.h` is (27) or its K.3 twin, with log(2n) where (27) has log(4n).
+        eps: The stability that all clients share.
+        amplified: The constant of the rate: C_amp of K.2, sum_s a_s = C_amp eta L E R, or C_a of
+            K.3, max_s a_s = C_a eta L E.
+        order: The rate with that constant, without logarithms and C_hp; it is no bound.
     """
 
     bound: Bound
@@ -341,7 +344,7 @@ ROUNDING = 1e-6  # of delta, at the smallest shifts
 
 
 def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
-    """Delta, from Delta_i Y_i [N] and n_i [N], where leaving[i] samples of client i leave."""
+    """Delta from certificates Delta_i Y_i [N] and sizes n_i [N], if leaving[i] samples leave i."""
     moved = 0.0
     for client, count in leaving.items():
         size = int(sizes[client])
@@ -356,7 +359,7 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 
 
 def indistinguishable(shift: float, epsilon: float) -> float:
-    """The least delta of two unit Gaussians at that distance: the left side above, of d/sigma.
+    """Smallest delta of two unit Gaussians at distance `shift` = d/sigma (the left side above).
 
     With a = shift/2 - epsilon/shift, b = a - shift, phi(a) = e^epsilon phi(b): it is phi(a) times
     the difference of Mills' ratios at -a and -b, which loses no digits that matter.
@@ -374,7 +377,7 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-    """The least sigma / Delta for (epsilon, delta), from above."""
+    """Smallest sigma / Delta for (epsilon, delta), rounded up."""
     if not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon = {epsilon} is refused: give a number of 0 or more")
     low, high = 1 / FAR, FAR  # of the shift d / sigma

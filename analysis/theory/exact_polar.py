@@ -122,7 +122,7 @@ SCOPE = (
 
 @dataclass(frozen=True)
 class Tube:
-    """A gap that every neighbour keeps, the sign's constant there, and what follows."""
+    """A gap that every neighbour keeps, the sign's constant there, and the certificates."""
 
     gamma: float
     l_orth: float
@@ -141,11 +141,21 @@ def certify(
     kind: Kind = "sharp",
     scale: Steps = 1.0,
 ) -> Tube:
-    """The certificate of Lemma D.12, or a refusal that names the first call which fails.
+    """Return the certificate of Lemma D.12.
 
-    `smallest` is a floor of s_q(M) at all calls, or one number for each call, [R, E, K] in the
-    order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R]; `l_g`
-    and `scale`, which Delta_i is times, may be given for each step [R, E].
+    Args:
+        smallest: Lower bound of s_q(M) at all calls, or one for each call, [R, E, K].
+        schedule: Participants of each round, [R, K].
+        sensitivity: Delta_i, [N].
+        lr: Step size, one number or [R].
+        beta: Momentum.
+        l_g: Smoothness Lg, one number or [R, E].
+        local_steps: Local steps E.
+        kind: "paper" for the paper's gap, "sharp" for the largest.
+        scale: Factor of Delta_i at each step, one number or [R, E].
+
+    Raises:
+        Uncertified: If there is no tube; the error names the first call that fails.
     """
     run = sign_run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
     if kind == "paper":
@@ -169,7 +179,7 @@ def sign_run(
     local_steps: int,
     scale: Steps,
 ) -> "SignRun":
-    """The run, if its momentum has full rank at every call."""
+    """Check the arguments; raise Uncertified unless the momentum has full rank at every call."""
     moved = values("sensitivity", sensitivity)
     chosen = rounds_of(schedule, len(moved))
     calls = (len(chosen), local_steps, chosen.shape[1])
@@ -189,7 +199,7 @@ def sign_run(
 
 @dataclass(frozen=True)
 class SignRun:
-    """A run as its sign calls see it: `gaps` [R, E, K] are s_q, `l_g` and `scale` [R, E]."""
+    """A run with s_q at its calls, `gaps` [R, E, K], and `l_g` and `scale`, [R, E]."""
 
     gaps: np.ndarray
     schedule: np.ndarray
@@ -200,7 +210,7 @@ class SignRun:
     scale: np.ndarray
 
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
-        """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
+        """max_c radius_{c,tau}, [R, E, K], and ||dX^R|| for a replacement in each client, [N]."""
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -217,7 +227,7 @@ class SignRun:
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
-        """Name the first call that fails, if one does."""
+        """Raise Uncertified for the first call that fails, if one does."""
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
@@ -227,7 +237,7 @@ class SignRun:
 
 
 def _sharp_gap(run: SignRun) -> float:
-    """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
+    """Largest gamma with a worst violation of at most 0; the violation is convex in gamma."""
     top = float(run.gaps.min())
 
     def violation(gamma: float) -> float:
@@ -248,7 +258,7 @@ def _sharp_gap(run: SignRun) -> float:
 
 @dataclass(frozen=True)
 class Obstruction:
-    """Two data sets that differ in one of n samples, and what exact sign makes of that."""
+    """Runs of the exact sign on two data sets that differ in one of n samples."""
 
     trajectory: np.ndarray  # x^0 .. x^steps on S
     neighbour: np.ndarray  # the same on S'
@@ -298,11 +308,17 @@ def follow(
     scale: Steps = 1.0,
     shares: np.ndarray | None = None,
 ) -> Tube:
-    """Certificates of this run's neighbours, or a refusal that names the first call which fails.
+    """Return certificates of this run's neighbours, call by call.
 
-    Arguments are those of `certify`; a method that is a number is the beta of FedMuon's. `shares`
-    [R, K] are the weights of the server's average, if not 1/K. gamma is what all neighbours keep,
-    l_orth the largest 2 / (s + s').
+    Args are those of `certify`, with a `method` (a number is the beta of FedMuon) and the weights
+    `shares` [R, K] of the server's average, 1/K by default.
+
+    Returns:
+        The gap gamma that all neighbours keep, the largest 2 / (s + s') as `l_orth`, and the
+        certificates.
+
+    Raises:
+        Uncertified: If a neighbour may lose the gap; the error names the first such call.
     """
     how = method if isinstance(method, Method) else Method(method)
     run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
@@ -331,7 +347,7 @@ NEAR = "The run's errors |T(M) - S(M)|_F are those that it had, S the map of the
 
 
 def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """D, from the errors [R, E, K] of all calls, and S's constant."""
+    """D from the errors of all calls, [R, E, K], and the constant of S."""
     found = np.asarray(errors, dtype=float)
     if found.ndim != 3 or not found.size or not (found >= 0).all():
         raise InputError("errors must be numbers >= 0 of shape [rounds, local steps, per round].")
@@ -353,8 +369,10 @@ def around(
     l_g: float,
     error: Error,
 ) -> np.ndarray:
-    """||X^R_T(Z) - X^R_T(Z')|| of every neighbour in each client [N], of this run, from the
-    singular values [R, E, K, q] at its calls; T's are at most 1."""
+    """Bound ||X^R_T(Z) - X^R_T(Z')|| for every neighbour in each client, [N].
+
+    `values` are the singular values at the run's calls, [R, E, K, q]; those of T are at most 1.
+    """
     hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
     if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape or not (seen >= 0).all():
@@ -389,7 +407,7 @@ def furthest(
 
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
-    """The bound of S's run for the run of T, which ends within `moved` = D of it."""
+    """Return the bound of S's run for the run of T, which ends within `moved` = D of it."""
     cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * checks.at_least("moved", moved)
     names = ("value", "h", "g")
     larger = {name: getattr(found, name) + cost for name in names}

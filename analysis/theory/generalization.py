@@ -143,7 +143,13 @@ def sharp_stability(
         tree = math.sqrt(2) * r * levels(samples) * scale
         deviation = math.e * (base * math.sqrt(r) + tree)
     elif c_hp == "sharp":
-        deviation = _sharpest(base, scale, samples, delta)
+        log = math.log(1 / delta)
+
+        def tail(r: float) -> float:
+            return math.exp(log / r) * moment(r, base, scale, samples)
+
+        # An r that the search misses is only less sharp.
+        deviation = min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
     elif isinstance(c_hp, str):
         raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit' or 'sharp'.")
     else:
@@ -174,16 +180,6 @@ def moment(r: float, base: float, scale: float, samples: int) -> float:
     """The bound on ||sum_a w_a g_a||_r, for base = B / sqrt(n_eff) and scale = S."""
     base, scale = at_least("base", base), at_least("scale", scale)
     return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
-
-
-def _sharpest(base: float, scale: float, samples: int, delta: float) -> float:
-    """The least over r of delta^(-1/r) ||.||_r; an r missed by the search is only less sharp."""
-    log = math.log(1 / delta)
-
-    def tail(r: float) -> float:
-        return math.exp(log / r) * moment(r, base, scale, samples)
-
-    return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
 
 
 _RATIO = (math.sqrt(5) - 1) / 2
@@ -217,12 +213,19 @@ RANGE = "Every loss lies in [0, B]."
 
 @dataclass(frozen=True)
 class Bound:
-    """F - F_hat <= value, except with probability `failure`; only the gap's upper side.
+    """F - F_hat <= `value`, except with probability `failure`, under the `assumptions`.
 
-    `h` and `g` are the branches 001 (10), (11) at their shares of delta, `value` the smaller.
-    `failure` adds to delta whatever else may go wrong. `status` is certified when every constant
-    is proved, and estimated otherwise; real-arithmetic when all are proved, but of a run whose
-    rounding may be larger than what the bound allows. All hold only under `assumptions`.
+    Attributes:
+        value: The smaller of `h` and `g`.
+        h: The branch H of 001 (10) at its share of delta.
+        g: The branch G of 001 (11) at its share of delta.
+        n_eff: Effective sample size.
+        c_hp: The constant of H.
+        delta: Failure probability of H and G.
+        failure: delta plus the probability of all else that may fail.
+        status: "certified" if every constant is proved, else "estimated"; "real-arithmetic" if all
+            are proved, but the run's rounding may exceed the bound.
+        assumptions: Sentences on which the bound stands.
     """
 
     value: float
@@ -295,7 +298,7 @@ Interval = Literal["hoeffding", "bernstein", "shorter", "normal"]
 
 @dataclass(frozen=True)
 class MeasuredGap:
-    """gap = population - empirical, and an interval that holds with the confidence asked for."""
+    """gap = population - empirical, and its interval from `low` to `high`."""
 
     gap: float
     low: float
@@ -326,14 +329,19 @@ def measured_gap(
     interval: Interval = "hoeffding",
     loss_bound: float = 1.0,
 ) -> MeasuredGap:
-    """F - F_hat, from each client's mean training loss [N], p_i [N] and label shares [N, classes].
+    """Estimate F - F_hat with an interval.
 
-    The held-out samples come as losses [T] and labels [T].
-
-    `hoeffding` is exact for any losses in an interval of length B = `loss_bound`. `bernstein`
-    (Maurer and Pontil's empirical form) is exact too and shorter when losses vary little;
-    `shorter` is exact and never much longer than either. `normal` is the usual approximation for
-    many samples of each class, exact for none, and does not read B.
+    Args:
+        train_losses: Mean training loss of each client, [N].
+        weights: Client weights p_i, [N].
+        shares: Label shares q_i(y), [N, classes].
+        test_losses: Losses of the held-out samples, [T].
+        test_labels: Their labels, [T].
+        confidence: Probability with which the interval holds.
+        interval: "hoeffding" is exact for losses in an interval of length B. "bernstein" (Maurer
+            and Pontil) is exact and shorter when losses vary little. "shorter" is exact and never
+            much longer than either. "normal" is an approximation for many samples of each class.
+        loss_bound: B, which "normal" does not read.
     """
     fitted = values("train_losses", train_losses)
     chances = client_weights(weights, len(fitted))
@@ -354,7 +362,7 @@ def measured_gap(
 
 
 def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int) -> np.ndarray:
-    """q_i(y) [N, classes]: the share of label y among the samples that client i owns."""
+    """q_i(y), [N, classes]: the share of label y among the samples that client i owns."""
     shape = whole("clients", clients), whole("classes", classes)
     entries("clients times classes", shape[0] * shape[1])
     places = _indices("owner", owner, clients), _indices("labels", labels, classes)
@@ -397,9 +405,9 @@ def stratify(
 
 
 def _half_width(strata: Strata, failure: float, top: float, interval: Interval) -> float:
-    """Half of an interval of F at that failure, as "The measured gap" says; B is `top`.
+    """Half of an interval of F with that failure probability (see "The measured gap"); B is `top`.
 
-    Bernstein's is infinite where a class has a single sample, whose variance nobody knows.
+    Bernstein's is infinite if a class has a single sample, as its variance is unknown.
     """
     each = strata.weights / strata.counts
     if interval == "shorter":  # by the union bound, as which is shorter may depend on the losses

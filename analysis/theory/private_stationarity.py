@@ -135,9 +135,14 @@ SINGLE = 100_000  # steps that are summed one by one
 
 @dataclass(frozen=True)
 class Release:
-    """What a step releases: clipped to C, multiplier sigma, expected lot B, of an m x n block.
+    """The release of a step of DP-Muon.
 
-    `excess` is a ceiling of E(||G||_F - C)_+ over all steps.
+    Attributes:
+        clip: Clipping bound C.
+        noise: Noise multiplier sigma.
+        lot: Expected lot size B.
+        shape: Rows and columns of the block.
+        excess: Upper bound of E(||G||_F - C)_+ over all steps.
     """
 
     clip: float
@@ -321,8 +326,18 @@ _POWERS = 2.0 ** np.arange(-12, 5)  # of s, a and, up to 1, of t and l
 
 @dataclass(frozen=True)
 class Disk:
-    """DiSK on SGD: step size, steps, gain kappa, reach gamma; and what a step's gradient has of
-    noise: variance `sigma`^2 of a sample, B = `batch` of them, and W = `noise`."""
+    """DiSK on SGD.
+
+    Attributes:
+        lr: Step size.
+        steps: Number of steps T.
+        gain: Gain kappa of the filter.
+        reach: gamma, how far ahead the second gradient is taken.
+        sigma: Standard deviation s of a sample's gradient.
+        batch: Samples B of a step.
+        noise: W, the second moment of the noise of a step.
+        linear: Whether gradients are linear.
+    """
 
     lr: float
     steps: int
@@ -331,7 +346,7 @@ class Disk:
     sigma: float = 0.0
     batch: float = math.inf
     noise: float = 0.0
-    linear: bool = False  # gradients are linear
+    linear: bool = False
 
     def __post_init__(self) -> None:
         positive("lr", self.lr)
@@ -349,7 +364,7 @@ class Disk:
 
     @property
     def missed(self) -> float:
-        """r, what a prediction may miss by, in L ||d||."""
+        """r: the largest error of a prediction, in units of L ||d||."""
         size = abs(self.reach)
         if self.linear or self.reach == -1:
             return 0.0

@@ -78,7 +78,6 @@ from fedmuon.core.errors import InputError
 
 Steps = float | np.ndarray  # a number, or one for each local step: [R, E] or [R E]
 
-# What an overflow is, and its mend.
 OVERFLOW = (
     "the amplification exceeds 1e308: shorten the horizon, lower lr, or use an orthogonalization "
     "with a smaller Lipschitz constant."
@@ -208,7 +207,7 @@ def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
 
 
 def saturated(amplified: np.ndarray) -> np.ndarray:
-    """Infinity wherever something overflowed on the way: an upper bound, whatever the number is."""
+    """Replace what overflowed by infinity, which is an upper bound of every number."""
     return np.where(np.isfinite(amplified), amplified, np.inf)
 
 
@@ -291,8 +290,7 @@ def method_amplification(
 def _round(
     method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """a_k of a round, and the row before it, from the row after it, whose first entry is one + x,
-    as is that of the row before it."""
+    """a_k of a round, and the row before it from the row after it; their first entry is one + x."""
     x, m, v, d = after
     before_v = method.server * (one + x + v)
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
@@ -393,7 +391,7 @@ def batch_exposure(
 
 
 def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """n_i over the sum of the cohort's n_j, [R, K]."""
+    """Weights n_i over the sum of the cohort's n_j, [R, K]."""
     held = sizes[schedule]
     return held / held.sum(axis=1, keepdims=True)
 
@@ -476,6 +474,6 @@ def loss_stability(
 
 
 def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
-    """factor times size, where infinity is a size that overflowed: 0 times it is 0."""
+    """factor times size; an infinite size is one that overflowed, so 0 times it is 0."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

@@ -71,7 +71,7 @@ def tuned_muon(
 ) -> Schedule:
     """eta = sqrt((1-beta) D / (L T)), 1 - beta = min(1, sqrt(B L D / (r T)) / sigma), as in 004.
 
-    It balances the terms of `rank_dependence.muon` up to factors that do not depend on T, r, sigma.
+    It balances the terms of `muon` up to factors that do not depend on T, r, sigma.
     """
     forget = _forget(steps, gap, smoothness, sigma * math.sqrt(whole("rank", rank)), batch)
     lr = math.sqrt(forget * gap / (smoothness * steps))
@@ -139,7 +139,7 @@ class Stationarity:
 
 
 def slowdown_of(polar_error: float) -> float:
-    """chi = 1 / (1 - eps), by which an error of the polar factor slows descent."""
+    """chi = 1 / (1 - eps): an error of the polar factor slows descent by this factor."""
     if not math.isfinite(chi := slowdown(polar_error)):
         raise InputError("The polar error is 1 in doubles: take more steps, or a degree more.")
     return chi
@@ -325,7 +325,7 @@ def sgd_momentum(
 def _checked(
     schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int
 ) -> tuple[float, float, int]:
-    """eta, beta and T, once every constant is a number that the theorems know."""
+    """Check every constant, and return eta, beta and T."""
     for name, value in (("gap", gap), ("smoothness", smoothness), ("sigma", sigma)):
         at_least(name, value)
     whole("rank", rank)

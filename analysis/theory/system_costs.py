@@ -54,7 +54,7 @@ COUNT = DOUBLE = 8  # bytes
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes that a client is sent, that it returns, and that an aggregator sends up."""
+    """Bytes to a client, from a client, and from an aggregator to the level above."""
 
     down: int
     up: int
@@ -67,8 +67,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Level:
-    """Aggregators of one level and the bytes that cross below them in a round; the busiest of them
-    has `sent` so many down, and takes in `most`."""
+    """One level of the tree.
+
+    Attributes:
+        aggregators: Number of aggregators.
+        down: Bytes sent down to the level below in a round.
+        up: Bytes received from it.
+        sent: Bytes that the busiest aggregator sends down.
+        most: Bytes that it receives.
+    """
 
     aggregators: int
     down: int
@@ -78,8 +85,14 @@ class Level:
 
 
 def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -> Message:
-    """Of a model of so many entries, which is `sent` with its states as so many arrays of its size,
-    and `returned` as so many; the count comes to what goes up."""
+    """Return the bytes of messages with a model.
+
+    Args:
+        entries: Number of entries of the model.
+        itemsize: Bytes of an entry.
+        sent: Arrays of that size that are sent down: the model and its states.
+        returned: Arrays that come back, with the number of samples.
+    """
     entries, itemsize = whole("entries", entries), whole("itemsize", itemsize)
     sent, returned = whole("sent", sent), whole("returned", returned)
     size = entries * itemsize
@@ -87,7 +100,7 @@ def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -
 
 
 def sizes(clients: int, fan_out: int) -> list[int]:
-    """How many there are of each level, from the clients to the root."""
+    """Number of nodes of each level, from the clients to the root."""
     if not (math.inf > clients >= 1 and math.inf > fan_out >= 2):
         raise InputError(
             f"no tree has {clients} clients and fan-out {fan_out}: give 1 or more and 2 or more"
@@ -99,7 +112,7 @@ def sizes(clients: int, fan_out: int) -> list[int]:
 
 
 def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
-    """From the level above the clients to the root."""
+    """The levels of aggregators, from the one above the clients to the root."""
     nodes, found = sizes(clients, fan_out), []
     for number, (below, here) in enumerate(pairwise(nodes)):
         up, children = of.partial if number else of.up, min(below, fan_out)
@@ -109,52 +122,61 @@ def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
 
 
 def additions(clients: int, fan_out: int) -> int:
-    """h: those that a client's value goes through at most."""
+    """h: the maximum number of additions that a client's value goes through."""
     return sum(min(below, fan_out) - 1 for below in sizes(clients, fan_out)[:-1])
 
 
 def rounding(additions: int) -> float:
-    """gamma_h, relative to sum_i |n_i X_i|."""
+    """gamma_h: the rounding error relative to sum_i |n_i X_i|."""
     if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(f"after {additions} additions nothing is known: use a tree")
     return additions * UNIT / (1 - additions * UNIT)
 
 
 def seconds(found: list[Level], rate: float, delay: float) -> float:
-    """Of a round's messages: every aggregator sends and takes in `rate` bytes a second, one child
-    after the other, and a message takes `delay` each way. The clients' own seconds come to it."""
+    """Seconds that a round's messages take, without the clients' own work.
+
+    Every aggregator sends and receives `rate` bytes a second, one child after the other, and a
+    message takes `delay` seconds each way.
+    """
     return sum((one.sent + one.most) / rate + 2 * delay for one in found)
 
 
 @in_doubles
 def exact_bits(samples: int, largest: float) -> int:
-    """The most bits s after the point with which sums of n_i X_i are exact in float64, whatever
-    the tree: of multiples of 2^-s with |X_i| <= `largest` and sum n_i = `samples`, all partial sums
-    are multiples of 2^-s, and none exceeds 2^53 of them."""
+    """Largest s such that sums of n_i X_i are exact in float64 for every tree, if X_i has s bits
+    after the point.
+
+    With |X_i| <= `largest` and sum n_i = `samples`, all partial sums are multiples of 2^-s, and
+    none exceeds 2^53 of them.
+    """
     return 53 - math.ceil(math.log2(whole("samples", samples) * positive("largest", largest)))
 
 
 def svd_flops(rows: int, columns: int) -> float:
-    """Of U V^T by a thin SVD, of m x n or n x m."""
+    """Operations of U V^T by a thin SVD, for m x n or n x m."""
     short, long = sorted((whole("rows", rows), whole("columns", columns)))
     return float(16 * long * short**2 + 8 * short**3)
 
 
 def horner_flops(rows: int, columns: int, steps: int, degree: int) -> float:
-    """Of q Newton-Schulz steps of degree k, as 004 counts them."""
+    """Operations of q Newton-Schulz steps of degree k, as 004 counts them."""
     short, long = sorted((whole("rows", rows), whole("columns", columns)))
     return float(2 * whole("steps", steps) * (whole("degree", degree) + 1) * long * short**2)
 
 
 def speedup(rows: int, columns: int, steps: int, degree: int, efficiency: float) -> float:
-    """t_SVD / t_NS of Lemma 11 where products run `efficiency` = P_gemm / P_svd times as fast."""
+    """t_SVD / t_NS of Lemma 11, where `efficiency` is P_gemm / P_svd."""
     ratio = svd_flops(rows, columns) / horner_flops(rows, columns, steps, degree)
     return ratio * positive("efficiency", efficiency)
 
 
 def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
-    """A floor of P_gemm / P_svd from SVD's seconds over Newton-Schulz's, to the same loss: above 1,
-    as else what both spend on gradients raises the ratio instead of lowering it."""
+    """Lower bound of P_gemm / P_svd from a measured slowdown.
+
+    `slowdown` is SVD's seconds over Newton-Schulz's, to the same loss. It must exceed 1: otherwise
+    what both spend on gradients raises the ratio instead of lowering it.
+    """
     if not slowdown > 1:
         raise InputError(
             f"slowdown = {slowdown:g} is refused: the floor is of a slower SVD, above 1"

@@ -75,9 +75,18 @@ BEND = 4 * math.sqrt(2)
 
 @dataclass(frozen=True)
 class Path:
-    """A finished run: who took part [R, K], ||H|| of each client's mean loss at each local step
-    [R, K, E], the largest ||g_z - g_z'|| that is asked about there, sizes n_i [N], eta by round
-    [R], beta, L_orth and Lg."""
+    """A finished run.
+
+    Attributes:
+        schedule: Participants, [R, K].
+        curvature: ||H|| of each client's mean loss at each local step, [R, K, E].
+        spread: The largest ||g_z - g_z'|| there, [R, K, E].
+        sizes: Samples n_i, [N].
+        steps: Step size of each round, [R].
+        beta: Momentum.
+        l_orth: Lipschitz constant of the orthogonalizer.
+        l_g: Smoothness Lg.
+    """
 
     schedule: np.ndarray
     curvature: np.ndarray
@@ -90,15 +99,19 @@ class Path:
 
 
 class Tube(NamedTuple):
-    """At each local step [R, K, E]: how far X^R moves for each unit that the gradient is moved
-    there, and how far a neighbour in that very client can be by then."""
+    """What a replaced sample can do at each local step, [R, K, E] each.
+
+    Attributes:
+        weights: How far X^R moves for a unit change of the gradient there.
+        radius: How far a neighbour in that client can be by then.
+    """
 
     weights: np.ndarray
     radius: np.ndarray
 
 
 def tube(path: Path) -> Tube:
-    """Forward for the radii and what is Lipschitz within them, then backward for the weights."""
+    """Compute the radii and the smoothness within them forwards, then the weights backwards."""
     clients, smooth, radius = len(path.sizes), path.curvature.copy(), np.zeros(path.curvature.shape)
     x, m = np.zeros((2, clients))  # of a neighbour in each client
     for r, chosen in enumerate(path.schedule):
@@ -126,8 +139,10 @@ def tube(path: Path) -> Tube:
 
 
 def certificate(path: Path, around: Tube, client: int, distances: np.ndarray) -> np.ndarray:
-    """How far X^R can be for each pair (z, z') of that client, [T], from ||g_z - g_z'|| at its
-    local steps [T, P E], in the order of the rounds that it took part in."""
+    """Bound on how far X^R moves for each pair (z, z') of a client, [T].
+
+    `distances` are ||g_z - g_z'|| at its local steps, [T, P E], in the order of its P rounds.
+    """
     own = path.schedule == client
     moved = (distances + 2 * path.l_g * around.radius[own].ravel()) / path.sizes[client]
     return moved @ around.weights[own].ravel()
@@ -140,8 +155,13 @@ FAR = 64.0  # from here on the suprema are those of all models
 
 @dataclass(frozen=True)
 class Start:
-    """What is known before the first sample: c classes, ||X0 (I - 11^T/c)||_op, and whether no
-    sample can have a negative entry."""
+    """What is known before the first sample.
+
+    Attributes:
+        classes: Number of classes c.
+        reach: ||X0 (I - 11^T/c)||_op.
+        nonnegative: Whether no sample can have a negative entry.
+    """
 
     classes: int
     reach: float = 0.0
@@ -150,7 +170,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Reach:
-    """The last radius, Lg_t and diam_t of every local step [R, E], and what holds at the end."""
+    """The last radius, Lg_t and diam_t of each local step, [R, E], and the constants at the end."""
 
     radius: float
     smoothness: np.ndarray
@@ -165,8 +185,15 @@ def reach(
     growth: Callable[[float], float],
     local_steps: int = 1,
 ) -> Reach:
-    """The constants along the way: `steps` [R] are the step sizes, `growth` is phi of the map; a
-    method that is a number is the beta of FedMuon's."""
+    """Compute the constants of every step of a run.
+
+    Args:
+        start: What is known before the first sample.
+        steps: Step size of each round, [R].
+        method: The recipe's recursion; a number is the beta of FedMuon.
+        growth: phi of the orthogonalizer.
+        local_steps: Local steps E.
+    """
     how = method if isinstance(method, Method) else Method(method)
     radius, size, velocity, seen = 0.0, 0.0, 0.0, []
     for lr in steps.tolist():

@@ -21,13 +21,13 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.comparisons import (
     at_level,
     ended,
-    followed,
-    judged,
+    judge,
     levels,
     luck,
     name_of,
     near_chance,
     rows_of,
+    sweep_curves,
     timetable,
 )
 from fedmuon.analysis.report.findings import (
@@ -61,7 +61,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
     chance = luck(*about["guess"]) if "guess" in about else 0.0
     claims = [
-        replace(judged(one, runs, curves, label, chance), also=one.get("also", ""))
+        replace(judge(one, runs, curves, label, chance), also=one.get("also", ""))
         for one in about["claims"]
     ]
     pictures = _pictures(curves, runs, about)
@@ -213,7 +213,7 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
         for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
     ]
     if sweep and sweep.get("follow"):
-        lines, names = followed(curves, sweep)
+        lines, names = sweep_curves(curves, sweep)
         read = partial(in_words, lines)
         made = Picture.known("followed", draw_curves, lines, names, "round", np.nan,
                              where=sweep["follow"], read=read)  # fmt: skip

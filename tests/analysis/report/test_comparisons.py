@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fedmuon.analysis.report.comparisons import (
-    judged,
+    judge,
     luck,
     near,
     near_chance,
@@ -99,12 +99,12 @@ def test_near_is_within_a_share_either_way() -> None:
         assert near(*pair, "train_loss", runs, 0.9).holds is False
     claim = {"kind": "near", "better": "one", "than": "two", "measure": "test_loss",
              "within": 0.03, "sentence": ""}  # fmt: skip
-    found = judged(claim, runs, curves)
+    found = judge(claim, runs, curves)
     assert found.effect.unit == "ratio"
     assert found.holds and found.sentence == (
         "one and two end with a test loss within 3% of each other."
     )
-    assert judged({**claim, "sentence": "Alike."}, runs, curves).sentence == "Alike."
+    assert judge({**claim, "sentence": "Alike."}, runs, curves).sentence == "Alike."
 
 
 def test_margins_are_paired_by_seed() -> None:

@@ -16,7 +16,7 @@ from fedmuon import analysis, experiments
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, suite_claims
 from fedmuon.analysis.report.numbers import digits, number, written
-from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
+from fedmuon.analysis.report.tables import as_csv, as_latex, slug, split_intervals
 from fedmuon.analysis.report.verdicts import Slope
 from fedmuon.analysis.report.write import blocks, terms_of
 from fedmuon.config.load import Config
@@ -39,13 +39,14 @@ def test_values_and_intervals_have_columns_of_their_own() -> None:
     head = "method", "slope (95%)", "loss", "at"
     rows = [("all:", "", "", ""), ("  SGD", "−0.069 (−0.174 to +0.037)", "0.3 ± 0.02", "9 (c)"),
             ("  lost", "–", "1 of 2 diverged", "3")]  # fmt: skip
-    names, cells = apart(head, rows)
+    names, cells = split_intervals(head, rows)
     assert names == ["method", "slope", "95%", "loss", "±", "at"]
     assert cells[0] == ["all:", *[""] * 5]
     assert cells[1] == ["  SGD", "−0.069", "−0.174 to +0.037", "0.3", "0.02", "9 (c)"]
     assert cells[2] == ["  lost", "–", "", "1 of 2 diverged", "", "3"]
     plain = ("a ± b", "x"), [("1 ± 2", "bound (1 to 2)")]
-    assert apart(*plain) == (list(plain[0]), [list(plain[1][0])])  # names, and what is no number
+    head, rows = plain  # names, and what is no number
+    assert split_intervals(*plain) == (list(head), [list(rows[0])])
 
 
 @pytest.mark.parametrize("value", [-0.5, 1.5e-5, -1.5e-7, -123456.0])

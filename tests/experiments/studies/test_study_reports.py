@@ -21,7 +21,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report import verdicts as report_verdicts
 from fedmuon.analysis.report.claims import Columns
 from fedmuon.analysis.report.findings import Findings
-from fedmuon.analysis.report.verdicts import Curve, curve, fitted, quotient
+from fedmuon.analysis.report.verdicts import Curve, curve, log_slope, quotient
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.cli.show import suite_tables
@@ -204,13 +204,13 @@ def test_one_seed_of_a_suite_that_counts_them_is_refused() -> None:
 
 def test_slopes_of_power_laws_and_their_intervals() -> None:
     sizes = [2, 4, 8, 16]
-    exact = fitted(sizes, [np.full(3, 5 * size**-0.3) for size in sizes])
+    exact = log_slope(sizes, [np.full(3, 5 * size**-0.3) for size in sizes])
     assert exact.value == pytest.approx(-0.3)
     assert exact.low == pytest.approx(exact.high)
     rng, covered = np.random.default_rng(0), []
     for _ in range(1000):
         runs = [size**-0.3 * rng.gamma(20, 1 / 20, 40) for size in sizes]
-        slope = fitted(sizes, runs)
+        slope = log_slope(sizes, runs)
         covered.append([slope.low <= -0.3 <= slope.high, slope.low <= -0.33 <= slope.high])
     right, wrong = np.mean(covered, axis=0)
     assert 0.92 < right < 0.97  # 95%, with 1000 trials
@@ -239,7 +239,7 @@ def test_intervals_of_few_seeds_are_wide_enough(
         rng, found = np.random.default_rng(seeds), []
         for _ in range(1500):
             runs = [size**-0.3 * (1 + 0.05 * rng.standard_normal(seeds)) for size in at]
-            slope, ratio = fitted(at, runs), quotient(runs[0], runs[-1])
+            slope, ratio = log_slope(at, runs), quotient(runs[0], runs[-1])
             middle, reach = runs[0].mean(), Curve(at, runs).reach[0]
             found.append([
                 slope.low <= -0.3 <= slope.high,

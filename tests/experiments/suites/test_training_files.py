@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_training import TINY, read, training
 
-from fedmuon.analysis.report.comparisons import at_seconds, followed, parts, trend
+from fedmuon.analysis.report.comparisons import at_seconds, parts, sweep_curves, trend
 from fedmuon.config.load import Config
 from fedmuon.config.read_if import reads
 from fedmuon.core.errors import InputError
@@ -151,7 +151,7 @@ def test_trends_are_from_each_value_to_the_next() -> None:
 
 def test_followed_curves_are_those_of_one_variant() -> None:
     curves = columns(line([0.5, 0.4], [1, 2], 0, 1.0), line([0.3, 0.2], [1, 2], 0, 2.0))
-    rows, names = followed(curves, {"label": "q", "follow": "muon", "fixed": []})
+    rows, names = sweep_curves(curves, {"label": "q", "follow": "muon", "fixed": []})
     assert names == ["q = 1", "q = 2"] and list(rows["variant"]) == ["q = 1"] * 2 + ["q = 2"] * 2
     np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
     more = dict(rows) | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
