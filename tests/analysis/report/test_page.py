@@ -17,7 +17,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, suite_claims
 from fedmuon.analysis.report.numbers import digits, number, written
 from fedmuon.analysis.report.tables import as_csv, as_latex, slug, split_intervals
-from fedmuon.analysis.report.verdicts import Slope
+from fedmuon.analysis.report.verdicts import VERDICTS, Slope
 from fedmuon.analysis.report.write import blocks, terms_of
 from fedmuon.config.load import Config
 from fedmuon.experiments.report import gather, write_report
@@ -83,10 +83,8 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
     latex = as_latex(names, cells, "T").decode()
     assert r"a\_b & x \& y \\" in latex and r"\quad sub & $-$1.5e$-$05 \\" in latex
     assert r"100\% & –" in latex and latex.count(r"\hline") == 3 and "{lr}" in latex
-    assert (
-        slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
-        and slug("±") == "table"
-    )
+    assert slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
+    assert slug("±") == "table"
     head, *lines = csv.reader((folder / "tables" / "measured-beside-published.csv").open())
     (part,) = gather(folder)
     assert head == ["", "measured", "001, Table 2 (mnist)"] and len(lines) == len(part.numbers)
@@ -100,12 +98,7 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
 def test_claims_lie_beside_the_page_as_json(folder: Path) -> None:
     (part,) = json.loads((folder / "claims.json").read_text())
     wanted = suite_claims(*phase_grid())
-    assert part["counts"] == {
-        "holds": 6,
-        "fails": 0,
-        "undecided": 0,
-        "not testable at this scale": 0,
-    }
+    assert part["counts"] == dict.fromkeys(VERDICTS, 0) | {"holds": 6}
     assert [one["claim"] for one in part["claims"]] == [one.sentence for one in wanted]
     gap = part["claims"][0]
     runs, _ = phase_grid()
@@ -127,13 +120,8 @@ def test_a_card_has_every_value_of_what_is_read() -> None:
 
 def test_words_are_explained_where_they_occur() -> None:
     found = terms_of("The certificate Δ_i Y_i(C), in a census, with the explicit form of C_hp")
-    assert list(found) == [
-        "neighbour",
-        "Y_i(C), exposure",
-        "certificate",
-        "census",
-        "explicit, C_hp",
-    ]
+    names = "neighbour", "Y_i(C), exposure", "certificate", "census", "explicit, C_hp"
+    assert tuple(found) == names
     assert "Ψ" in terms_of("at most Ψ") and "sharp, paper" in terms_of("the sharp constant")
     assert not terms_of("Nothing of it.")
 
@@ -159,10 +147,9 @@ def test_what_a_suites_file_says_keeps_its_paragraphs_items_and_tables() -> None
 def curves(*names: str) -> Columns:
     rows = [(name, np.nan, seed, number, (1 + 0.1 * seed) / number)
             for name in names for seed in (0, 1) for number in (1, 2)]  # fmt: skip
-    columns = dict(
-        zip(("variant", "x", "seed", "round", "train_loss"), zip(*rows, strict=True), strict=True)
-    )
-    found = {name: np.array(column) for name, column in columns.items()}
+    names = "variant", "x", "seed", "round", "train_loss"
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    found = {name: np.array(column) for name, column in columns}
     return found | {"test_loss": found["train_loss"], "accuracy": 1 - found["train_loss"]}
 
 
@@ -192,14 +179,12 @@ def test_of_one_seed_no_mean_is_told_and_of_runs_that_lasted_no_end() -> None:
 
 
 def ends(*names: str, seeds: int = 2) -> str:
-    rows = [
-        (name, x, seed, x + seed) for name in names for x in (1.0, 2.0) for seed in range(seeds)
-    ]
+    rows = [(name, x, seed, x + seed) for name in names for x in (1.0, 2.0)
+            for seed in range(seeds)]  # fmt: skip
     columns = zip(("variant", "x", "seed", "accuracy"), zip(*rows, strict=True), strict=True)
     runs = {name: np.array(column) for name, column in columns}
-    return training_findings.ends_in_words(
-        training_findings.terminal(runs, names, ["accuracy"], "x")
-    )
+    drawn = training_findings.terminal(runs, names, ["accuracy"], "x")
+    return training_findings.ends_in_words(drawn)
 
 
 def test_bars_and_hollow_marks_are_named_where_there_are_any() -> None:

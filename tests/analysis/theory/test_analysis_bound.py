@@ -132,25 +132,12 @@ def test_what_a_bound_stands_on() -> None:
     assert bound([math.inf], [9], [1.0], 0.05).value == bound([1.0], [9], [1.0], 0.05).value
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"eps": [-0.1, 0.1]},
-        {"eps": [math.nan, 0.1]},
-        {"eps": [0.1]},
-        {"sizes": [0, 5]},
-        {"sizes": [2.5, 5]},
-        {"weights": [0.5, 0.4]},
-        {"weights": [1.5, -0.5]},
-        {"delta": 0.0},
-        {"delta": 1.0},
-        {"loss_bound": math.inf},
-        {"c_hp": "optimistic"},
-        {"c_hp": -1.0},
-        {"shares": (0.5, 1.5)},
-        {"shares": (0.0, 0.5)},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"eps": [-0.1, 0.1]}, {"eps": [math.nan, 0.1]}, {"eps": [0.1]}, {"sizes": [0, 5]},
+    {"sizes": [2.5, 5]}, {"weights": [0.5, 0.4]}, {"weights": [1.5, -0.5]}, {"delta": 0.0},
+    {"delta": 1.0}, {"loss_bound": math.inf}, {"c_hp": "optimistic"}, {"c_hp": -1.0},
+    {"shares": (0.5, 1.5)}, {"shares": (0.0, 0.5)},
+])  # fmt: skip
 def test_bad_input_is_refused(change: dict) -> None:
     good = {"eps": [0.1, 0.1], "sizes": [5, 5], "weights": [0.5, 0.5], "delta": 0.05}
     with pytest.raises(InputError):
@@ -195,9 +182,8 @@ def learner(rng: np.random.Generator, trials: int, sizes, weights, pull: float):
     fitted = rng.binomial(sizes, means, size=(trials, len(sizes))) / sizes
     model = pull * (fitted @ weights)
     population = np.abs(1 - model) * (weights @ means) + np.abs(model) * (weights @ (1 - means))
-    empirical = (
-        np.abs(1 - model)[:, None] * fitted + np.abs(model)[:, None] * (1 - fitted)
-    ) @ weights
+    each = np.abs(1 - model)[:, None] * fitted + np.abs(model)[:, None] * (1 - fitted)
+    empirical = each @ weights
     return population - empirical, pull * weights / sizes
 
 
@@ -241,10 +227,7 @@ def test_the_lemma_in_moments(r: float) -> None:
     eps = weights / counts
     scale = math.sqrt((counts * eps**2).sum() / n_eff)
     assert norm(total, r) <= moment(r, 1 / math.sqrt(n_eff), scale, 9)
-    gap = (
-        weights @ means
-        + (1 - 2 * weights @ means) * (z @ share)
-        - (abs((z @ share)[:, None] - z) @ share)
-    )
+    model = z @ share
+    gap = weights @ means + (1 - 2 * weights @ means) * model - abs(model[:, None] - z) @ share
     assert (gap <= total + 2 * (weights * eps).sum() + 1e-12).all()  # the comparison, pathwise
     assert (gap > total).any()

@@ -16,6 +16,7 @@ mp.dps = 50
 SHARES = np.array([[0.7, 0.3, 0.0], [0.1, 0.4, 0.5]])
 WEIGHTS = np.array([0.6, 0.4])
 TRAIN = np.array([0.2, 0.35])
+CLIENTS = TRAIN, WEIGHTS, SHARES
 TRUE = np.array([0.15, 0.5, 0.3])  # E[loss | y]
 
 
@@ -59,33 +60,20 @@ def test_the_gap_to_twelve_digits() -> None:
         * mp.sqrt(sum(w[y] ** 2 * variances[y] / sizes[y] for y in range(3))),
     }
     for interval, width in half.items():
-        found = measured_gap(
-            TRAIN, WEIGHTS, SHARES, losses, labels, confidence=0.9, interval=interval
-        )
-        for value, wanted in (
-            (found.gap, gap),
-            (found.low, gap - width),
-            (found.high, gap + width),
-        ):
+        found = measured_gap(*CLIENTS, losses, labels, confidence=0.9, interval=interval)
+        ends = (found.gap, gap), (found.low, gap - width), (found.high, gap + width)
+        for value, wanted in ends:
             assert abs(mpf(value) - wanted) <= mpf(10) ** -12 * abs(wanted)
         assert math.isclose(found.population - found.empirical, found.gap, abs_tol=1e-15)
 
 
-def coverage(
-    interval: Interval, counts: tuple[int, ...], confidence: float, spread: float
-) -> tuple:
+def coverage(interval: Interval, counts: tuple, confidence: float, spread: float) -> tuple:
     """How often the true gap is inside, and the mean width, over 400 held-out sets."""
     rng, inside, width = np.random.default_rng(1), 0, 0.0
     truth = float(WEIGHTS @ SHARES @ TRUE - WEIGHTS @ TRAIN)
     for _ in range(400):
-        found = measured_gap(
-            TRAIN,
-            WEIGHTS,
-            SHARES,
-            *held_out(rng, counts, spread),
-            confidence=confidence,
-            interval=interval,
-        )
+        given = held_out(rng, counts, spread)
+        found = measured_gap(*CLIENTS, *given, confidence=confidence, interval=interval)
         inside += found.low <= truth <= found.high
         width += found.high - found.low
     return inside / 400, width / 400
@@ -117,9 +105,7 @@ def covered(interval: Interval, part: float) -> tuple[float, float]:
     truth = 0.84 + RANGE / 2 - float(WEIGHTS @ TRAIN)
     for _ in range(300):
         losses = 0.84 + RANGE * rng.integers(0, 2, len(labels))
-        found = measured_gap(
-            TRAIN, WEIGHTS, SHARES, losses, labels, interval=interval, loss_bound=RANGE
-        )
+        found = measured_gap(*CLIENTS, losses, labels, interval=interval, loss_bound=RANGE)
         half = found.high - found.gap
         inside, width = inside + (abs(found.gap - truth) <= part * half), width + 2 * half
     return inside / 300, width / 300
@@ -141,7 +127,7 @@ def test_the_shorter_interval_is_near_the_better_of_both() -> None:
         wide = {one: coverage(one, (count,) * 3, 0.95, spread)[1] for one in EXACT}
         assert wide["shorter"] <= 1.18 * min(wide.values())
         assert min(wide["hoeffding"], wide["bernstein"]) == wide[better]
-    alone = measured_gap(TRAIN, WEIGHTS, SHARES, [0.1, 0.2, 0.3], [0, 1, 2], interval="shorter")
+    alone = measured_gap(*CLIENTS, [0.1, 0.2, 0.3], [0, 1, 2], interval="shorter")
     assert math.isfinite(alone.high)  # of single samples only Hoeffding's is known
 
 
@@ -176,7 +162,7 @@ def test_the_clients_weights_matter() -> None:
     """Negative control: the plain held-out mean measures another population."""
     rng = np.random.default_rng(2)
     losses, labels = held_out(rng, (200, 4000, 200))
-    found = measured_gap(TRAIN, WEIGHTS, SHARES, losses, labels)
+    found = measured_gap(*CLIENTS, losses, labels)
     truth = float(WEIGHTS @ SHARES @ TRUE - WEIGHTS @ TRAIN)
     assert found.low <= truth <= found.high
     assert not found.low <= losses.mean() - WEIGHTS @ TRAIN <= found.high
@@ -189,30 +175,16 @@ def test_label_shares() -> None:
         label_shares([0], [0], 2, 3)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"weights": [0.5, 0.4]},
-        {"shares": SHARES[:1]},
-        {"shares": SHARES * 2},
-        {"test_labels": [0, 1]},
-        {"test_labels": [0, 1, 1]},  # no sample of class 2
-        {"test_losses": [0.1, 1.2, 0.3]},
-        {"loss_bound": 0.1},
-        {"test_losses": [0.1, math.nan, 0.3]},
-        {"confidence": 1.0},
-        {"interval": "bernstein"},  # one sample a class has no variance
-        {"interval": "guess"},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"weights": [0.5, 0.4]}, {"shares": SHARES[:1]}, {"shares": SHARES * 2},
+    {"test_labels": [0, 1]}, {"test_labels": [0, 1, 1]},  # no sample of class 2
+    {"test_losses": [0.1, 1.2, 0.3]}, {"loss_bound": 0.1}, {"test_losses": [0.1, math.nan, 0.3]},
+    {"confidence": 1.0}, {"interval": "guess"},
+    {"interval": "bernstein"},  # a single sample of a class has no variance
+])  # fmt: skip
 def test_bad_input_is_refused(change: dict) -> None:
-    good = {
-        "train_losses": TRAIN,
-        "weights": WEIGHTS,
-        "shares": SHARES,
-        "test_losses": [0.1, 0.2, 0.3],
-        "test_labels": [0, 1, 2],
-    }
+    good = {"train_losses": TRAIN, "weights": WEIGHTS, "shares": SHARES,
+            "test_losses": [0.1, 0.2, 0.3], "test_labels": [0, 1, 2]}  # fmt: skip
     measured_gap(**good)
     with pytest.raises(InputError):
         measured_gap(**{**good, **change})

@@ -8,6 +8,7 @@ from conftest import draw_neighbours, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from test_analysis_recursion import close
 
 from fedmuon.analysis import (
     aligned_amplification,
@@ -29,12 +30,6 @@ from fedmuon.federated.rounds import begin, simulate
 from fedmuon.tasks.constants import constants
 
 mp.dps = 50
-DIGITS = 1e-12
-
-
-def close(found, wanted) -> bool:
-    pairs = zip(np.asarray(found).ravel(), np.ravel(wanted), strict=True)
-    return all(abs(mpf(float(a)) - b) <= DIGITS * abs(b) for a, b in pairs)
 
 
 def cohorts(rng: np.random.Generator, clients: int, per_round: int, rounds: int) -> np.ndarray:
@@ -47,10 +42,8 @@ def test_exposure_is_its_double_loop(seed: int, clients: int, rounds: int) -> No
     rng = np.random.default_rng(seed)
     per_round = int(rng.integers(1, clients + 1))
     schedule, a = cohorts(rng, clients, per_round, rounds), rng.exponential(size=rounds)
-    wanted = [
-        sum(mpf(a[s]) for s in range(rounds) if i in schedule[s]) / per_round
-        for i in range(clients)
-    ]
+    wanted = [sum(mpf(a[s]) for s in range(rounds) if i in schedule[s]) / per_round
+              for i in range(clients)]  # fmt: skip
     assert close(exposure(a, schedule, clients), wanted)
 
 
@@ -203,24 +196,15 @@ def test_no_neighbour_beats_the_aligned_certificate() -> None:
     assert (distance > 1e-3 * certificate[client]).any()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: exposure([1.0, 2.0], np.array([[0, 1]]), 3),
-        lambda: exposure([1.0], np.array([[0, 3]]), 3),
-        lambda: exposure([1.0], np.array([[1, 1]]), 3),
-        lambda: exposure([1.0], np.array([[0.5, 1]]), 3),
-        lambda: exposure([math.nan], np.array([[0, 1]]), 3),
-        lambda: psi([1.0], 3, 4, 0.1),
-        lambda: psi([1.0], 3, 2, 0.0),
-        lambda: psi([1.0], 3, 2, 1.0),
-        lambda: full_batch_sensitivity(1.0, [3, 0]),
-        lambda: full_batch_sensitivity(-1.0, [3]),
-        lambda: mini_batch_sensitivity(1.0, 0, [3]),
-        lambda: perturbation([1.0], [1.0, 2.0]),
-        lambda: batch_exposure(np.ones(3), np.array([[0]]), [4], lambda *_: None),
-    ],
-)
-def test_bad_input_is_refused(bad) -> None:
+@pytest.mark.parametrize(("formula", "given"), [
+    *((exposure, (a, np.array(schedule), 3)) for a, schedule in (
+        ([1.0, 2.0], [[0, 1]]), ([1.0], [[0, 3]]), ([1.0], [[1, 1]]), ([1.0], [[0.5, 1]]),
+        ([math.nan], [[0, 1]]))),
+    (psi, ([1.0], 3, 4, 0.1)), (psi, ([1.0], 3, 2, 0.0)), (psi, ([1.0], 3, 2, 1.0)),
+    (full_batch_sensitivity, (1.0, [3, 0])), (full_batch_sensitivity, (-1.0, [3])),
+    (mini_batch_sensitivity, (1.0, 0, [3])), (perturbation, ([1.0], [1.0, 2.0])),
+    (batch_exposure, (np.ones(3), np.array([[0]]), [4], lambda *_: None)),
+])  # fmt: skip
+def test_bad_input_is_refused(formula, given) -> None:
     with pytest.raises(InputError):
-        bad()
+        formula(*given)

@@ -166,20 +166,15 @@ class Repelled:
 
 SIZES = np.array([4, 7, 5])
 LOCAL = {
-    "fedmuon": {},
-    "muon": {"recipe": "muon"},
-    "schedule": {},
-    "nesterov": {"momentum-form": "nesterov"},
-    "ema-nesterov": {"momentum-form": "ema-nesterov"},
-    "polyak": {"momentum-form": "polyak"},
-    "decay": {"weight-decay": 0.4},
+    "fedmuon": {}, "schedule": {}, "muon": {"recipe": "muon"}, "decay": {"weight-decay": 0.4},
+    **{form: {"momentum-form": form} for form in ("nesterov", "ema-nesterov", "polyak")},
     "local-muon": {"recipe": "local-muon", "momentum-form": "ema-nesterov"},
     "fedavg": {"recipe": "fedavg", "weight-decay": 0.2},
     "fedavgm": {"recipe": "fedavgm", "server-momentum": 0.8},
     "sgd": {"recipe": "sgd", "momentum-form": "polyak"},
     "aligned": {"recipe": "fedmuon-aligned", "alignment": 0.3},
     "aligned batch": {"recipe": "fedmuon-aligned", "alignment": 0.6, "batch": 4},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("average", ["mean", "by-samples"])
@@ -296,16 +291,13 @@ def local_of(folder: Path) -> Any:
     return tables_of.load(folder / "config.toml").local
 
 
-@pytest.mark.parametrize(
-    ("tables", "why"),
-    [
-        ({"local": {"recipe": "adamw"}}, "no second moment"),
-        ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
-        ({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0}}, "Poisson lots"),
-        ({"federation": {"aggregate": "krum"}}, "weighted means"),
-        ({"local": {"schedule": "heavy-tailed"}}, "a number only of a run"),
-    ],
-)
+@pytest.mark.parametrize(("tables", "why"), [
+    ({"local": {"recipe": "adamw"}}, "no second moment"),
+    ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
+    ({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0}}, "Poisson lots"),
+    ({"federation": {"aggregate": "krum"}}, "weighted means"),
+    ({"local": {"schedule": "heavy-tailed"}}, "a number only of a run"),
+])  # fmt: skip
 def test_what_stays_refused_says_why(tables: dict[str, Any], why: str) -> None:
     case = bound.Case(small(**tables), np.full(6, 15), analysis.Uniform(3, 0.01))
     assert why in bound.judge(case).refusal and bound.report(case, bound.judge(case))["n_eff"] > 0

@@ -271,11 +271,8 @@ def test_the_trajectory_is_algorithm_2_in_a_naive_loop(
 
 
 def columns() -> Any:
-    rows = [
-        row
-        for call in study.cells(asked(seeds=5), None)  # pyright: ignore[reportArgumentType]
-        for row in call.compute()["rows"]
-    ]
+    cells = study.cells(asked(seeds=5), None)  # pyright: ignore[reportArgumentType]
+    rows = [row for call in cells for row in call.compute()["rows"]]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 

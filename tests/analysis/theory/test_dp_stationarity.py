@@ -168,18 +168,10 @@ def made(power: float = -0.25, share: float = 0.3, loud: str = "noise", **own: f
     return {name: np.array([row[name] for row in found]) for name in found[0]}
 
 
-@pytest.mark.parametrize(
-    ("change", "broken"),
-    [
-        ({}, []),
-        ({"share": 1.01}, [0, 1]),
-        ({"corrected": 4.0}, [1]),
-        ({"power": 0.05, "share": 0.12}, [2, 3]),
-        ({"share": 0.05}, [4]),
-        ({"loud": "descent"}, [5]),
-        ({"ceiling": 2.0}, [6]),
-    ],
-)
+@pytest.mark.parametrize(("change", "broken"), [
+    ({}, []), ({"share": 1.01}, [0, 1]), ({"corrected": 4.0}, [1]), ({"share": 0.05}, [4]),
+    ({"power": 0.05, "share": 0.12}, [2, 3]), ({"loud": "descent"}, [5]), ({"ceiling": 2.0}, [6]),
+])  # fmt: skip
 def test_claims_hold_and_fail(change: dict[str, Any], broken: list[int]) -> None:
     verdicts = [claim.holds for claim in claims(made(**change))]
     assert verdicts == [place not in broken for place in range(7)]

@@ -161,12 +161,8 @@ TINY: dict[str, Any] = {
 
 def columns() -> Any:
     asked = study.Settings(**TINY)
-    rows = [
-        row
-        for noise in asked.noises
-        for steps in asked.steps
-        for row in study.measure(asked, noise, steps)["rows"]
-    ]
+    rows = [row for noise in asked.noises for steps in asked.steps
+            for row in study.measure(asked, noise, steps)["rows"]]  # fmt: skip
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
