@@ -1,16 +1,25 @@
 """The labels of bounds: the weaker of two is given, and the page of them names tests that exist."""
 
 import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 from conftest import small
 from test_pitfalls import NAMED, ROOT, functions
+from typer.testing import CliRunner
 
+import fedmuon
 from fedmuon import analysis
 from fedmuon.analysis.theory.generalization import Status
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability.findings import findings
+from fedmuon.experiments.stability.neighbours import execute
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.tasks.constants import constants
 
@@ -99,3 +108,121 @@ def test_the_page_has_every_label_with_tests_that_are_there() -> None:
         assert len(named) >= 3, row[1]
         for file, name in named:
             assert name in functions(file), (file, name)
+
+
+# What a bound is called where the run rounds: a float32 run is not to be had as certified.
+
+TINY = {"lr": 1e-7}  # the perturbations are below what float32 can tell apart
+
+
+def perturbations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What neighbours did, and what was promised of them."""
+    file = folder / "neighbours.csv"
+    moved, promised = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(4, 6), unpack=True)
+    return moved, promised
+
+
+def test_rounding_alone_exceeds_a_certificate(tmp_path: Path) -> None:
+    """The reason: it would be called certified, and be false. The control is the same run in
+    float64, in which nothing is above its certificate."""
+    for dtype in ("float32", "float64"):
+        config = small(local=TINY, engine={"dtype": dtype}, stability={"neighbours": "all"})
+        record = execute(config, tmp_path / dtype)
+        moved, promised = perturbations(tmp_path / dtype)
+        assert (moved > promised).any() == (dtype == "float32")
+        assert record["status"] == ("violated" if dtype == "float32" else "certified")
+
+
+WAYS = [
+    {},
+    {"local": {"recipe": "fedmuon-aligned"}},
+    {"orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
+    {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},
+    {"orthogonalizer": {"name": "clipped-sign", "clip-level": 0.2}},
+    {"stability": {"c-hp": "sharp"}},
+    {"stability": {"lipschitz": "paper"}},
+]
+
+
+@pytest.mark.parametrize("tables", WAYS, ids=str)
+def test_no_float32_run_is_certified(tables: dict) -> None:
+    """The negative control is float64; estimates stay estimates in both."""
+    for dtype, status in (("float32", "real-arithmetic"), ("float64", "certified")):
+        config = small(**tables, engine={"dtype": dtype})
+        case = bound.Case(config, np.full(6, 15), analysis.Uniform(3, 0.01), shape=(7, 3))
+        found = bound.judge(case).bound
+        assert found is not None and found.status == status
+        assert any("rounding of float32" in one for one in found.assumptions) == (
+            dtype == "float32"
+        )
+        guessed = bound.judge(replace(case, l_g=0.2)).bound
+        assert guessed is not None and guessed.status == "estimated"
+
+
+def shown(*arguments: str) -> str:
+    """What `fedmuon bound` prints."""
+    done = CliRunner().invoke(app, ["bound", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_page_says_so(tmp_path: Path) -> None:
+    """Of a folder, of a result, of parameters, and on the page; with the sentence that explains."""
+    config = small(engine={"dtype": "float32"}, stability={"trials": 2})
+    assert execute(config, tmp_path / "a")["status"] == "real-arithmetic"
+    assert json.loads(shown(str(tmp_path / "a"), "--json"))["status"] == "real-arithmetic"
+    assert "rounding of float32" in shown(str(tmp_path / "a"))
+    assert fedmuon.bound(tmp_path / "a")["status"] == "real-arithmetic"
+    page = findings(tmp_path / "a")
+    assert page.stands_on.startswith("Status: real-arithmetic")
+    assert any("rounding of float32" in one for one in page.assumptions)
+    run(small(engine={"dtype": "float32"}), tmp_path / "b")
+    assert fedmuon.bound(tmp_path / "b")["status"] == "real-arithmetic"
+    parameters = ["--set", "orthogonalizer.lambda=0.1", "--lr", "0.01"]
+    assert " certified" in shown(*parameters)
+    assert "real-arithmetic" in shown(*parameters, "--set", "engine.dtype=float32")
+
+
+def test_float64_is_not_certified_where_rounding_is_as_large(tmp_path: Path) -> None:
+    """At lr = 1e-13 neighbours exceed their certificates from a Gaussian start."""
+    tiny = {"train": 300, "minimum": 5}
+    for lr, status in ((1e-13, "real-arithmetic"), (1e-4, "certified")):
+        run(small(data=tiny, local={"lr": lr}), tmp_path / str(lr))
+        verdict = bound.judge(bound.from_directory(tmp_path / str(lr)))
+        assert verdict.bound is not None and verdict.bound.status == status
+
+
+def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> None:
+    """One step from 0 along one gradient, given 4,000 times: the neighbour goes as far as it may,
+    and went 2e-13 of it further before certificates had what rounding comes to. The control is a
+    certificate that is smaller by a millionth."""
+    labels = np.array([0] * 4001 + [1])
+    config = {
+        "data": {"test": 2}, "federation": {"rounds": 1}, "task": {"initial": "zero"},
+        "local": {"recipe": "fedavg", "steps": 1, "lr": 0.1}, "engine": {"device": "cpu"},
+    }  # fmt: skip
+    for seed in range(5):
+        one = np.tile(np.random.default_rng(seed).standard_normal(3), (4002, 1))
+        one[4000] *= -1
+        found = fedmuon.stability(
+            config,
+            data=(one, labels),
+            partition=[np.arange(4000)],
+            trials=1,
+            out=tmp_path / str(seed),
+        )
+        (only,) = found.neighbours
+        assert found.bound["status"] == "certified" and found.bound["violation"] == 0
+        assert 1 - 1e-6 < only["perturbation"] / only["certificate"] <= 1
+
+
+def test_rounding_grows_by_decay(tmp_path: Path) -> None:
+    """lr decay = 2.5 makes half as much again of the model at every step, and of its rounding: at
+    lr = 3e-15 that is as much as certificates. The control is one step, which is called so by its
+    own rounding, and a step size that is far above it."""
+    for lr, rounds, status in ((3e-15, 60, "real-arithmetic"), (3e-15, 1, "real-arithmetic"),
+                               (1e-4, 60, "certified")):  # fmt: skip
+        local = {"recipe": "fedavg", "lr": lr, "weight-decay": 2.5 / lr}
+        run(small(local=local, federation={"rounds": rounds}), tmp_path / f"{lr} {rounds}")
+        verdict = bound.judge(bound.from_directory(tmp_path / f"{lr} {rounds}"))
+        assert verdict.bound is not None and verdict.bound.status == status
