@@ -196,7 +196,7 @@ def test_packages_have_no_circles() -> None:
 
 @pytest.mark.parametrize(("code", "heavy"), [
     ("import fedmuon", "numpy pydantic torch typer rich"),
-    ("import fedmuon.experiments.cli", "numpy pydantic torch"),
+    ("import fedmuon.experiments.cli", "numpy pydantic torch jinja2"),
     pytest.param(WITH_TORCH, "scipy flwr pandas", marks=pytest.mark.slow),
     ("import fedmuon.clients.client_app", "torch scipy"),
 ])  # fmt: skip
