@@ -81,9 +81,8 @@ def test_models_near_chance_are_counted() -> None:
     assert near_chance(found, 10, 5000) == f"2 of 3 runs that lasted {end}"
     assert near_chance(found[:3], 10, 5000) == f"2 of 3 runs {end}"
     assert near_chance(found, 10, 100).startswith("Every run that lasted ended")
-    assert near_chance(np.array([0.1, np.nan, np.nan]), 10, 5000).startswith(
-        "Every run that lasted"
-    )
+    lone = near_chance(np.array([0.1, np.nan, np.nan]), 10, 5000)
+    assert lone.startswith("Every run that lasted")
     assert near_chance(found[:2], 10, 5000) == f"Every run {end}"  # of which none diverged
     assert near_chance(found[2:], 10, 5000) == "" == near_chance(found, 1, 5000)
     assert near_chance(np.array([0.6]), 2, 5000) == "" != near_chance(np.array([0.54]), 2, 5000)
@@ -178,10 +177,8 @@ def test_a_single_round_is_seen_and_its_spread_is_bars() -> None:
     for curves, mark, spread in ((once, "_", "bars reach"), (twice, "", "bands reach")):
         drawn = training_findings.draw_curves(curves, ["good"], "train_seconds")
         loss, words = drawn.axes[0], training_findings.in_words(curves, drawn)
-        assert loss.lines[1].get_linestyle() == "--" and loss.lines[1].get_marker() in (
-            mark,
-            "None",
-        )
+        dashed = loss.lines[1]
+        assert dashed.get_linestyle() == "--" and dashed.get_marker() in (mark, "None")
         assert spread in words and ("flat mark" in words) == bool(mark)
         assert ("growing gap" in words) == (not mark)
         extent = np.asarray(loss.collections[0].get_paths()[0].vertices)

@@ -68,22 +68,16 @@ def crowded(folder: Path) -> Path:
     head = "method", *(f"slope over K = {4**k}" for k in range(4)), "promised", "at the end"
     row = "Muon, randomized", *("−0.069 (−0.174 to +0.037)" for _ in range(4)), "−0.125", "0.2455"
     found = Findings(
-        name="crowded",
-        title="Rates of Muon under heavy-tailed noise (002)",
-        data="",
-        claims=[*claims, unknown(sentence, "refused")],
-        numbers_title="Numbers",
-        head=head,
-        numbers=[("Muon, schedule that knows α:", *[""] * 6), row],
-        note="note " * 40,
-        pictures=[Picture("a", draw, "Losses by round", "caption " * 30)],
-        again="fedmuon suite heavy-tail --set data.folder=/a/very/long/path/to/some/data/of/ours",
-        circumstances=[("versions", "python 3.11.7, fedmuon 0.1.0, torch 2.13.0+cpu")],
-        stands_on="The bound of Y_i(C) is certified. " * 9,
+        "crowded", "Rates of Muon under heavy-tailed noise (002)", "",
+        [*claims, unknown(sentence, "refused")], "Numbers", head,
+        [("Muon, schedule that knows α:", *[""] * 6), row], "note " * 40,
+        [Picture("a", draw, "Losses by round", "caption " * 30)],
+        "fedmuon suite heavy-tail --set data.folder=/a/very/long/path/to/some/data/of/ours",
+        [("versions", "python 3.11.7, fedmuon 0.1.0, torch 2.13.0+cpu")],
+        stands_on="The bound of Y_i(C) is certified. " * 9, card=[("η: step size", "0.1, 0.3")],
         about=[("scale", "small"), ("seeds", "4")],
-        card=[("η: step size", "0.1, 0.3")],
         told="What it prints.\n- This and\n  that.\n    1  2\n",
-    )
+    )  # fmt: skip
     return write_page(folder, [found])
 
 
@@ -100,10 +94,11 @@ def many_runs(folder: Path) -> Path:
     about = "fedmuon on mnist5k, seed 0, failed: " + "the loss is not finite " * 4
     runs = [Run(f"{kind}-run-of-a-name-{'long' * 9}-{place}", about, curves[kind])
             for place in range(13) for kind in rounds]  # fmt: skip
-    found = Findings(
-        "runs", "Runs side by side", "", [], "Numbers", ("", "x"), [("a", "1")], "", [], "", []
-    )
-    return write_page(folder, [found], runs)
+    return write_page(folder, [plain("Runs side by side")], runs)
+
+
+def plain(title: str, *pictures: Picture) -> Findings:
+    return Findings("a", title, "", [], "Numbers", ("", "x"), [("a", "1")], "", pictures, "", [])
 
 
 BROKEN = """<body style="background:#fff"><h1 style="width:2000px">wide</h1>
@@ -133,10 +128,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.needs_browser
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_clipped_covered_or_pale(
-    scheme: str,
-    pages: dict[str, Path],
-    tmp_path: Path,
-    chromium: str,
+    scheme: str, pages: dict[str, Path], tmp_path: Path, chromium: str
 ) -> None:
     for (name, width), one in measured(chromium, pages, scheme, tmp_path).items():
         assert abs(one["width"] - width) <= 20 and one["fonts"] == ["loaded"]
@@ -186,10 +178,7 @@ def test_figures_are_dark_on_a_dark_page_and_colours_mean_the_same(
         return figure
 
     picture = Picture("a", draw, "A map", "caption")
-    found = Findings(
-        "a", "A map", "", [], "Numbers", ("", "x"), [("a", "1")], "", [picture], "", []
-    )
-    page = write_page(tmp_path / "page", [found])
+    page = write_page(tmp_path / "page", [plain("A map", picture)])
     text = page.read_text(encoding="utf-8").replace("</body>", f"{PIXELS}</body>")
     page.write_text(text, encoding="utf-8")
     seen = {}

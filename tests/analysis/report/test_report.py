@@ -153,14 +153,11 @@ def test_figures_lie_beside_it_and_all_bytes_repeat(suite: Path, tmp_path: Path)
     assert not [file for file in suite.iterdir() if file.name.startswith(".")]  # no half files
 
 
-@pytest.mark.parametrize(
-    ("levels", "names"),
-    [
-        ({"n": [500, 1000]}, {"scaling-n", "gap"}),
-        ({"lambda": [0.01, 0.1]}, {"scaling-lambda", "gap"}),
-        ({"lr": [0.01, 0.1], "alpha": [0.1, 0.5]}, {"scaling-lr", "exposure", "gap"}),
-    ],
-)
+@pytest.mark.parametrize(("levels", "names"), [
+    ({"n": [500, 1000]}, {"scaling-n", "gap"}),
+    ({"lambda": [0.01, 0.1]}, {"scaling-lambda", "gap"}),
+    ({"lr": [0.01, 0.1], "alpha": [0.1, 0.5]}, {"scaling-lr", "exposure", "gap"}),
+])  # fmt: skip
 def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path: Path) -> None:
     folder = write(tmp_path / "own", *made(**levels), published=None, note="")
     (part,) = gather(folder)
@@ -381,16 +378,13 @@ def test_a_damaged_suite_is_refused_in_one_sentence(name: str, tmp_path: Path) -
     assert not (folder / "report.html").exists() and not (folder / "figures").exists()
 
 
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (cut("neighbours.csv", without_last_line), "unfinished census"),
-        (cut("config.toml", lambda text: "["), "damaged"),
-        (cut("bound.json", lambda text: "{}"), "lacks value"),
-        (lambda folder: (folder / "bound.json").unlink(), "missing"),
-        (lambda folder: (folder / "partition.npz").unlink(), "damaged"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "why"), [
+    (cut("neighbours.csv", without_last_line), "unfinished census"),
+    (cut("config.toml", lambda text: "["), "damaged"),
+    (cut("bound.json", lambda text: "{}"), "lacks value"),
+    (lambda folder: (folder / "bound.json").unlink(), "missing"),
+    (lambda folder: (folder / "partition.npz").unlink(), "damaged"),
+])  # fmt: skip
 def test_a_damaged_census_is_refused(
     damage: Callable[[Path], None], why: str, census: Path, tmp_path: Path
 ) -> None:

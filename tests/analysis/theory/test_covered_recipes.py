@@ -269,26 +269,13 @@ def test_no_neighbour_is_above_its_certificate(tables: dict[str, Any], tmp_path:
     ).T
     assert record["status"] == "certified" and not record["refusal"]
     assert (moved <= promised).all() and moved.max() > 0
-    within_reach(record, tmp_path / "a")
-    assert (record["l_orth"] == 1.0) == (tables.get("local", {}).get("recipe") in
-                                         ("fedavg", "fedavgm", "sgd"))  # fmt: skip
-
-
-def within_reach(record: dict[str, Any], folder: Path) -> None:
-    """The run ends within its radius, if it has one: alignment and decay have none."""
-    local = local_of(folder)
-    without = local.recipe == "fedmuon-aligned" or local.weight_decay > 0
+    local = tables_of.load(tmp_path / "a" / "config.toml").local
+    without = local.recipe == "fedmuon-aligned" or local.weight_decay > 0  # a radius
     assert (record["radius"] is None) == without
-    first, last = (load_file(folder / f"{name}.safetensors")["weight"] for name in ENDS)
+    first, last = (load_file(tmp_path / "a" / f"{name}.safetensors")["weight"]
+                   for name in ("initial", "model"))  # fmt: skip
     assert without or 0 < np.linalg.norm(last - first, 2) <= record["radius"]
-
-
-ENDS = ("initial", "model")
-
-
-def local_of(folder: Path) -> Any:
-    """[local] of a run."""
-    return tables_of.load(folder / "config.toml").local
+    assert (record["l_orth"] == 1.0) == (local.recipe in ("fedavg", "fedavgm", "sgd"))
 
 
 @pytest.mark.parametrize(("tables", "why"), [

@@ -469,9 +469,8 @@ def test_claims_hold_and_fail() -> None:
     reach = (runs["gap_high"] - runs["gap_low"]) / 2  # 30 held-out samples whose range is proved
     assert (reach < 0.1 * math.sqrt(math.log(40) / 60)).all()
     assert claims(rows, {**runs, "bound": runs["bound"] + 1})[5].holds
-    assert claims(rows, {**runs, "still": 0 * runs["bound"] + 99, "bound": runs["bound"] / 99})[
-        6
-    ].holds
+    telling = {**runs, "still": 0 * runs["bound"] + 99, "bound": runs["bound"] / 99}
+    assert claims(rows, telling)[6].holds
     broken = [
         (0, {"bound": rows["bound"] / 2}, {}),
         (1, {"bound": rows["bound"] * 2}, {}),

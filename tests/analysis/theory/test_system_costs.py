@@ -44,9 +44,8 @@ def federation(clients: int) -> tuple[np.ndarray, np.ndarray]:
 
 def through(counts: np.ndarray, models: np.ndarray, fan_out: int) -> tuple[np.ndarray, list[int]]:
     """The tree's mean, every message written and read; bytes that went up, level by level."""
-    sent = [
-        int(n).to_bytes(8, "little") + one.tobytes() for n, one in zip(counts, models, strict=True)
-    ]
+    sent = [int(n).to_bytes(8, "little") + one.tobytes()
+            for n, one in zip(counts, models, strict=True)]  # fmt: skip
     dtype, crossed = np.dtype(np.float32), []
     while dtype == np.float32 or len(sent) > 1:
         crossed.append(sum(map(len, sent)))
@@ -133,18 +132,13 @@ def documented() -> list[str]:
         clients = 10**exponent
         found, h = levels(clients, 100, of), additions(clients, 100)
         cells = (
-            f"10^{exponent}",
-            str(len(found)),
-            f"{sum(one.aggregators for one in found):,}",
-            f"{sum(one.down for one in found) / 1e9:,.4g}",
-            f"{found[0].up / 1e9:,.4g}",
+            f"10^{exponent}", str(len(found)), f"{sum(one.aggregators for one in found):,}",
+            f"{sum(one.down for one in found) / 1e9:,.4g}", f"{found[0].up / 1e9:,.4g}",
             f"{sum(one.up for one in found[1:]) / 1e9:,.4g}",
-            f"{max(one.most for one in found) / 1e6:.3g}",
-            f"{seconds(found, 1e9, 1e-3):.3f}",
-            f"{h} / {clients - 1:,}",
-            f"{rounding(h):.1e} / {rounding(clients - 1):.1e}",
+            f"{max(one.most for one in found) / 1e6:.3g}", f"{seconds(found, 1e9, 1e-3):.3f}",
+            f"{h} / {clients - 1:,}", f"{rounding(h):.1e} / {rounding(clients - 1):.1e}",
             str(exact_bits(100 * clients, 1.0)),
-        )
+        )  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
