@@ -95,21 +95,16 @@ def drawing(runs: Sequence[Run]) -> dict[str, Any]:
         return {}
     rank = {name: place for place, name in enumerate(FIRST)}
     measures = sorted(count, key=lambda name: (-count[name], rank.get(name, len(FIRST))))
-    looks = [look(place) for place in range(len(runs))]
+    many = len(COLOURS)
     return {
-        "runs": [{"name": run.name, "about": run.about, "colour": colour, "dash": dash}
-                 for run, (colour, dash) in zip(runs, looks, strict=True)],
+        "runs": [{"name": run.name, "about": run.about, "colour": COLOURS[place % many],
+                  "dash": DASHES[place // many % len(DASHES)]} for place, run in enumerate(runs)],
         "panels": {name: _panel(runs, name) for name in measures},
-        "boxes": [f"{kind}-{place}" for kind, many in (("run", runs), ("measure", measures))
-                  for place in range(len(many))],
+        "boxes": [f"{kind}-{place}" for kind, every in (("run", runs), ("measure", measures))
+                  for place in range(len(every))],
         "width": WIDTH, "height": HEIGHT, "start": LEFT, "right": RIGHT, "top": TOP,
         "bottom": BOTTOM, "gap": GAP,
     }  # fmt: skip
-
-
-def look(place: int) -> tuple[str, str]:
-    """The colour and the dashes of a run's line: all colours come with one dash, then the next."""
-    return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
 def _panel(runs: Sequence[Run], measure: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _templates() -> Any:
 
 @contextlib.contextmanager
 def as_written(folder: Path) -> Iterator[None]:
-    """Refuse what is sound CSV and JSON, but holds other things than fedmuon writes there."""
+    """Raise InputError where files are intact, but do not hold what fedmuon writes there."""
     try:
         yield
     except InputError:

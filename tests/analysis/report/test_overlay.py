@@ -15,7 +15,7 @@ from conftest import small
 from contrast import STYLE
 from fontTools.ttLib import TTFont
 
-from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, drawing, look
+from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, drawing
 from fedmuon.analysis.report.write import render
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.run import execute
@@ -179,7 +179,8 @@ def test_lines_are_seen_on_light_and_dark(paper: tuple[float, ...]) -> None:
     assert min(map(contrast, COLOURS)) >= 3
     assert contrast("#e69f00" if paper[0] == 1 else "#3d4248") < 3  # which others would not be
     many = len(COLOURS) * len(DASHES)
-    assert len({look(place) for place in range(many)}) == many
+    drawn = drawing([Run(str(place), "", {"x": [(1.0, 1.0)]}) for place in range(many)])["runs"]
+    assert len({(one["colour"], one["dash"]) for one in drawn}) == many
 
 
 SCRIPT = """<script>
