@@ -7,8 +7,8 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.experiments.stability.influence import ranked
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.experiments.stability.influence import rank_replacements
 from fedmuon.federated.rounds import distances, run_neighbours
 
 CHAINS = 48  # pairs that are known to be bad
@@ -19,7 +19,7 @@ Admissible = Callable[[np.ndarray], np.ndarray]  # vectors [T, d] to samples tha
 
 
 def search(
-    there: Laboratory, certificates: np.ndarray, admissible: Admissible, rng: np.random.Generator
+    there: FinishedRun, certificates: np.ndarray, admissible: Admissible, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """The clients [T] of the neighbours that were tried, all of which take part, and how far each
     moved the last model [T]."""
@@ -40,7 +40,7 @@ def shares(moved: np.ndarray, promised: np.ndarray) -> np.ndarray:
         return np.where(moved > 0, moved / promised, 0.0)
 
 
-def chains(there: Laboratory, admissible: Admissible, rng: np.random.Generator) -> Neighbours:
+def chains(there: FinishedRun, admissible: Admissible, rng: np.random.Generator) -> Neighbours:
     """For each sample u: -u; u with another label; any vector with one; some of all these. The
     first two part gradients by their diameter where models are near 0, and then go one way."""
     data, classes = there.data, there.source.classes
@@ -55,10 +55,10 @@ def chains(there: Laboratory, admissible: Admissible, rng: np.random.Generator) 
     return some(every, rng.permutation(3 * n)[:CHAINS])
 
 
-def by_derivatives(there: Laboratory) -> Neighbours:
+def by_derivatives(there: FinishedRun) -> Neighbours:
     """The [stability] trials of the product's own ranking of held-out samples, if it has one."""
     try:
-        found = ranked(there)
+        found = rank_replacements(there)
     except InputError:
         return Neighbours.of(there.source, np.empty((0, 3), int))
     return Neighbours.of(there.source, found.rows[: found.top])
@@ -78,7 +78,7 @@ def moved_about(
     return dataclasses.replace(near, inputs=inputs, labels=labels)
 
 
-def perturbed(there: Laboratory, neighbours: Neighbours) -> np.ndarray:
+def perturbed(there: FinishedRun, neighbours: Neighbours) -> np.ndarray:
     """||X_s^R - X_0^R||_F, [T]."""
     unchanged = Neighbours.of(there.source, np.full((1, 3), -1))
     seed = there.config.federation.seed

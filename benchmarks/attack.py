@@ -34,9 +34,9 @@ from fedmuon.config.load import parse
 from fedmuon.config.schema import Stability
 from fedmuon.core import choices
 from fedmuon.experiments.cli.show import shown
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.covered_recipes import has_map, method_of
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability.certify import has_map, method_of
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns, facts
 from fedmuon.orthogonalize import Uncertified
 
@@ -70,7 +70,7 @@ def attacked(cell: Cell) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         case, there = _run(cell, Path(folder))
         kinds = {kind: case.under(constants=kind[0], lipschitz=kind[1]) for kind in KINDS}
-        verdicts = {kind: bound.judge(one) for kind, one in kinds.items()}
+        verdicts = {kind: bound.certify(one) for kind, one in kinds.items()}
         first = verdicts["ball", "sharp"]
         if first.certificates is None:
             return Found(cell, "refused", refusal=first.refusal)
@@ -86,7 +86,7 @@ def attacked(cell: Cell) -> Found:
     return Found(cell, status, len(moved), largest, above)
 
 
-def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
+def _run(cell: Cell, folder: Path) -> tuple[bound.CertifiedSetting, FinishedRun]:
     """A finished run of the cell, as it is judged and as it is opened."""
     inputs, labels = cell.samples(np.random.default_rng([*cell.seed, 2]))
     np.savez(folder / "samples.npz", inputs=inputs, labels=labels)
@@ -100,11 +100,11 @@ def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
         {**tables, "data": more}, partition=np.split(np.arange(ends[-1]), ends[:-1]),
         orthogonalizer=HALF if cell.orth == choices.GIVEN else None, out=folder / "run",
     )  # fmt: skip
-    case = bound.from_directory(made.path, given=made.given)
+    case = finished_run.from_directory(made.path, given=made.given)
     if case.gaps is None:  # float32 is real-arithmetic, but refused for the exact sign
         engine = case.config.engine.model_copy(update={"dtype": cell.drawn["judged as"]})
         case = dataclasses.replace(case, config=case.config.model_copy(update={"engine": engine}))
-    return case, Laboratory.open(made.path, made.given)
+    return case, FinishedRun.open(made.path, made.given)
 
 
 def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]]:

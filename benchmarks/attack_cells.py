@@ -119,7 +119,7 @@ class Cell:
         """lr, of which the axis has lr times L_orth."""
         config, sizes = parse(self.tables()), np.array(self.drawn["sizes"])
         law = analysis.Uniform(config.federation.per_round, 0.5)
-        case = bound.Case(config, sizes, law, self.drawn["shape"])
+        case = bound.CertifiedSetting(config, sizes, law, self.drawn["shape"])
         try:
             slope = HALF.lipschitz if self.orth == choices.GIVEN else map_constant(case)
         except Uncertified:

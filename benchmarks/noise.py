@@ -30,7 +30,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.privacy.mechanisms.discrete import STRIPS, gaussian
 from fedmuon.privacy.mechanisms.gaussian import release, release_on_grid
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
-from fedmuon.privacy.noise import KeyStream, secret, secret_generator
+from fedmuon.privacy.noise import KeyStream, normals, secret_streams
 from fedmuon.tasks.per_example.clipping import Clipping
 
 TRIES, PART = 7, 10**6
@@ -46,7 +46,7 @@ KINDS = {
 
 def speed(draws: int) -> None:
     """Nanoseconds a draw."""
-    stream, rng = KeyStream(), secret_generator()
+    stream, rng = KeyStream(), np.random.default_rng()
     sums, how = {"a": torch.zeros(1, draws)}, (Clipping(), 1.0, 64.0)
     work: dict[str, Callable[[], object]] = {
         "a normal, PCG64": lambda: rng.standard_normal(draws),
@@ -59,7 +59,7 @@ def speed(draws: int) -> None:
         "an entry released, PCG64": lambda: release(
             sums, *how, lambda shape, block: normal([rng], shape)
         ),
-        "an entry released, key stream": lambda: release(sums, *how, secret()),
+        "an entry released, key stream": lambda: release(sums, *how, normals(secret_streams())),
         "an entry released on the lattice": lambda: release_on_grid(
             sums, *how, lambda block: [stream]
         ),

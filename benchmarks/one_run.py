@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from fedmuon.config import load as tables
 from fedmuon.config.user_objects import Own
 from fedmuon.experiments.auditing import one_run
-from fedmuon.experiments.auditing.clients import ClientAuditor
+from fedmuon.experiments.auditing.canary_clients import ClientAuditor
 from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Statistics, counted
@@ -116,7 +117,8 @@ def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) 
     """A bound by counts, from so many runs with one client, whose update is the worst, and as many
     without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
     start, config = perf_counter(), resolve(tables.parse(settings))
-    made = build_experiment(config)
+    source = read_source(config)
+    made = build_experiment(config, build_data(config, source))
     first, level = begin(made.recipe, made.task, 0), made.recipe.client_level
     assert level is not None
 

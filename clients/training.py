@@ -26,8 +26,7 @@ from fedmuon.federated.rounds import Broadcast, Reply, client_updates, risk
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.recipe import Recipe
-from fedmuon.privacy import masks
-from fedmuon.privacy.mechanisms.distributed import masked
+from fedmuon.privacy.mechanisms import distributed
 from fedmuon.tasks.base import Params
 
 KEPT = "fedmuon-key"  # the record of the private key in the node's memory
@@ -35,7 +34,7 @@ KEPT = "fedmuon-key"  # the record of the private key in the node's memory
 
 def key(message: Message, context: Context) -> Message:
     """Reply with a fresh public key; the node stores the private one in place of any other."""
-    private, public = masks.fresh()
+    private, public = distributed.key_pair()
     context.state[KEPT] = ConfigRecord({"private": private})
     return answer(message, {"who": ConfigRecord({"partition": partition(context), "key": public})})
 
@@ -55,11 +54,11 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
         raise InputError(f"the message does not name a public key of each of {cohort} clients")
-    if keys.get(reply.client) != masks.public_of(private):
+    if keys.get(reply.client) != distributed.public_of(private):
         raise InputError("the message's public keys are not those of this round: ask for new ones")
     vectors = {"model": reply.params, **reply.states}
     count = sum(one.numel() for held in vectors.values() for one in held.values())
-    states = masked(vectors, masks.mask(private, reply.client, keys, count))
+    states = distributed.masked(vectors, distributed.mask(private, reply.client, keys, count))
     return replace(reply, params=states.pop("model"), states=states)
 
 

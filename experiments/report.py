@@ -16,7 +16,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, sums_of
 from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
-from fedmuon.experiments.stability.findings import findings as of_neighbours
+from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
 from fedmuon.runs.directory import RunDirectory
 

@@ -148,12 +148,12 @@ class StabilityResult(Result):
 
     def plot(self) -> "Figure":
         """Perturbations by client with their certificates."""
-        from fedmuon.experiments.stability.figure import census  # imports matplotlib
+        from fedmuon.experiments.stability.figure import census_figure  # imports matplotlib
 
         columns = {
             name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
         }
-        return census(columns)
+        return census_figure(columns)
 
 
 @dataclass(frozen=True, repr=False)

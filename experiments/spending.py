@@ -19,7 +19,7 @@ from fedmuon.federated.accountant import client_name, delta_of, protected
 from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
-from fedmuon.privacy.noise_visibility import CAVEATS, STOPPED
+from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
@@ -106,7 +106,7 @@ def _audited(folder: Path) -> Record:
         return {}
     from fedmuon.experiments.auditing import one_run  # imports scipy, which accounts do not need
 
-    found = one_run.stored(folder)
+    found = one_run.read_record(folder)
     if found is None:
         return {}
     names = ("epsilon_at_least", "confidence", "delta")

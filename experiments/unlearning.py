@@ -25,8 +25,8 @@ from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors, tensor_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.rounds import begin, risk, simulate
 from fedmuon.privacy.noise import KeyStream
@@ -52,7 +52,7 @@ def execute(
         raise InputError(f"{out} holds an unlearned model already: choose another folder")
     multiplier = theory.noise_multiplier(epsilon, delta)
     found = sensitivities(folder, samples, given)
-    laboratory = Laboratory.open(folder, given)
+    laboratory = FinishedRun.open(folder, given)
     rows = laboratory.data.rows_of(np.array(samples))
     ended, _ = read_tensors(folder / "model.safetensors")
     model = {name: value[None] for name, value in ended.items()}
@@ -98,7 +98,7 @@ def execute(
 
 def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) -> dict[str, float]:
     """Delta by the kind of the task's constants; refused unless each is certified."""
-    case = bound.from_directory(folder, given=given)
+    case = finished_run.from_directory(folder, given=given)
     _require_covered(case)
     if case.start:  # that no sample is negative is known of samples, and sigma must not be
         case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
@@ -111,7 +111,7 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
         )
     leaving, found = Counter(owner[one] for one in samples), {}
     for kind in KINDS:
-        verdict = bound.judge(case.under(constants=kind))
+        verdict = bound.certify(case.under(constants=kind))
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
             why = verdict.refusal or f"its bound is {known.status if known else ''}"
@@ -124,7 +124,7 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
     return found
 
 
-def _require_covered(case: bound.Case) -> None:
+def _require_covered(case: bound.CertifiedSetting) -> None:
     """What removal needs beyond what replacement does."""
     if case.config.local.batch:
         raise InputError(
@@ -143,7 +143,7 @@ def _require_covered(case: bound.Case) -> None:
         )
 
 
-def retrained(laboratory: Laboratory, rows: np.ndarray) -> Params:
+def retrained(laboratory: FinishedRun, rows: np.ndarray) -> Params:
     """X^R [1, ...] of the same run without those rows: same start, schedule and noise."""
     experiment = laboratory.experiment
     stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)

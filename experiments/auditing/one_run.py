@@ -27,8 +27,8 @@ from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.core.locks import held
-from fedmuon.experiments.auditing.clients import ClientAuditor
-from fedmuon.experiments.auditing.examples import ExampleAuditor, require_classes
+from fedmuon.experiments.auditing.canary_clients import ClientAuditor
+from fedmuon.experiments.auditing.canary_samples import ExampleAuditor, require_classes
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import client_name
 from fedmuon.federated.build import resolve
@@ -91,10 +91,11 @@ def execute(
     with held(out):
         run = prepare(config, out, require=_require_known_law)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
-        auditor = (ClientAuditor if _at_client(config) else ExampleAuditor).drawn(run, many, rng)
-        claimed = auditor.claimed(run)
+        kind = ClientAuditor if config.privacy.level == "client" else ExampleAuditor
+        auditor = kind.draw(run, many, rng)
+        claimed = auditor.claim(run)
         settings = [claimed.settings[client] for client in auditor.clients]
-        ratios = rehearsed(settings, rng)
+        ratios = rehearse(settings, rng)
         made = many // 8
         if sees == "releases":
             made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
@@ -102,13 +103,20 @@ def execute(
         raised = audit.MORE_HONEST if shared else audit.MORE_CANARIES
         limits = audit.limits_of_guesses(many, made, claimed, raised)
         say(limits["note"])
-        summary = train(*auditor.audited(run), on_round_end, on_start)
-        scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
-        guesses = audit.guessed(scores, auditor.included, made)
+        summary = train(*auditor.with_canaries(run), on_round_end, on_start)
+        if sees == "releases":
+            scores = auditor.scores()
+        else:
+            first, last = (
+                {name: value[None] for name, value in read_tensors(out / file)[0].items()}
+                for file in ("initial.safetensors", "model.safetensors")
+            )
+            scores = auditor.scores_of_model(first, last)
+        guesses = audit.guess_coins(scores, auditor.included, made)
         shares = _shares(auditor, sees)
         part = shares["shares_seen"] / shares["shares"] if shares else 1.0
         record = {
-            **judged(guesses, out, summary["privacy"], auditor.adjacency, part),
+            **judge(guesses, out, summary["privacy"], auditor.adjacency, part),
             "sees": sees, **shares, **limits,
             "train_seconds": float(run.directory.records()[-1]["train_seconds"]),
             "seconds": round(time.monotonic() - start, 3),
@@ -117,13 +125,9 @@ def execute(
     return record
 
 
-def _at_client(config: Config) -> bool:
-    return config.privacy.level == "client"
-
-
 def _most_canaries(config: Config) -> tuple[int, str]:
     """How many places there are for canaries, and whose."""
-    if _at_client(config):
+    if config.privacy.level == "client":
         return config.federation.clients, "clients"
     return config.data.train, "samples"
 
@@ -132,7 +136,7 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     if sees not in SEES:
         raise InputError(f"--sees {sees} is unknown: use {' or '.join(SEES)}")
     recipe = config.local.recipe
-    if recipe not in PRIVATE and not is_own(recipe) and not _at_client(config):
+    if recipe not in PRIVATE and not is_own(recipe) and config.privacy.level != "client":
         raise InputError(
             f"[local] recipe = '{recipe}' promises no privacy that an audit could refute: choose a "
             "recipe dp-... or disk-..., or set [privacy] level = 'client'"
@@ -165,7 +169,7 @@ def _require_known_law(experiment: Experiment) -> None:
         require_classes(experiment.shards)
 
 
-def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
+def rehearse(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
     """Rehearse: log-likelihood ratios of synthetic canaries, half of them in the data.
 
     The declared mechanism draws them, along a canary that nothing else touches. Each setting gets
@@ -183,16 +187,7 @@ def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _of_model(auditor: ExampleAuditor | ClientAuditor, out: Path) -> np.ndarray:
-    """Scores from the first and the last model alone."""
-    first, last = (
-        {name: value[None] for name, value in read_tensors(out / file)[0].items()}
-        for file in ("initial.safetensors", "model.safetensors")
-    )
-    return auditor.scores_of_model(first, last)
-
-
-def judged(
+def judge(
     guesses: Guesses, out: Path, private: Record, adjacency: str, part: float = 1.0
 ) -> Record:
     """What the guesses refute, and what the run's ledger certifies.
@@ -265,7 +260,7 @@ def _write(
     files.write_bytes(out / AUDIT, content[AUDIT])
 
 
-def stored(folder: Path) -> Record | None:
+def read_record(folder: Path) -> Record | None:
     """The record of a finished audit; None if there was none, or it did not end."""
     there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
     if not there or AUDIT not in files.sums_of(folder):
@@ -274,13 +269,13 @@ def stored(folder: Path) -> Record | None:
     return json.loads(files.read_text(folder / AUDIT))
 
 
-def of_finished(folder: Path) -> Record:
+def read_finished(folder: Path) -> Record:
     """The record of a finished audit.
 
     Raises:
         InputError: If the run is not finished, or had no canaries.
     """
-    if (found := stored(folder)) is not None:
+    if (found := read_record(folder)) is not None:
         return found
     run = RunDirectory(folder)
     if run.summary() is None:

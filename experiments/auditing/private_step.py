@@ -39,12 +39,6 @@ class Parallel(nn.Module):
         return torch.stack([layer(part) for layer, part in read]).sum(0)
 
 
-def network(blocks: int) -> NetworkTask:
-    """A classifier in float32 with that many matrix blocks."""
-    with torch.device("meta"):
-        return NetworkTask(Parallel(blocks), (blocks, FEATURES))
-
-
 def examples(population: int, blocks: int) -> Batch:
     """Samples whose last row is the canary.
 
@@ -76,22 +70,21 @@ class Step:
 
         Without the canary, lots are drawn in the same way, and its row is left out of them.
         """
-        return np.stack([self._sums(shape[0], present) for _ in range(shape[1])], 1)
-
-    def _sums(self, trials: int, present: bool) -> np.ndarray:
-        """One step of every trial. The trials are clients of one cohort."""
-        size, draws = self.shard.size, [self._draw] * trials
-        lots = [self.mechanism.rows(draw, size) for draw in draws]
-        drawn = lots if present else [rows[rows < size - 1] for rows in lots]
-        batches = [self.shard.batch(rows) for rows in drawn]
-        released = self.mechanism.releases(self.task, batches, draws)
+        (trials, steps), size, found = shape, self.shard.size, []
+        draws = [lambda what, block=0: self.rng] * trials
         params = {name: value.repeat_interleave(trials, 0) for name, value in self.at.items()}
-        gradient = released([(1.0, params)]).gradient
-        along = torch.stack(
-            [(gradient[name] * unit).flatten(1).sum(1) for name, unit in self.directions.items()]
-        )
-        sums = along.double().sum(0) / math.sqrt(len(along))
-        return sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound
+        for _ in range(steps):  # the trials are clients of one cohort
+            lots = [self.mechanism.rows(draw, size) for draw in draws]
+            drawn = lots if present else [rows[rows < size - 1] for rows in lots]
+            batches = [self.shard.batch(rows) for rows in drawn]
+            released = self.mechanism.releases(self.task, batches, draws)
+            gradient = released([(1.0, params)]).gradient
+            along = torch.stack([
+                (gradient[name] * unit).flatten(1).sum(1) for name, unit in self.directions.items()
+            ])  # fmt: skip
+            sums = along.double().sum(0) / math.sqrt(len(along))
+            found.append(sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound)
+        return np.stack(found, 1)
 
     @cached_property
     def canary(self) -> Params:
@@ -104,12 +97,10 @@ class Step:
         """The canary's gradient, scaled to norm 1 in each block."""
         return {name: value / float(value.norm()) for name, value in self.canary.items()}
 
-    def _draw(self, what: object, block: int = 0) -> np.random.Generator:
-        return self.rng
-
 
 def step(noise: float, lot: float, population: int, blocks: int, rng: np.random.Generator) -> Step:
-    """A private step of a network with so many matrix blocks."""
-    task = network(blocks)
+    """A private step of a classifier in float32 with that many matrix blocks."""
+    with torch.device("meta"):
+        task = NetworkTask(Parallel(blocks), (blocks, FEATURES))
     mechanism = Mechanism(Clipping("block", BOUND), noise, lot)
     return Step(task, Shard(examples(population, blocks)), mechanism, task.initial(rng), rng)

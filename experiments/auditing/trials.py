@@ -4,7 +4,7 @@
 claim. `release` makes real private steps of a small network. It tests whether they meet the claim.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,11 @@ from rich.table import Table
 
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.tables import columns
-from fedmuon.privacy.accounting.composition import Answer, epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
-    LowerBound,
+    Observe,
     Setting,
-    Statistics,
     both_bounds,
     counted,
     limits_of_trials,
@@ -35,22 +34,6 @@ MEANINGS = {
     "joint": ("<=", "what the accountant certifies"),
     "per_release": ("<=", "what composing the blocks as if each drew its own lot would claim"),
 }
-
-
-def _released(
-    setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
-) -> Statistics:
-    """Trials of real steps. `rng` draws the network's parameters; lots and noise are secret."""
-    if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
-        raise InputError(
-            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
-            "an hour or more as --code release: use fewer, or --code projected"
-        )
-    # It imports torch, which `projected` does without.
-    from fedmuon.experiments.auditing import private_step
-
-    own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
-    return trials(setting, own.observe, count)
 
 
 def audit(
@@ -75,24 +58,6 @@ def audit(
         population: How many examples there are, for `release`.
         say: Called beforehand with a note if so many trials cannot test the claim, else with "".
     """
-    count = _allowed(count, seed, code)
-    rng = np.random.default_rng(seed)
-    joint, printed = (
-        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
-    )
-    by_counts = code != "projected"  # as what it draws is itself in doubt; `tilted` reaches further
-    limits = limits_of_trials(count, delta, joint.upper) if by_counts else {"note": ""}
-    say(limits["note"])
-    if by_counts:
-        shown = (counted(_released(setting, count, lot, population, rng), delta),)
-    else:
-        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
-    more = {**limits, "trials": count, "code": code, "delta": delta, **setting._asdict()}
-    return _against(shown, joint, printed) | more
-
-
-def _allowed(count: int | None, seed: int, code: str) -> int:
-    """The number of trials, if it is possible."""
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
@@ -102,11 +67,19 @@ def _allowed(count: int | None, seed: int, code: str) -> int:
             "seed that is not negative"
         )
     require_enough(count)
-    return count
-
-
-def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dict[str, Any]:
-    """What the bounds say of both claims; the first bound is by counts."""
+    rng = np.random.default_rng(seed)
+    joint, printed = (
+        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
+    )
+    if code == "projected":
+        limits = {"note": ""}
+        say("")
+        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
+    else:  # by counts alone, because the noise itself is in doubt; `tilted` would reach further
+        limits = limits_of_trials(count, delta, joint.upper)
+        say(limits["note"])
+        observe = _private_steps(setting, count, lot, population, rng)
+        shown = (counted(trials(setting, observe, count), delta),)
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -114,11 +87,32 @@ def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dic
         "joint": joint.upper,
         "per_release": printed.rdp,
         "below_joint": best <= joint.upper,
-        "refutes_per_release": shown[0].epsilon > printed.rdp,
+        "refutes_per_release": shown[0].epsilon > printed.rdp,  # by counts
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,
+        **limits,
+        "trials": count,
+        "code": code,
+        "delta": delta,
+        **setting._asdict(),
     }
+
+
+def _private_steps(
+    setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
+) -> Observe:
+    """Real private steps. `rng` draws the network's parameters; lots and noise are secret."""
+    if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
+        raise InputError(
+            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
+            "an hour or more as --code release: use fewer, or --code projected"
+        )
+    # It imports torch, which `projected` does without.
+    from fedmuon.experiments.auditing import private_step
+
+    own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+    return own.observe
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -129,11 +123,6 @@ def table(record: dict[str, Any]) -> Table:
         if name in record
     ]
     shown = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
-    shown.caption, shown.caption_justify = _caption(record), "left"
-    return shown
-
-
-def _caption(record: dict[str, Any]) -> str:
     hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
     words = [
         f"{record['trials']} trials with and as many without the canary ({record['code']}), "
@@ -145,4 +134,5 @@ def _caption(record: dict[str, Any]) -> str:
         words.append("The joint claim is refuted: the code releases more than it accounts for.")
     if record["refutes_per_release"]:
         words.append("The per-release claim is refuted.")
-    return " ".join(words)
+    shown.caption, shown.caption_justify = " ".join(words), "left"
+    return shown

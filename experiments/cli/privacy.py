@@ -162,7 +162,7 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    from fedmuon.privacy.accounting.calibration import noise_for
+    from fedmuon.privacy.accounting.composition import noise_for
 
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
     noise, answer = noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
@@ -322,7 +322,7 @@ def audit(
             )
         from fedmuon.experiments.auditing import one_run as auditing
 
-        record = auditing.of_finished(run)
+        record = auditing.read_finished(run)
         tell(record, as_json, auditing.table(record))
         return
     if unread := _among(given, ("run", *OF_A_CONFIG)):

@@ -56,7 +56,7 @@ def bound(
     changes = [f"{name}={value}" for name, value in options.items() if value is not None]
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
     case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
-    record = calculator.report(case, calculator.judge(case))
+    record = calculator.report(case, calculator.certify(case))
     tell(record, as_json, calculator.table(record))
 
 

@@ -17,7 +17,7 @@ from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of, sho
 from fedmuon.experiments.inspect.status import RunStatus, card, run_status
 from fedmuon.experiments.results import comparison
 from fedmuon.experiments.spending import unreleased
-from fedmuon.experiments.stability.findings import account
+from fedmuon.experiments.stability.neighbours_report import account
 from fedmuon.runs.directory import Record
 
 SHORT = 90  # characters of the reason why a run failed

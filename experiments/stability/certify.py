@@ -1,28 +1,50 @@
-"""What 001 promises of a run: which of its results the config falls under, and the bound they give.
+"""What the Stability note (001) promises of a run: the result that covers it, and its bound.
 
-`analysis` holds the formulas. What none of them covers is refused, with the sentence that says why.
+`fedmuon.analysis` holds the formulas. Here a config and what is known of its run become a
+`CertifiedSetting`, and `certify` returns its `Certificate`. A run that no result covers gets a
+refusal with the reason.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from fedmuon import analysis
-from fedmuon.analysis import Bound, Realized, Uniform
+from fedmuon.analysis import Bound, Realized, Run, Uniform
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
-from fedmuon.analysis.theory.recursion import by_samples
-from fedmuon.core.choices import is_own
+from fedmuon.analysis.theory.recursion import Method, by_samples
+from fedmuon.analysis.theory.trajectories import Reach, Start, reach
+from fedmuon.config.load import Config
+from fedmuon.config.schema import OrthogonalizerTable
+from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.stability.certified_setting import Case
-from fedmuon.experiments.stability.covered_recipes import has_map, method_of
+from fedmuon.data.partition import weights
+from fedmuon.data.source import Source
 from fedmuon.orthogonalize import Uncertified, lipschitz
+from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
+from fedmuon.tasks.constants import Constants, constants
 
-FAR_ABOVE = 1000.0  # times what rounding comes to is a certificate of float64
+MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # the second is the first by definition
+MAPLESS = ("fedavg", "fedavgm", "sgd")  # step along gradients or momenta: L = 1
+AVERAGES = ("mean", "by-samples")
+HEAVY = "heavy-tailed"  # a run resolves it to constant steps
+WHY = {
+    "adamw": "the recursion has no second moment, by whose root AdamW divides",
+    "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
+}
+OTHERS = "nothing is known of how far apart it keeps two models"
+PRIVATELY = "clipping and Poisson lots are no part of the recursion of 001"
+SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # the keys of Newton-Schulz
+
+FAR_ABOVE = 1000.0  # a certificate of float64 exceeds rounding errors by this factor
+CALLER = "The caller gave {} = {:g}: nothing here proves it."
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
@@ -44,10 +66,196 @@ AUTHOR = (
 )
 
 
+def has_map(config: Config) -> bool:
+    """Whether the recipe orthogonalizes."""
+    return config.local.recipe in MUON
+
+
+def method_of(config: Config) -> Method:
+    """The recipe as the recursion of `analysis.theory.recursion` sees it.
+
+    Raises:
+        Uncertified: If the recursion does not cover it.
+    """
+    local = config.local
+    if local.recipe not in MUON + MAPLESS:
+        why = PRIVATELY if local.recipe in PRIVATE else WHY.get(local.recipe, OTHERS)
+        raise Uncertified(
+            f"Recipe {local.recipe} has no certificate: {why}. Use one of "
+            f"{', '.join(MUON + MAPLESS)}."
+        )
+    if config.privacy.level == "client":
+        raise Uncertified(
+            "A run at client level has no certificate: the recursion of 001 has no clipped updates "
+            "and no noise. Set [privacy] level = 'example'."
+        )
+    if local.schedule == HEAVY:
+        raise Uncertified(
+            "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "
+            "to another one."
+        )
+    if config.federation.aggregate not in AVERAGES:
+        raise Uncertified(
+            "The recursion follows weighted means of what the participants return: set "
+            "[federation] aggregate = 'mean' or 'by-samples'."
+        )
+    if config.task.name != "matrix" and local.weight_decay and has_map(config):
+        raise Uncertified(
+            "Of a network's two step sizes each decays its parameters in its own way, which the "
+            "recursion does not follow: set [local] weight-decay = 0."
+        )
+    if local.recipe in ("fedavg", "fedavgm"):
+        server = local.server_momentum if local.recipe == "fedavgm" else 0.0
+        return Method(0.0, decay=local.weight_decay, server=server)
+    return Method(
+        local.momentum,
+        local.momentum_form,
+        local.weight_decay,
+        afresh=local.recipe == "local-muon",
+        alignment=local.alignment if local.recipe == "fedmuon-aligned" else 0.0,
+    )
+
+
+def size_of(table: OrthogonalizerTable) -> Growth | None:
+    """How large the output of the map gets; None if that is not known."""
+    schulz = table.model_dump(include=SCHULZ)
+    return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
+
+
+def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
+    """What is known of X0 [d, c] and, if `source` is given, of the samples.
+
+    None for a single class.
+    """
+    if weight.shape[1] < 2:
+        return None
+    centred = weight - weight.mean(1, keepdims=True, dtype=float)
+    unsigned = source is not None and (
+        source.inputs.dtype.kind == "u" or bool((source.inputs >= 0).all())
+    )
+    return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
+
+
 @dataclass(frozen=True)
-class Verdict:
-    """Y_i and Delta_i Y_i [N], the bound and the range B of the loss, or what refuses them; without
-    a bound, `status` says whether the certificates hold, and `scope` of what."""
+class CertifiedSetting:
+    """A run to certify, by all that is known of it.
+
+    Attributes:
+        config: Its config.
+        sizes: How many samples each client has [N].
+        participation: Who took part.
+        shape: The model's shape, if it is known.
+        l_orth: L_orth from the caller, in place of the proved one.
+        l_g: L_g from the caller, in place of the proved one.
+        dropped: Whether a participant was left out of some round.
+        constants: Estimates, in place of the task's proved constants.
+        caveats: What to know of these estimates.
+        refusal: Why there is no bound.
+        l_map: The Lipschitz constant that the author of a custom map promises.
+        stopped: Why a callback ended the run.
+        factors: Factors of the step size, by round [R].
+        moved: The largest perturbation that neighbours of each client showed [N].
+        start: What is known of X0.
+        gaps: Repeats the run and returns s_q of its momenta [R, E, K].
+    """
+
+    config: Config
+    sizes: np.ndarray
+    participation: Realized | Uniform
+    shape: tuple[int, int] | None = None
+    l_orth: float | None = None
+    l_g: float | None = None
+    dropped: bool = False
+    constants: Constants | None = None
+    caveats: tuple[str, ...] = ()
+    refusal: str = ""
+    l_map: float | None = None
+    stopped: str = ""
+    factors: np.ndarray | None = None
+    moved: np.ndarray | None = None
+    start: Start | None = None
+    gaps: Callable[[], np.ndarray] | None = None
+
+    @cached_property
+    def reach(self) -> Reach | None:
+        """The constants on the ball that the iterates cannot leave.
+
+        None if other constants are given or asked for, and where no ball is known: for an unknown
+        start, alignment, weight decay (towards 0, not X0), maps of unknown size, and recipes that
+        the recursion does not cover.
+        """
+        config, local = self.config, self.config.local
+        given = self.constants is not None or self.l_g is not None
+        size = size_of(config.orthogonalizer) if has_map(config) else float
+        if given or self.start is None or size is None or config.stability.constants != "ball":
+            return None
+        try:
+            method = method_of(config)
+        except Uncertified:
+            return None
+        if method.alignment or method.decay:
+            return None
+        return reach(self.start, self.rates, method, size, local.steps)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """The step sizes by round [R]."""
+        local, rounds = self.config.local, self.config.federation.rounds
+        return local.lr * (np.ones(rounds) if self.factors is None else self.factors)
+
+    @cached_property
+    def run(self) -> Run:
+        """The run in the terms of `fedmuon.analysis`."""
+        federation, local = self.config.federation, self.config.local
+        proved = self.reach.last if self.reach else self.constants or constants()
+        smoothness = proved.smoothness if self.l_g is None else self.l_g
+        return Run(
+            lr=local.lr,
+            beta=local.momentum,
+            rounds=federation.rounds,
+            local_steps=local.steps,
+            sizes=self.sizes,
+            weights=weights(self.sizes, federation.risk_weights),
+            constants=dataclasses.replace(proved, smoothness=smoothness),
+            batch=local.batch,
+            factors=self.factors,
+            reach=self.reach,
+            by_samples=federation.aggregate == "by-samples",
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is computed in float64."""
+        return self.config.engine.dtype == "float64"
+
+    def under(self, **changes: Any) -> "CertifiedSetting":
+        """The same run under other settings of [stability]."""
+        stability = self.config.stability.model_copy(update=changes)
+        config = self.config.model_copy(update={"stability": stability})
+        return dataclasses.replace(self, config=config)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What rests on estimates, or on the caller's word."""
+        named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
+        said = (CALLER.format(name, value) for name, value in named if value is not None)
+        return (*self.caveats, *said)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the theory promises of a run.
+
+    Attributes:
+        l_orth: The Lipschitz constant of the map.
+        exposures: Y_i [N].
+        certificates: Delta_i Y_i [N], the largest perturbation by one sample of client i.
+        bound: The generalization bound, if there is one.
+        refusal: Why nothing is promised.
+        loss_bound: B, the range of the loss.
+        status: Without a bound, whether the certificates hold.
+        scope: Without a bound, of what they hold.
+    """
 
     l_orth: float | None
     exposures: np.ndarray | None = None
@@ -67,37 +275,50 @@ class Verdict:
             return float((moved[above] / self.certificates[above]).max(initial=0.0))
 
 
-def judge(case: Case) -> Verdict:
-    """What the theory promises of this run."""
+def certify(case: CertifiedSetting) -> Certificate:
+    """Return what the theory promises of this run, or the reason why it promises nothing."""
     l_orth = None
     try:
         _require_covered(case)
-        if _takes_signs(case):
+        if (
+            case.config.orthogonalizer.name == "exact-sign"
+            and has_map(case.config)
+            and case.l_orth is None
+        ):
             return _in_tube(case)
         l_orth = map_constant(case) if case.l_orth is None else case.l_orth
-        return _certified(case, l_orth)
+        return _bounded(case, l_orth)
     except InputError as error:
-        return Verdict(l_orth, refusal=str(error))
+        return Certificate(l_orth, refusal=str(error))
 
 
-def _takes_signs(case: Case) -> bool:
-    exact = case.config.orthogonalizer.name == "exact-sign" and has_map(case.config)
-    return exact and case.l_orth is None
+def _require_covered(case: CertifiedSetting) -> None:
+    """Reject recipes without a theory, unknown constants, and schedules that depend on the data."""
+    method_of(case.config)
+    if case.config.task.name != "matrix" and not (case.constants or case.refusal):
+        raise Uncertified(
+            "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose "
+            "folder has estimates, or set [task] name = 'matrix'."
+        )
+    if case.refusal:
+        raise Uncertified(case.refusal)
+    if case.stopped:
+        raise Uncertified(
+            "The run was ended by what it saw of its data, which no schedule drawn in advance "
+            "covers: run without early stopping."
+        )
+    if case.dropped:
+        raise Uncertified(
+            "A participant dropped out of some round, which no schedule drawn in advance covers: "
+            "run with [faults] policy strict."
+        )
 
 
-def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
-    """L_orth and the bound with the printed constant of the map, and with the proved one."""
-    found: dict[str, dict[str, float | None]] = {}
-    for kind in ("paper", "sharp") if case.l_orth is None else ():
-        verdict = judge(case.under(lipschitz=kind))
-        value = verdict.bound.value if verdict.bound else None
-        found[kind] = {"l_orth": verdict.l_orth, "value": value}
-    return found
+def map_constant(case: CertifiedSetting) -> float:
+    """L_orth of the configured map, of the configured kind; 1 without a map.
 
-
-def map_constant(case: Case) -> float:
-    """L_orth of the configured map, of the configured kind (`fedmuon.orthogonalize.lipschitz`); 1
-    where there is none."""
+    See `fedmuon.orthogonalize.lipschitz`.
+    """
     table, stability = case.config.orthogonalizer, case.config.stability
     if not has_map(case.config):
         return 1.0
@@ -115,11 +336,10 @@ def map_constant(case: Case) -> float:
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K
     smoothed = {"sigma": table.sigma, "alpha": stability.alpha_smoothing}  # 001, Corollary D.11
-    schulz = {"steps", "coefficients", "eps", "normalization"}
     parameters: dict[str, dict[str, Any]] = {
         "smoothed-polar": {"lam": table.lambda_},
         "clipped-sign": {"gamma": table.clip_level},
-        "newton-schulz": table.model_dump(include=schulz),
+        "newton-schulz": table.model_dump(include=SCHULZ),
         "gaussian-smoothed-sign": {**smoothed, "calls": calls, "shape": case.shape},
     }
     found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
@@ -130,45 +350,21 @@ def map_constant(case: Case) -> float:
     return found
 
 
-def _require_covered(case: Case) -> None:
-    method_of(case.config)
-    _require_constants(case)
-    _require_as_planned(case)
+def _bounded(case: CertifiedSetting, l_orth: float) -> Certificate:
+    """Stability note, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2.
 
-
-def _require_constants(case: Case) -> None:
-    if case.config.task.name != "matrix" and not (case.constants or case.refusal):
-        raise Uncertified(
-            "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose "
-            "folder has estimates, or set [task] name = 'matrix'."
-        )
-    if case.refusal:
-        raise Uncertified(case.refusal)
-
-
-def _require_as_planned(case: Case) -> None:
-    """Nothing that was seen of the data may have changed who took part, or for how long."""
-    if case.stopped:
-        raise Uncertified(
-            "The run was ended by what it saw of its data, which no schedule drawn in advance "
-            "covers: run without early stopping."
-        )
-    if case.dropped:
-        raise Uncertified(
-            "A participant dropped out of some round, which no schedule drawn in advance covers: "
-            "run with [faults] policy strict."
-        )
-
-
-def _certified(case: Case, l_orth: float) -> Verdict:
-    """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2; H and G have
-    all of delta each, as the smaller is known before the data, or with a C_hp of the caller's the
-    halves that are printed."""
-    run, stability = case.run, case.config.stability
-    exposures, moved = _exposed(case, l_orth)
-    assumed, failure = _assumed(case)
-    least, rounding = moved[moved > 0].min(initial=math.inf), _rounding(case)
-    sound = case.exact and least >= FAR_ABOVE * rounding
+    H and G have all of delta each, because the smaller one is known before the data. With a number
+    for C_hp they have the halves that are printed.
+    """
+    run, stability, part = case.run, case.config.stability, case.participation
+    method = method_of(case.config)
+    following = run if method == Method(run.beta) else dataclasses.replace(run, method=method)
+    moved = analysis.certificate(following, l_orth, part)
+    drawn = isinstance(part, Realized) and part.rows is not None
+    exposures = moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run))
+    assumed, failure = _assumptions(case)
+    rounding = _rounding(case)
+    sound = case.exact and moved[moved > 0].min(initial=math.inf) >= FAR_ABOVE * rounding
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -182,49 +378,11 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         other_failure=failure,
     )
     promised = np.where(moved > 0, moved + rounding, 0.0)
-    return Verdict(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
+    return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
 
 
-def _in_tube(case: Case) -> Verdict:
-    """001, Lemma D.12 in the quotient by the ones vector: certificates of this run's neighbours."""
-    part, run, method = case.participation, case.run, method_of(case.config)
-    if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
-        raise Uncertified(JUMPS)
-    each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
-    smooth = run.reach.smoothness if run.reach else run.constants.smoothness
-    of_run = case.gaps(), part.schedule, each, rates
-    after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
-    if case.config.stability.lipschitz == "sharp":
-        shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
-        tube = analysis.follow(*of_run, method, shares=shares, **after)
-    elif case.plain and not run.by_samples:
-        tube = analysis.certify(*of_run, run.beta, kind="paper", **after)
-    else:
-        raise Uncertified(PRINTED)
-    status = "estimated" if case.given else "realized"
-    exposures = tube.perturbation / each
-    return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
-
-
-def _rounding(case: Case) -> float:
-    """What R E roundings of the whole model in float64 come to, each as large as much decay makes
-    it, where |1 - lr decay| > 1, and moves off by sqrt(n) of them, as sums over n samples are whose
-    roundings are a random walk. It is added to certificates, as one that is attained, by one step
-    along gradients for instance, is exceeded by that; what is called certified is far above it, so
-    that proved constants certify what is computed in real numbers, or all but so."""
-    if case.shape is None:
-        return 0.0
-    run, steps = case.run, case.run.rounds * case.run.local_steps
-    rates = run.lr * (np.ones(run.rounds) if run.factors is None else run.factors)
-    with np.errstate(over="ignore"):
-        grown = np.maximum(1, abs(1 - rates * method_of(case.config).decay)) ** run.local_steps
-        moved = case.reach.radius if case.reach else run.lr * steps
-        far = (case.start.reach if case.start else 1.0) + moved * math.sqrt(run.sizes.max())
-        return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
-
-
-def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
-    """What the bound stands on, and how often it fails beyond delta: failures add up."""
+def _assumptions(case: CertifiedSetting) -> tuple[tuple[str, ...], float]:
+    """What the bound assumes, and how often it fails in addition to delta."""
     part, failure = case.participation, 0.0
     inside = [RANGE]
     if case.reach and case.start:
@@ -239,15 +397,49 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
         assumed.append(AUTHOR.format(case.l_map))
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
-    assumed += [ALIGNED] if case.aligned else []
+    if case.config.local.recipe == "fedmuon-aligned":
+        assumed.append(ALIGNED)
     return (*assumed, *case.given), failure
 
 
-def _exposed(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
-    """Y_i (or Y_i^mb, or Psi) and Delta_i Y_i, each [N]."""
-    run, part = case.run, case.participation
-    if not case.plain:
-        run = dataclasses.replace(run, method=method_of(case.config))
-    moved = analysis.certificate(run, l_orth, part)
-    drawn = isinstance(part, Realized) and part.rows is not None
-    return moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run)), moved
+def _rounding(case: CertifiedSetting) -> float:
+    """What R E roundings of the whole model in float64 can add up to.
+
+    Weight decay with |1 - lr decay| > 1 makes each of them grow. Gradients are sums over n samples,
+    whose roundings are a random walk, so moves are off by sqrt(n) of them. Certificates have this
+    added, because a run that attains its certificate exceeds it by rounding. Only certificates far
+    above it are called certified.
+    """
+    if case.shape is None:
+        return 0.0
+    run, steps = case.run, case.run.rounds * case.run.local_steps
+    with np.errstate(over="ignore"):
+        decayed = abs(1 - case.rates * method_of(case.config).decay)
+        grown = np.maximum(1, decayed) ** run.local_steps
+        moved = case.reach.radius if case.reach else run.lr * steps
+        far = (case.start.reach if case.start else 1.0) + moved * math.sqrt(run.sizes.max())
+        return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
+
+
+def _in_tube(case: CertifiedSetting) -> Certificate:
+    """Certificates of this run's neighbours under the exact sign.
+
+    Stability note, Lemma D.12, in the quotient by the ones vector.
+    """
+    part, run, method = case.participation, case.run, method_of(case.config)
+    if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
+        raise Uncertified(JUMPS)
+    each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
+    smooth = run.reach.smoothness if run.reach else run.constants.smoothness
+    of_run = case.gaps(), part.schedule, each, rates
+    after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
+    if case.config.stability.lipschitz == "sharp":
+        shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
+        tube = analysis.follow(*of_run, method, shares=shares, **after)
+    elif method == Method(run.beta) and not run.by_samples:
+        tube = analysis.certify(*of_run, run.beta, kind="paper", **after)
+    else:
+        raise Uncertified(PRINTED)
+    status = "estimated" if case.given else "realized"
+    exposures = tube.perturbation / each
+    return Certificate(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)

@@ -1,4 +1,4 @@
-"""All neighbours of one run, client by client, each client beside its certificate."""
+"""The figure of a run's neighbours, client by client, with their certificates."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,10 +10,11 @@ from fedmuon.analysis.report.numbers import number
 
 
 @style.styled
-def census(neighbours: Columns, narrow: bool = False) -> Figure:
-    """Perturbations [T] by client with their certificates; and their shares of them, all clients.
+def census_figure(neighbours: Columns, narrow: bool = False) -> Figure:
+    """All neighbours of one run [T], client by client, with their certificates.
 
-    Without certificates the second panel shows the perturbations themselves.
+    The second panel shows the perturbations as shares of their certificates, or the perturbations
+    themselves if there are no certificates.
     """
     figure, (left, right) = style.canvas(2, narrow, 3.3)
     _strips(left, neighbours)
@@ -33,55 +34,35 @@ def by_exposure(neighbours: Columns) -> np.ndarray:
 
 
 def _strips(axes: Axes, neighbours: Columns) -> None:
+    """A quantile plot of each client's perturbations, and a bar at its certificate."""
     clients, moved = by_exposure(neighbours), neighbours["perturbation"]
-    rank = np.empty(len(moved))
+    rank, promised, idle = np.empty(len(moved)), np.empty(len(clients)), []
     for place, i in enumerate(clients, 1):
         mine = np.flatnonzero(neighbours["client"] == i)
-        rank[mine] = place + spread(len(mine))[np.argsort(np.argsort(moved[mine], kind="stable"))]
+        within = (np.arange(len(mine)) + 0.5) / len(mine) * 0.7 - 0.35  # smallest at the left
+        rank[mine] = place + within[np.argsort(np.argsort(moved[mine], kind="stable"))]
+        promised[place - 1] = neighbours["certificate"][mine].max()
+        idle += [place] if (moved[mine] == 0).any() else []
     up, size = moved > 0, 1.8 if len(moved) > 300 else 3.5
     axes.plot(rank[up], moved[up], "o", color=style.BLUE, ms=size, mew=0,
               rasterized=True, label="one neighbour")  # fmt: skip
-    _certificates(axes, neighbours, clients)
-    _idle(axes, neighbours, clients)
+    places, known = np.arange(1, len(clients) + 1), (promised > 0) & np.isfinite(promised)
+    if known.any():
+        axes.hlines(promised[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
+                    lw=1.6, label="certificate")  # fmt: skip
+    if idle:  # a log axis has no zero, so they get a mark at its foot
+        axes.plot(idle, [0.02] * len(idle), "x", color=style.RED, ms=5,
+                  transform=axes.get_xaxis_transform(),
+                  label=f"0, off the log axis: {(moved == 0).sum()} of {len(moved)}")  # fmt: skip
     style.log_y(axes)
     axes.set_xlim(0.3, len(clients) + 0.7)
-    _name_clients(axes, clients)
-    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
-
-
-def spread(count: int) -> np.ndarray:
-    """Places within a client's strip [count], smallest perturbation left: a quantile plot."""
-    return (np.arange(count) + 0.5) / count * 0.7 - 0.35
-
-
-def _certificates(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
-    """A bar over each client that has a positive, finite certificate."""
-    every = np.array([neighbours["certificate"][neighbours["client"] == i].max() for i in clients])
-    places = np.arange(1, len(clients) + 1)
-    known = (every > 0) & np.isfinite(every)
-    if known.any():
-        axes.hlines(every[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
-                    lw=1.6, label="certificate")  # fmt: skip
-
-
-def _idle(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
-    """Clients with neighbours that moved nothing: a log axis has no zero, so a mark at its foot."""
-    still = neighbours["perturbation"] == 0
-    places = [k for k, i in enumerate(clients, 1) if still[neighbours["client"] == i].any()]
-    if places:
-        axes.plot(places, [0.02] * len(places), "x", color=style.RED, ms=5,
-                  transform=axes.get_xaxis_transform(),
-                  label=f"0, off the log axis: {still.sum()} of {len(still)}")  # fmt: skip
-
-
-def _name_clients(axes: Axes, clients: np.ndarray) -> None:
-    """Their numbers while these can be read; places in the order otherwise."""
-    if len(clients) <= 20:
+    if len(clients) <= 20:  # their numbers can be read
         turn = 90 if len(clients) > 10 else 0
         axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
         axes.set_xlabel("client, in rising order of exposure $Y_i(C)$")
     else:
         axes.set_xlabel("clients in rising order of exposure $Y_i(C)$")
+    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
 
 
 def _shares(axes: Axes, neighbours: Columns) -> None:

@@ -20,19 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.analysis.report.claims import spearman
 from fedmuon.config.load import Config
 from fedmuon.config.read_if import reads
+from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.federated.adjoint import Pulled, pulled_back
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import targets_on
 from fedmuon.federated.rounds import Experiment, ServerState, begin
+from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
@@ -42,6 +45,13 @@ DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
 JUMPS = ("exact-sign", "randomized-polar")
+RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
+PREDICTED = "predicted.csv"
+LEAST = 1e-6  # of the largest perturbation: smaller ones are rounding
+CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estimated)",
+               "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
+               "spearman": "Spearman's rho of predicted and exact",
+               "largest_error": "largest relative error of a prediction"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,14 @@ class Candidates:
     samples: Batch
 
     @classmethod
-    def of(cls, run: Laboratory, experiment: Experiment) -> "Candidates":
-        """All that may replace a sample of some participant; of too many, some that are drawn."""
+    def of(cls, run: FinishedRun, experiment: Experiment) -> "Candidates":
+        """All that may replace a sample of some participant; if too many, a random choice."""
         active = np.unique(experiment.plan.schedule()).tolist()
         each = {i: held_out(run.data, run.source, i) for i in active}
-        index, most = np.unique(np.concatenate(list(each.values()))), _most(experiment)
+        index, most, plan = np.unique(np.concatenate(list(each.values()))), POOL, experiment.plan
+        if plan.batch:  # each mini-batch that has a candidate keeps k numbers of it
+            batches = plan.rounds * plan.per_round * plan.steps
+            most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
             raise InputError(
                 "no held-out sample has a label of a participant, so none can replace any of its "
@@ -73,8 +86,11 @@ class Candidates:
         return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
 
     def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
-        """Those of some participants and none for all others, as many as memory allows for: full
-        batches keep k numbers of each candidate and participant. In the order of a reverse pass."""
+        """Groups of participants that memory allows for, in the order of a reverse pass.
+
+        Each group admits its own candidates and none of the others'. Full batches keep k numbers of
+        each candidate and participant.
+        """
         met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
         each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
         size = len(met) if experiment.plan.batch else max(1, KEPT // each)
@@ -84,30 +100,26 @@ class Candidates:
             yield replace(self, admitted=admitted)
 
     def of_client(self, client: int) -> Batch:
-        """Those that may replace its samples."""
+        """The candidates that may replace the client's samples."""
         place = self.admitted[client]
         if len(place) == len(self.index):
             return self.samples
         return Batch(self.samples.inputs[place], self.samples.labels[place])
 
 
-def _most(experiment: Experiment) -> int:
-    """Mini-batches keep k numbers of each candidate, as it stands in some of them only."""
-    plan = experiment.plan
-    kept = plan.rounds * plan.per_round * plan.steps * DIRECTIONS
-    return max(1, min(POOL, KEPT // (8 * kept))) if plan.batch else POOL
-
-
 @dataclass
 class Slopes:
-    """<V, dX^R / dw> of one client's samples [k, n_i], and of its candidates [k, P] in the place of
-    the rows of some batch, None if those are all."""
+    """<V, dX^R / dw> of one client's samples [k, n_i] and of its candidates.
+
+    `others` has the candidates' numbers [k, P] in the place of the rows of a batch; None stands for
+    all rows.
+    """
 
     own: Tensor
     others: list[tuple[np.ndarray | None, Tensor]] = field(default_factory=list)
 
     def add(self, pulled: Pulled) -> None:
-        """One batch more."""
+        """Add a batch."""
         self.own[:, slice(None) if pulled.rows is None else pulled.rows] += pulled.own
         if pulled.rows is None and self.others:
             self.others[0][1].add_(pulled.others)
@@ -123,8 +135,7 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of some samples at one model, the slopes s [n, c] of grad loss = u s^T, and <V, grad loss>
-    [k, n]."""
+    """Gradients u s^T of samples at one model: the slopes s [n, c], and <V, grad loss> [k, n]."""
 
     samples: Batch
     slopes: Tensor
@@ -132,21 +143,27 @@ class Gradients:
 
     @classmethod
     def of(cls, task: MatrixTask, model: Params, towards: Params, samples: Batch) -> "Gradients":
-        """Those in the directions [k, 1, d, c]."""
+        """The gradients, and their products with the directions [k, 1, d, c]."""
         slopes = task.slopes(model, samples)[0]
         turned = torch.tensordot(samples.inputs, towards["weight"][:, 0].transpose(0, 1), 1)
         return cls(samples, slopes, (turned * slopes[:, None]).sum(-1).T)
 
     def some(self, rows: slice | np.ndarray) -> "Gradients":
-        """Those of some of the samples."""
+        """The gradients of these rows."""
         samples = Batch(self.samples.inputs[rows], self.samples.labels[rows])
         return Gradients(samples, self.slopes[rows], self.along[:, rows])
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of so many `pairs` (client, position, replacement) the `top` that should hurt most, and then
-    as many drawn ones: `rows` [T, 3] with what is `predicted` [T]."""
+    """The replacements that should move the model most, and as many random ones.
+
+    Attributes:
+        rows: (client, position, replacement) [T, 3].
+        predicted: Predicted perturbations [T].
+        top: How many rows are the highest predictions. The others are random.
+        pairs: How many replacements were ranked.
+    """
 
     rows: np.ndarray
     predicted: np.ndarray
@@ -154,13 +171,15 @@ class Ranking:
     pairs: int
 
 
-def ranked(
-    run: Laboratory,
+def rank_replacements(
+    run: FinishedRun,
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Ranking:
-    """The `trials` samples that hurt most, each with the replacement that does; `on_round_end` sees
-    each round that a pass went back through."""
+    """Rank the replacements, and choose the `trials` samples that should move the model most.
+
+    `on_round_end` is called for each round that a reverse pass went through.
+    """
     best, drawn, pairs = [], [], 0
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
     for client, index, moved in predictions(run, on_round_end, on_start):
@@ -175,7 +194,7 @@ def ranked(
 
 
 def predictions(
-    run: Laboratory,
+    run: FinishedRun,
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -193,11 +212,22 @@ def predictions(
         on_round_end({"done": next(done), "ranking": "ranking by derivatives"})
 
     for some in groups:
-        blocks = _swept(experiment, start, parts, some, heard)
+        try:
+            blocks = [_slopes(experiment, start, part, some, heard) for part in parts]
+        except RuntimeError as error:  # of autograd, in what the user brought
+            raise InputError(
+                f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
+                "neighbours to own, any or all"
+            ) from error
         for client in blocks[0]:
             if not len(place := some.admitted[client]):
                 continue
-            one = _joined([block[client] for block in blocks])
+            each = [block[client] for block in blocks]  # of all directions
+            others = [
+                (same[0][0], torch.cat([numbers for _, numbers in same]))
+                for same in zip(*(one.others for one in each), strict=True)
+            ]
+            one = Slopes(torch.cat([one.own for one in each]), others)
             if near is None:
                 moved = torch.stack([d.square().mean(0).sqrt() for d in one.differences()])
             else:
@@ -206,25 +236,12 @@ def predictions(
             yield client, some.index[place], moved.cpu().numpy()
 
 
-def _swept(
+def _regressor(
+    run: FinishedRun,
     experiment: Experiment,
     start: ServerState,
-    parts: Sequence[Params],
-    candidates: Candidates,
-    heard: Callable[[], None],
-) -> list[dict[int, Slopes]]:
-    """What reverse passes say of each participant, part by part of the directions."""
-    try:
-        return [_slopes(experiment, start, part, candidates, heard) for part in parts]
-    except RuntimeError as error:  # of autograd, at what the user brought
-        raise InputError(
-            f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
-            "neighbours to own, any or all"
-        ) from error
-
-
-def _regressor(
-    run: Laboratory, experiment: Experiment, start: ServerState, towards: Params, others: Candidates
+    towards: Params,
+    others: Candidates,
 ) -> tuple[Gradients, Gradients] | None:
     """Gradients of all samples and candidates where they have closed forms."""
     task, shards = experiment.task, experiment.shards
@@ -239,8 +256,8 @@ def _regressor(
     )
 
 
-def smooth(run: Laboratory) -> Experiment:
-    """The run's experiment in float64, refused where it has no derivative."""
+def smooth(run: FinishedRun) -> Experiment:
+    """The run's experiment in float64; rejects a run that has no derivative."""
     config, recipe = run.config, run.experiment.recipe
     require_smooth(config, recipe.private, [link.name for link in recipe.chain.links])
     if run.experiment.task.dtype == torch.float64:
@@ -252,8 +269,10 @@ def smooth(run: Laboratory) -> Experiment:
 
 
 def require_smooth(config: Config, private: bool = False, links: Sequence[str] = ()) -> None:
-    """Refuse what has no derivative, as far as the config tells; `links` tell more, and so does
-    whether a recipe of the user's is `private`."""
+    """Reject a run that has no derivative, as far as the config tells.
+
+    `private` and `links` tell more about a custom recipe.
+    """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
         why = "what a private run is made of is clipped, and its noise hides it"
@@ -271,7 +290,7 @@ def require_smooth(config: Config, private: bool = False, links: Sequence[str] =
     )
 
 
-def _directions(run: Laboratory, params: Params) -> Params:
+def _directions(run: FinishedRun, params: Params) -> Params:
     """V [k, 1, ...], Gaussian."""
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=4)
     return {
@@ -281,8 +300,11 @@ def _directions(run: Laboratory, params: Params) -> Params:
 
 
 def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
-    """As many directions at once as memory allows: a pass holds some copies for each client, and
-    of the matrix task's logits of one client and of all candidates."""
+    """Split the directions into parts that memory allows for.
+
+    A pass holds some copies for each client, and in the matrix task the logits of one client and of
+    all candidates.
+    """
     task, sizes = experiment.task, np.diff(experiment.shards.offsets)
     entries = sum(value[0].numel() for value in towards.values()) * experiment.plan.per_round
     if isinstance(task, MatrixTask):
@@ -299,20 +321,13 @@ def _slopes(
     candidates: Candidates,
     heard: Callable[[], None],
 ) -> dict[int, Slopes]:
-    """What a reverse pass says of each participant."""
+    """One reverse pass: the slopes of each participant."""
     found: dict[int, Slopes] = {}
     for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
         size = experiment.shards.size(pulled.client)
         fresh = Slopes(pulled.own.new_zeros(len(pulled.own), size))
         found.setdefault(pulled.client, fresh).add(pulled)
     return found
-
-
-def _joined(parts: Sequence[Slopes]) -> Slopes:
-    """The same of all directions."""
-    each = zip(*(one.others for one in parts), strict=True)
-    others = [(same[0][0], torch.cat([found for _, found in same])) for same in each]
-    return Slopes(torch.cat([one.own for one in parts]), others)
 
 
 def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
@@ -328,10 +343,45 @@ def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
 
 
 def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: Batch) -> Tensor:
-    """||u s^T - v t^T||_F for u [n, d] with s [S, n, c] against v [P, d] with t [S, P, c],
-    [S, n, P]: |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t), as both matrices have rank one. Inputs
-    may be stacks, too."""
+    """||u s^T - v t^T||_F [S, n, P] for u [n, d], s [S, n, c], v [P, d] and t [S, P, c].
+
+    Both matrices have rank one, so the square is |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t). The
+    inputs u and v may be stacks, too.
+    """
     mine = own.inputs.square().sum(-1) * slopes.square().sum(-1)
     theirs = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
     cross = (own.inputs @ there.inputs.mT) * (slopes @ slopes_there.mT)
     return (mine[:, :, None] + theirs[:, None, :] - 2 * cross).clamp_min_(0).sqrt_()
+
+
+def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart) -> Ranking:
+    """The ranking that an interrupted command left for this very run; else a new one is stored."""
+    file, home = run.out / RANKING, RunDirectory(run.out).mark
+    lines = files.whole_lines(file)
+    if lines and (there := files.unsealed(lines[0], home)) is not None:
+        rows = np.array(there["rows"], dtype=np.int64).reshape(-1, 3)
+        return Ranking(rows, np.array(there["predicted"]), there["top"], there["pairs"])
+    found = rank_replacements(run, on_round_end, on_start)
+    record = {"rows": found.rows.tolist(), "predicted": found.predicted.tolist()}
+    record |= {"top": found.top, "pairs": found.pairs}
+    files.write_bytes(file, files.sealed(record, home).encode())
+    return found
+
+
+def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
+    """Compare the predictions with the exact perturbations [T] of all rows.
+
+    Predictions are of first order and estimated, so they certify nothing.
+    """
+    predicted, least = ranking.predicted, LEAST * moved.max()
+    error = np.abs(predicted - moved) / np.maximum(moved, least) if least else np.zeros(1)
+    rho = spearman(predicted, moved)
+    return {
+        "pairs": ranking.pairs,
+        "compared": len(moved),
+        "spearman": rho if np.isfinite(rho) else None,
+        "largest_error": float(error.max()),
+        "largest_predicted": float(predicted.max()),
+        "largest": float(moved.max()),
+        "largest_drawn": float(moved[ranking.top :].max()),
+    }

@@ -1,9 +1,9 @@
-"""`fedmuon stability`: a run beside its replace-one neighbours, each held to its certificate.
+"""`fedmuon stability`: a run and its replace-one neighbours, compared with their certificates.
 
-Replica 0 of every stack is the unperturbed run and replica s the neighbour s - 1; all share one
-realization of the run's randomness, and ||X_s^R - X_0^R||_F is what replacing one sample did. For
-the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, as both runs must stay
-clear of clipping (001, Corollary D.11).
+Replica 0 of every stack is the unperturbed run, and replica s is neighbour s - 1. All share one
+realization of the run's randomness, so ||X_s^R - X_0^R||_F is the effect of replacing one sample.
+For the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, because both runs
+must stay clear of clipping (Stability note, Corollary D.11).
 """
 
 import dataclasses
@@ -24,21 +24,34 @@ from fedmuon.core.locks import held, require_place
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
-from fedmuon.experiments.run import execute as run
+from fedmuon.experiments.run import execute as make_run
 from fedmuon.experiments.run import on_engine
 from fedmuon.experiments.spending import unreleased
 from fedmuon.experiments.stability import bound, gap, realized
-from fedmuon.experiments.stability.influence import Ranking, require_smooth
-from fedmuon.experiments.stability.measure import Laboratory
-from fedmuon.experiments.stability.prediction_check import CALIBRATION, PREDICTED, calibrated, lines
-from fedmuon.experiments.stability.ranking import RANKING, kept
+from fedmuon.experiments.stability.finished_run import (
+    CENSUS,
+    FinishedRun,
+    from_directory,
+    largest_moves,
+    read_census,
+)
+from fedmuon.experiments.stability.influence import (
+    CALIBRATION,
+    PREDICTED,
+    RANKING,
+    Ranking,
+    calibration,
+    require_smooth,
+    stored_ranking,
+)
 from fedmuon.experiments.tables import facts
 from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
-CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"
+PREDICTED_HEADER = "client,index,replacement,predicted,perturbation\n"
+PROGRESS = ".neighbours.progress"
 ONE_MODEL = "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
 SECRET_COHORTS = (
     "neighbours of a run share its participants, and [privacy] cohorts = 'poisson' draws them in "
@@ -46,6 +59,7 @@ SECRET_COHORTS = (
 )
 GAP = "population gap"  # at the clients' label shares; the test gap is of the samples held out
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
+UNDECIDED = Text("undecided: its interval reaches above the bound", style="yellow")
 
 
 def execute(
@@ -55,38 +69,40 @@ def execute(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """The run in `out`, its neighbours.csv and its bound.json, whose content is returned.
+    """Make the run in `out` and its neighbours, and return the content of bound.json.
 
-    `on_round_end` sees each finished stack of neighbours.
+    `on_round_end` is called with each finished stack of neighbours.
     """
     if config:
         require_measurable(config)
     with held(out):
-        run(config, out, resume, more_files={CENSUS: HEADER.encode()})
+        make_run(config, out, resume, more_files={CENSUS: HEADER.encode()})
         given = config.given if config else NOTHING
-        laboratory = Laboratory.open(out, given)
-        require_measurable(laboratory.config)
-        case = bound.from_directory(out, given=given)
-        verdict = bound.judge(case)
-        if (finished := _ranked_before(out)) is not None:
-            return finished
+        run = FinishedRun.open(out, given)
+        require_measurable(run.config)
+        case = from_directory(out, given=given)
+        certificate = bound.certify(case)
+        if not (out / PROGRESS).exists() and PREDICTED in files.sums_of(out):
+            # All has ended, and to rank the worst neighbours again would take long.
+            files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
+            return json.loads(files.read_text(out / "bound.json"))
         with RunDirectory(out).failing():
-            compared = on_engine(
-                laboratory.config,
-                lambda engine: _measured(laboratory, verdict, on_round_end, on_start, engine),
+            compared, more = on_engine(
+                run.config,
+                lambda engine: _run_and_compare(run, certificate, on_round_end, on_start, engine),
             )
-        moved = bound.largest_moves(out / CENSUS, len(case.sizes))
+        moved = largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
-        record = bound.report(case, verdict)
-        record |= gap.measured(laboratory, case, verdict) | compared[0]
-        if laboratory.config.stability.realized:
-            record["realized"] = realized.measured(laboratory, verdict)
-        _write(out, record, compared[1])
+        record = bound.report(case, certificate)
+        record |= gap.measure_gap(run, case, certificate) | compared
+        if run.config.stability.realized:
+            record["realized"] = realized.write_certificates(run, certificate)
+        _write(out, record, more)
     return record
 
 
 def require_measurable(config: Config) -> None:
-    """Refuse what has no neighbours that could be run, or not those that are asked for."""
+    """Reject a run whose neighbours cannot be run, or not those that are asked for."""
     privacy, table = config.privacy, config.stability
     if config.engine.name == "deployment":
         raise InputError(ONE_MODEL)
@@ -98,36 +114,31 @@ def require_measurable(config: Config) -> None:
         require_smooth(config)
 
 
-def _ranked_before(out: Path) -> Record | None:
-    """bound.json where the worst neighbours were ranked, which takes long, and all has ended."""
-    if (out / PROGRESS).exists() or PREDICTED not in files.sums_of(out):
-        return None
-    files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
-    return json.loads(files.read_text(out / "bound.json"))
-
-
-def _measured(
-    laboratory: Laboratory,
-    verdict: bound.Verdict,
+def _run_and_compare(
+    run: FinishedRun,
+    certificate: bound.Certificate,
     on_round_end: OnRoundEnd,
     on_start: OnStart,
     engine: Engine,
 ) -> tuple[Record, dict[str, bytes]]:
-    """Run the neighbours; of a ranking, what exact runs say of it, with predicted.csv."""
-    ranking = measure(laboratory, verdict, on_round_end, on_start, engine)
+    """Run the neighbours; compare a ranking with exact runs, and return predicted.csv with it."""
+    ranking = measure(run, certificate, on_round_end, on_start, engine)
     if ranking is None:
         return {}, {}
-    top = bound.read_census(laboratory.out / CENSUS, usecols=(4,))[:, 0]
-    drawn, size = ranking.rows[ranking.top :], stack_size(laboratory)
+    top = read_census(run.out / CENSUS, usecols=(4,))[:, 0]
+    drawn, size = ranking.rows[ranking.top :], stack_size(run)
     parts = np.split(drawn, range(size, len(drawn), size))
-    moved = np.concatenate([top, *(perturbations(laboratory, one, engine) for one in parts)])
-    content = lines(ranking, _index(laboratory.data, ranking.rows), moved)
-    return {"influence": calibrated(ranking, moved)}, {PREDICTED: content}
+    moved = np.concatenate([top, *(perturbations(run, one, engine) for one in parts)])
+    index = _index(run.data, ranking.rows)
+    columns = (ranking.rows[:, 0], index, ranking.rows[:, 2], ranking.predicted, moved)
+    rows = zip(*(one.tolist() for one in columns), strict=True)
+    lines = [PREDICTED_HEADER, *(",".join(map(repr, row)) + "\n" for row in rows)]
+    return {"influence": calibration(ranking, moved)}, {PREDICTED: "".join(lines).encode()}
 
 
 def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
-    """bound.json and `more`, and the sums of them and of neighbours.csv, to which no line is added
-    any more."""
+    """Write bound.json and `more`, and their checksums and that of neighbours.csv, which is
+    complete."""
     content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
     made = {"bound.json": content, **more}
     files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
@@ -139,27 +150,31 @@ def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
 
 
 def measure(
-    laboratory: Laboratory,
-    verdict: bound.Verdict,
+    run: FinishedRun,
+    certificate: bound.Certificate,
     on_round_end: OnRoundEnd,
     on_start: OnStart,
     engine: Engine = run_rounds,
 ) -> Ranking | None:
-    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines; the
-    ranking that they come from, if any."""
-    worst = laboratory.config.stability.neighbours == "worst"
-    ranking = kept(laboratory, on_round_end, on_start) if worst else None
-    drawn = pick(laboratory) if ranking is None else ranking.rows[: ranking.top]
-    heads = _heads(laboratory.data, drawn)
-    file, size = laboratory.out / CENSUS, stack_size(laboratory)
+    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines.
+
+    Returns:
+        The ranking of the worst neighbours, if these are asked for.
+    """
+    worst = run.config.stability.neighbours == "worst"
+    ranking = stored_ranking(run, on_round_end, on_start) if worst else None
+    drawn = pick(run) if ranking is None else ranking.rows[: ranking.top]
+    rows = zip(drawn[:, 0], _index(run.data, drawn), drawn[:, 2], strict=True)
+    heads = [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
+    file, size = run.out / CENSUS, stack_size(run)
     done, mark = _cut_back(file, heads)
     on_start(done, len(drawn))
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
-        moved = perturbations(laboratory, drawn[part], engine)
-        tails = _tails(verdict, drawn[part, 0], moved)
+        moved = perturbations(run, drawn[part], engine)
+        tails = _tails(certificate, drawn[part, 0], moved)
         lines = [a + b for a, b in zip(heads[part], tails, strict=True)]
-        require_place(laboratory.out)
+        require_place(run.out)
         files.append(file, lines, durable=True)
         done, mark = done + len(lines), files.crc("".join(lines), mark)
         noted = files.sealed({"lines": done, "crc": mark})
@@ -168,9 +183,9 @@ def measure(
     return ranking
 
 
-def pick(laboratory: Laboratory) -> np.ndarray:
+def pick(run: FinishedRun) -> np.ndarray:
     """(client, position, replacement) of every neighbour, [T, 3] int64."""
-    config, data, source = laboratory.config, laboratory.data, laboratory.source
+    config, data, source = run.config, run.data, run.source
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
@@ -178,29 +193,29 @@ def pick(laboratory: Laboratory) -> np.ndarray:
     return draw(data, source, table.trials, seed, table.neighbours)
 
 
-def stack_size(laboratory: Laboratory) -> int:
-    """How many neighbours fit into one stack: a function of the config, so that runs repeat.
+def stack_size(run: FinishedRun) -> int:
+    """How many neighbours fit into one stack. It depends on the config alone, so that runs repeat.
 
     A replica holds about 8 copies of its parameters, two a reply, and 4 of the cohort's logits.
     """
-    federation, task = laboratory.config.federation, laboratory.experiment.task
+    federation, task = run.config.federation, run.experiment.task
     entries = sum(value.numel() for value in task.initial(generator(0, Draw.INITIAL)).values())
-    rows = int(np.sort(laboratory.data.sizes)[-federation.per_round :].sum())
-    doubles = entries * (8 + 2 * federation.per_round) + 4 * laboratory.source.classes * rows
+    rows = int(np.sort(run.data.sizes)[-federation.per_round :].sum())
+    doubles = entries * (8 + 2 * federation.per_round) + 4 * run.source.classes * rows
     return max(1, min(MOST, MEMORY // (8 * doubles) - 1))
 
 
-def perturbations(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> np.ndarray:
+def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.ndarray:
     """||X_s^R - X_0^R||_F of the neighbours drawn [T, 3], [T].
 
     Neighbours in a client that never took part are 0 without a run: no step reads its samples, but
     a replica's place in the stack can change its last bit.
     """
-    table, moved = laboratory.config, np.zeros(len(drawn))
-    taking_part = np.isin(drawn[:, 0], laboratory.experiment.plan.schedule())
+    table, moved = run.config, np.zeros(len(drawn))
+    taking_part = np.isin(drawn[:, 0], run.experiment.plan.schedule())
     if taking_part.any():
-        neighbours = stack(laboratory.source, drawn[taking_part], table.data.normalize)
-        ends = run_neighbours(laboratory.experiment, neighbours, table.federation.seed, engine)
+        neighbours = stack(run.source, drawn[taking_part], table.data.normalize)
+        ends = run_neighbours(run.experiment, neighbours, table.federation.seed, engine)
         moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
         raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")
@@ -212,53 +227,47 @@ def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
     return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
 
 
-def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:
-    """`trial,client,index,replacement,` of every line; indices count in the source's order."""
-    index = _index(data, drawn)
-    rows = zip(drawn[:, 0].tolist(), index.tolist(), drawn[:, 2].tolist(), strict=True)
-    return [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
-
-
-def _tails(verdict: bound.Verdict, client: np.ndarray, moved: np.ndarray) -> list[str]:
+def _tails(certificate: bound.Certificate, client: np.ndarray, moved: np.ndarray) -> list[str]:
     """`perturbation,exposure,certificate`; nan where the certificate is refused."""
     unknown = np.full(len(moved), np.nan)
     promised = [
         unknown if every is None else every[client]
-        for every in (verdict.exposures, verdict.certificates)
+        for every in (certificate.exposures, certificate.certificates)
     ]
     return [f"{a!r},{b!r},{c!r}\n" for a, b, c in np.stack([moved, *promised], 1).tolist()]
 
 
 def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
-    """Keep the header and the whole stacks of an interrupted file, as the progress beside it knows
-    them; how many neighbours they are, and their check."""
+    """Cut an interrupted neighbours.csv back to its header and its whole stacks.
+
+    The file of progress has their number and check. A file that has a checksum is complete.
+
+    Returns:
+        How many neighbours there are, and the check of their lines.
+    """
     _, *lines = files.whole_lines(file) or [HEADER]
     start = files.crc(RunDirectory(file.parent).mark)  # lines of another run have another check
-    count, mark = _known(file, lines, start)
-    kept = lines[:count]
-    fits = [line.startswith(head) for line, head in zip(kept, heads, strict=False)]
-    if sum(fits) < count or files.crc("".join(kept), start) != mark:
-        raise InputError(f"{file} is damaged, or not of this config and data: {files.AFRESH}")
-    files.write_bytes(file, "".join([HEADER, *kept]).encode())
-    return count, mark
-
-
-def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
-    """How many lines are known to be whole, and their check; all of a file that has its sum."""
     progress = file.with_name(PROGRESS)
     if not progress.exists() and CENSUS in files.sums_of(file.parent):
         files.require_sound(file.parent, [CENSUS])
-        return len(lines), files.crc("".join(lines), start)
-    noted = files.whole_lines(progress)
-    record = files.unsealed(noted[0]) if noted else {"lines": 0, "crc": start}
-    if record is None:
-        raise InputError(f"{progress} is damaged: {files.AFRESH}")
-    return record["lines"], record["crc"]
+        count, mark = len(lines), files.crc("".join(lines), start)
+    else:
+        noted = files.whole_lines(progress)
+        record = files.unsealed(noted[0]) if noted else {"lines": 0, "crc": start}
+        if record is None:
+            raise InputError(f"{progress} is damaged: {files.AFRESH}")
+        count, mark = record["lines"], record["crc"]
+    whole = lines[:count]
+    fits = [line.startswith(head) for line, head in zip(whole, heads, strict=False)]
+    if sum(fits) < count or files.crc("".join(whole), start) != mark:
+        raise InputError(f"{file} is damaged, or not of this config and data: {files.AFRESH}")
+    files.write_bytes(file, "".join([HEADER, *whole]).encode())
+    return count, mark
 
 
 def verdict_table(out: Path, record: Record) -> Table:
-    """Perturbations beside certificates, the gap beside the bound."""
-    moved, promised = bound.read_census(out / CENSUS, usecols=(4, 6)).T
+    """Compare perturbations with certificates, and the gap with the bound."""
+    moved, promised = read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
     if tables.load(out / "config.toml").engine.dtype == "float32":
         hidden = "no certificate counts its rounding, which hides perturbations: prefer float64"
@@ -285,12 +294,13 @@ def verdict_table(out: Path, record: Record) -> Table:
     if record["gap"] is None:
         rows += [(GAP, record["gap_refusal"])]
     else:
-        rows += [(GAP, written(record["gap"], "+.4g"))]
-        ends = [written(record[end], "+.4g") for end in ("gap_low", "gap_high")]
-        rows += [("its 95% interval", " to ".join(ends))]
-        if value is None or _is_undecided(record, value):
+        low, high = record["gap_low"], record["gap_high"]
+        within = None if value is None else _within(record, value)
+        ends = f"{written(low, '+.4g')} to {written(high, '+.4g')}"
+        rows += [(GAP, written(record["gap"], "+.4g")), ("its 95% interval", ends)]
+        if within is None or within is UNDECIDED:
             rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
-        rows += [(f"{GAP} within", _within(record, value))] if value is not None else []
+        rows += [] if within is None else [(f"{GAP} within", within)]
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:
@@ -301,13 +311,8 @@ def verdict_table(out: Path, record: Record) -> Table:
 
 def _within(record: Record, value: float) -> Text:
     """Whether the gap's whole interval is at most the bound, or above it."""
-    if _is_undecided(record, value):
-        return Text("undecided: its interval reaches above the bound", style="yellow")
-    return _yes(record["gap_high"] <= value)
-
-
-def _is_undecided(record: Record, value: float) -> bool:
-    return record["gap_low"] <= value < record["gap_high"]
+    low, high = record["gap_low"], record["gap_high"]
+    return UNDECIDED if low <= value < high else _yes(high <= value)
 
 
 def _yes(holds: bool) -> Text:

@@ -1,12 +1,11 @@
 """Certificates after the run: of the neighbours that were asked about, from the run's own path.
 
-The run is made once more. At every local step the norm of the mean Hessian is
-found by Lanczos, and how far apart the gradients of a sample and its replacement are;
-`analysis.theory.trajectories` says what these come to.
+The run is repeated once. At every local step Lanczos finds the norm of the mean Hessian, and the
+gradients of each sample and its replacement are compared. `fedmuon.analysis.theory.trajectories`
+turns both into certificates.
 """
 
 import dataclasses
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +17,15 @@ from fedmuon.analysis.theory.recursion import Method
 from fedmuon.config.load import Config
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
-from fedmuon.data.neighbours import Neighbours, stack
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.covered_recipes import method_of
-from fedmuon.experiments.stability.exact_sign_calls import looked_at
+from fedmuon.data.neighbours import stack
+from fedmuon.experiments.stability.certify import Certificate, method_of
+from fedmuon.experiments.stability.finished_run import (
+    CENSUS,
+    FinishedRun,
+    observe_momenta,
+    read_census,
+)
 from fedmuon.experiments.stability.influence import gradient_distances
-from fedmuon.experiments.stability.measure import Laboratory
-from fedmuon.federated.rounds import Experiment
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
@@ -32,12 +33,12 @@ from fedmuon.tasks.matrix import MatrixTask
 
 FILE = "realized.csv"
 HEADER = "trial,client,perturbation,certificate,realized\n"
-EXACT, RAISED = 1e-4, 1.001  # Lanczos' relative precision, and what its norms are times
+EXACT, RAISED = 1e-4, 1.001  # Lanczos' relative precision; norms are raised by this factor
 FIRST = 8  # vectors: fewer have no room to turn
 
 
 def require_covered(config: Config) -> None:
-    """Refuse all but what the recursion is about: FedMuon as 001 has it."""
+    """Reject all but what the recursion is about: FedMuon as the Stability note (001) has it."""
     plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
     wanted = {
         "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,
@@ -54,25 +55,52 @@ def require_covered(config: Config) -> None:
             )
 
 
-def certificates(laboratory: Laboratory, verdict: bound.Verdict, drawn: np.ndarray) -> np.ndarray:
-    """How far the neighbours drawn [T, 3] can be from this run, [T]."""
-    experiment, config, task = laboratory.experiment, laboratory.config, laboratory.experiment.task
+class LocalStep(NamedTuple):
+    """At a local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
+
+    curvature: float
+    distances: np.ndarray
+
+
+def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) -> np.ndarray:
+    """The largest possible distance of the neighbours drawn [T, 3] from this run, [T]."""
+    experiment, config, task = run.experiment, run.config, run.experiment.task
     require_covered(config)
-    if verdict.l_orth is None or verdict.certificates is None or not isinstance(task, MatrixTask):
+    if (
+        certificate.l_orth is None
+        or certificate.certificates is None
+        or not isinstance(task, MatrixTask)
+    ):
         raise InputError(
             "certificates after the run stand on the map's constant: "
-            + (verdict.refusal or "set [task] name = 'matrix'")
+            + (certificate.refusal or "set [task] name = 'matrix'")
         )
-    there = stack(laboratory.source, drawn, config.data.normalize)
-    calls = looked_at(experiment, _Look(experiment, task, there))
+    there = stack(run.source, drawn, config.data.normalize)
+
+    def look(client: int, model: Tensor, momentum: Tensor) -> LocalStep:
+        """Pairs of a sample and its replacement are stacks of one sample each."""
+        data = experiment.shards[client].data
+        own = np.flatnonzero(there.client[1:] == client) + 1
+        position = torch.from_numpy(there.position[own])
+        inputs = torch.from_numpy(there.inputs[own]).to(model.dtype)
+        pair = (
+            Batch(data.inputs[position], data.labels[position]),
+            Batch(inputs, torch.from_numpy(there.labels[own])),
+        )
+        s, t = (task.slopes({"weight": model[None]}, each)[0] for each in pair)
+        alone = [Batch(each.inputs[:, None], each.labels[:, None]) for each in pair]
+        apart = gradient_distances(s[:, None], alone[0], t[:, None], alone[1])[:, 0, 0]
+        return LocalStep(hessian_norm(task, model, data), apart.numpy())
+
+    calls = observe_momenta(experiment, look)
     seen = [list(zip(*steps, strict=True)) for steps in calls]  # [R, K, E]
     curvature = [[[one.curvature for one in steps] for steps in row] for row in seen]
     spread = [[[one.distances.max(initial=0.0) for one in steps] for steps in row] for row in seen]
     schedule, factors = experiment.plan.schedule(), experiment.plan.factors()
     path = theory.Path(
-        schedule, np.array(curvature), np.array(spread), laboratory.data.sizes,
+        schedule, np.array(curvature), np.array(spread), run.data.sizes,
         config.local.lr * (np.ones(len(seen)) if factors is None else factors),
-        config.local.momentum, verdict.l_orth, constants().smoothness,
+        config.local.momentum, certificate.l_orth, constants().smoothness,
     )  # fmt: skip
     around, found = theory.tube(path), np.zeros(len(drawn))
     for client in np.intersect1d(drawn[:, 0], schedule):
@@ -82,41 +110,10 @@ def certificates(laboratory: Laboratory, verdict: bound.Verdict, drawn: np.ndarr
     return found
 
 
-class Seen(NamedTuple):
-    """At a local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
-
-    curvature: float
-    distances: np.ndarray
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What is to be known of the local steps."""
-
-    experiment: Experiment
-    task: MatrixTask
-    neighbours: Neighbours
-
-    def __call__(self, client: int, model: Tensor, momentum: Tensor) -> Seen:
-        """At one."""
-        data = self.experiment.shards[client].data
-        own = np.flatnonzero(self.neighbours.client[1:] == client) + 1
-        return Seen(hessian_norm(self.task, model, data), self._distances(model, data, own))
-
-    def _distances(self, model: Tensor, data: Batch, own: np.ndarray) -> np.ndarray:
-        """Pair by pair, as stacks of one sample each."""
-        position = torch.from_numpy(self.neighbours.position[own])
-        inputs = torch.from_numpy(self.neighbours.inputs[own]).to(model.dtype)
-        one = Batch(data.inputs[position], data.labels[position])
-        other = Batch(inputs, torch.from_numpy(self.neighbours.labels[own]))
-        s, t = (self.task.slopes({"weight": model[None]}, each)[0] for each in (one, other))
-        alone = [Batch(each.inputs[:, None], each.labels[:, None]) for each in (one, other)]
-        return gradient_distances(s[:, None], alone[0], t[:, None], alone[1])[:, 0, 0].numpy()
-
-
 @torch.enable_grad()
 def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
     """The largest |eigenvalue| of the mean loss's Hessian, by Lanczos."""
+    # scipy takes long to import, and only [stability] realized needs it.
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     plain, at = dataclasses.replace(task, kernel="torch"), model.clone().requires_grad_()
@@ -136,28 +133,23 @@ def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
     return RAISED * float(np.abs(found[0]))
 
 
-def measured(laboratory: Laboratory, verdict: bound.Verdict) -> Record:
-    """realized.csv beside neighbours.csv, and what it says in short."""
-    known = bound.read_census(laboratory.out / bound.CENSUS)
-    drawn, moved, promised = _drawn(laboratory, known), known[:, 4], known[:, 6]
-    found = certificates(laboratory, verdict, drawn)
+def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
+    """Write realized.csv, one line for each of neighbours.csv, and return its summary."""
+    known = read_census(run.out / CENSUS)
+    client, index, replacement = known[:, 1:4].astype(np.int64).T
+    position = run.data.rows_of(index) - run.data.offsets[client]
+    drawn, moved, promised = np.stack([client, position, replacement], 1), known[:, 4], known[:, 6]
+    found = certificates(run, certificate, drawn)
     rows = zip(drawn[:, 0].tolist(), moved.tolist(), promised.tolist(), found.tolist(), strict=True)
     lines = [f"{t},{i},{a!r},{b!r},{c!r}\n" for t, (i, a, b, c) in enumerate(rows)]
     content = "".join([HEADER, *lines]).encode()
-    files.announce(laboratory.out, {FILE: content})
-    files.write_bytes(laboratory.out / FILE, content)
+    files.announce(run.out, {FILE: content})
+    files.write_bytes(run.out / FILE, content)
     return summary(moved, promised, found)
 
 
-def _drawn(laboratory: Laboratory, known: np.ndarray) -> np.ndarray:
-    """(client, position, replacement) of the lines of neighbours.csv, [T, 3]."""
-    client, index, replacement = known[:, 1:4].astype(np.int64).T
-    position = laboratory.data.rows_of(index) - laboratory.data.offsets[client]
-    return np.stack([client, position, replacement], 1)
-
-
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:
-    """What they say beside the perturbations [T] and the certificates before the run."""
+    """Compare them with the perturbations [T] and with the certificates before the run."""
     asked = found > 0
     share = (moved[asked] / found[asked]).max(initial=0.0)
     exceeded = int((moved > found).sum())

@@ -18,8 +18,7 @@ from fedmuon.config.schema import Chance, Count, Positive
 from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.privacy.accounting.calibration import noise_for
-from fedmuon.privacy.accounting.composition import epsilon
+from fedmuon.privacy.accounting.composition import epsilon, noise_for
 from fedmuon.runs.directory import Record
 
 

@@ -52,7 +52,7 @@ from fedmuon.experiments.studies.study import (
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.mechanisms.gaussian import release
-from fedmuon.privacy.noise import keyed
+from fedmuon.privacy.noise import keyed_streams, normals
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -224,7 +224,9 @@ def trajectory(
         weights = problem.weights(squares)
         factors = mechanism.clipping.factors({"W": weights.square() * squares})["W"]
         sums = {"W": problem.combined(at, lots * factors * weights).view_as(params["W"])}
-        released = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
+        released = release(
+            sums, mechanism.clipping, mechanism.noise, mechanism.lot, normals(keyed_streams(now))
+        )
         return problem.value(squares), released.gradient
 
     start = {"W": torch.zeros((settings.seeds, *settings.shape), dtype=torch.float64)}

@@ -28,11 +28,9 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.federated import FederatedData
-from fedmuon.experiments.stability.certified_setting import Case
-from fedmuon.experiments.stability.certify import Verdict, judge
+from fedmuon.experiments.stability.certify import Certificate, CertifiedSetting, certify, start_of
+from fedmuon.experiments.stability.finished_run import measured_losses
 from fedmuon.experiments.stability.gap import proved_range
-from fedmuon.experiments.stability.measure import measured_losses
-from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, require_free, require_read
 from fedmuon.federated.build import build_experiment, resolve
@@ -135,7 +133,7 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
 def _bounds(
     config: Config, data: FederatedData, experiment: Experiment, horizon: int, first: Tensor,
     start: Start | None,
-) -> tuple[list[Verdict], float]:  # fmt: skip
+) -> tuple[list[Certificate], float]:  # fmt: skip
     """What is certified of a run that ends there, with each kind of constants; the loss's range."""
     plan = experiment.plan
     seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
@@ -146,8 +144,10 @@ def _bounds(
     for kind in KINDS:
         stability = config.stability.model_copy(update={"constants": kind})
         ending = config.model_copy(update={"federation": federation, "stability": stability})
-        cases.append(Case(ending, data.sizes, seen, first.shape, start=start, factors=factors))
-    verdicts = [judge(case) for case in cases]
+        cases.append(
+            CertifiedSetting(ending, data.sizes, seen, first.shape, start=start, factors=factors)
+        )
+    verdicts = [certify(case) for case in cases]
     return verdicts, proved_range(cases[0], verdicts[0])
 
 

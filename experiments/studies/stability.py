@@ -31,9 +31,9 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import draw, stack
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability import bound, gap
-from fedmuon.experiments.stability.bound import Verdict
-from fedmuon.experiments.stability.measure import Loss, measured_losses
-from fedmuon.experiments.stability.reachable_ball import start_of
+from fedmuon.experiments.stability.bound import Certificate
+from fedmuon.experiments.stability.certify import start_of
+from fedmuon.experiments.stability.finished_run import Loss, measured_losses
 from fedmuon.experiments.studies.stability_findings import findings
 from fedmuon.experiments.studies.study import RunStudy
 from fedmuon.experiments.suites import contents
@@ -107,7 +107,7 @@ class Suite(Table):
 
 Pair = tuple[float, float]  # eta and lambda
 # As requested, with C_hp = 1, and with the constants of all models.
-Verdicts = tuple[Verdict, Verdict, Verdict]
+Verdicts = tuple[Certificate, Certificate, Certificate]
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class Stack:
         ]
         verdicts = [
             (
-                bound.judge(case),
-                bound.judge(case.under(c_hp=1.0)),
-                bound.judge(case.under(constants="global")),
+                bound.certify(case),
+                bound.certify(case.under(c_hp=1.0)),
+                bound.certify(case.under(constants="global")),
             )
             for case in cases
         ]
@@ -234,13 +234,13 @@ class Stack:
 
     def _case(
         self, pair: Pair, shared: StackData, shape: tuple[int, ...], far: np.ndarray
-    ) -> bound.Case:
+    ) -> bound.CertifiedSetting:
         """One run, whose neighbours moved so far [T]."""
         plan, (d, c), sizes = shared.experiment.plan, shape, shared.data.sizes
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
         moved = np.zeros(len(sizes))
         np.maximum.at(moved, shared.client, far)
-        return bound.Case(
+        return bound.CertifiedSetting(
             self.at(pair), sizes, part, (d, c),
             moved=moved, start=shared.start, factors=plan.factors(),
         )  # fmt: skip
@@ -323,7 +323,7 @@ def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
 
 
 def _after_changes(
-    ranged: list[tuple[bound.Case, Verdict]], why: list[gap.Why],
+    ranged: list[tuple[bound.CertifiedSetting, Certificate]], why: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
     """What becomes of each run's claim, after the changes if some are named."""

@@ -17,7 +17,7 @@ from fedmuon.analysis.report.comparisons import near_chance
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.verdicts import with_range
-from fedmuon.experiments.stability.findings import stands_on
+from fedmuon.experiments.stability.neighbours_report import stands_on
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
         "status", "assumptions")  # fmt: skip

@@ -32,12 +32,12 @@ from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
-from fedmuon.privacy.accounting.calibration import noise_for
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
     epsilon,
     event,
     loose,
+    noise_for,
     require_delta,
 )
 from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
@@ -54,7 +54,7 @@ from fedmuon.privacy.mechanisms.client_level import (
 from fedmuon.privacy.mechanisms.distributed import MODULUS
 from fedmuon.privacy.mechanisms.fixed_order import ROUNDING
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.noise_visibility import CAVEATS, STOPPED, uncertified
+from fedmuon.privacy.noise import CAVEATS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5

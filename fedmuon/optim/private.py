@@ -36,7 +36,7 @@ from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting.composition import Answer, account, event, merge
 from fedmuon.privacy.accounting.dominating_pairs import Event
-from fedmuon.privacy.noise_visibility import CAVEATS, uncertified
+from fedmuon.privacy.noise import CAVEATS, uncertified
 from fedmuon.tasks.base import Batch, Loss, Params, cross_entropy
 from fedmuon.tasks.networks import NetworkTask, stateless
 from fedmuon.tasks.user_task import check_each, require_numbers

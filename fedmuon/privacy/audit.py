@@ -272,7 +272,7 @@ class Claims(NamedTuple):
     deltas: np.ndarray
 
 
-def guessed(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
+def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
     """Guess the canaries with the largest |score|: those with a positive score are in the data.
 
     Args:
@@ -342,12 +342,10 @@ def by_binomial(guesses: Guesses, delta: float, confidence: float) -> float:
 
 def by_trade_off(guesses: Guesses, delta: float, confidence: float) -> float:
     """The largest epsilon for which the single claim (epsilon, delta) is refuted."""
-
-    def beyond(epsilon: float) -> bool:
-        claim = Claims(np.array([epsilon]), np.array([delta]))
-        return refuted(guesses, claim, 1 - confidence)
-
-    return _largest(beyond)
+    deltas = np.array([delta])
+    return _largest(
+        lambda epsilon: refuted(guesses, Claims(np.array([epsilon]), deltas), 1 - confidence)
+    )
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
@@ -370,21 +368,18 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
     releases.
     """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
-    return Claims(epsilons, np.max([_deltas(one, epsilons, delta) for one in spent], axis=0))
-
-
-def _deltas(spent: Event, epsilons: np.ndarray, delta: float) -> np.ndarray:
-    """The deltas of one kind of releases at these epsilons."""
-    grid, deltas = pld.coarsest([spent], delta, epsilons[-1]), np.zeros(len(epsilons))
-    for part in pld.estimates(spent, grid):
-        tail, parts = 1e-6 * delta, [(part, spent.count)]
-        composed = pld.compose(parts, grid, tail)
-        losses = (composed.start + np.arange(len(composed.masses))) * grid
-        beyond = composed.infinite + pld.slack(parts, composed, tail)
-        for k, first in enumerate(np.searchsorted(losses, epsilons)):
-            excess = -np.expm1(epsilons[k] - losses[first:]) @ composed.masses[first:]
-            deltas[k] = max(deltas[k], excess + beyond)
-    return deltas
+    deltas, tail = np.zeros(len(epsilons)), 1e-6 * delta
+    for one in spent:
+        grid = pld.coarsest([one], delta, epsilons[-1])
+        for part in pld.estimates(one, grid):
+            parts = [(part, one.count)]
+            composed = pld.compose(parts, grid, tail)
+            losses = (composed.start + np.arange(len(composed.masses))) * grid
+            beyond = composed.infinite + pld.slack(parts, composed, tail)
+            for k, first in enumerate(np.searchsorted(losses, epsilons)):
+                excess = -np.expm1(epsilons[k] - losses[first:]) @ composed.masses[first:]
+                deltas[k] = max(deltas[k], excess + beyond)
+    return Claims(epsilons, deltas)
 
 
 def noise_below(
@@ -473,13 +468,18 @@ class Claimed(NamedTuple):
 
 
 def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
-    """The limits of an audit by counts of so many trials."""
+    """The largest epsilon that so many trials can show, with a note if it is below the claim."""
     most = most_counted(count, delta)
-    return _record(most, claimed, most > claimed, TRIALS.format(count), MORE_TRIALS)
+    head = TRIALS.format(count)
+    note = "" if most > claimed else FEW.format(head, most, claimed, MORE_TRIALS)
+    return {"most_by_counts": most, "note": note}
 
 
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
-    """The limits of so many guesses. They are enough if any bound could refute the claim."""
+    """The same of so many guesses; no note if any bound could refute the claim.
+
+    `more` says what to raise if they are too few.
+    """
     best, delta = Guesses(canaries, made, made), claimed.delta
     most = max(bounds_by_counts(best, delta).values())
     spent = hardest(event(one.noise_multiplier, *one[1:]) for one in claimed.settings if one.steps)
@@ -487,7 +487,8 @@ def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> 
         (account([one], delta, adjacency=claimed.adjacency).upper for one in spent), default=0.0
     )
     enough = most > total or refuted(best, claims_of(spent, total, delta), 1 - CONFIDENCE)
-    return _record(most, total, enough, GUESSES.format(made, canaries), more)
+    head = GUESSES.format(made, canaries)
+    return {"most_by_counts": most, "note": "" if enough else FEW.format(head, most, total, more)}
 
 
 def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
@@ -496,9 +497,3 @@ def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
         "binomial": by_binomial(guesses, delta, CONFIDENCE),
         "trade_off": by_trade_off(guesses, delta, CONFIDENCE),
     }
-
-
-def _record(most: float, claimed: float, enough: bool, head: str, more: str) -> dict[str, Any]:
-    """The largest epsilon that counts can show, and a note if they could not refute the claim."""
-    note = "" if enough else FEW.format(head, most, claimed, more)
-    return {"most_by_counts": most, "note": note}

@@ -81,7 +81,7 @@ class Ledger:
         Args:
             path: The file.
             fingerprint: A hash of the run's config.
-            noise: Who can know the noise (`fedmuon.privacy.noise_visibility`).
+            noise: Who can know the noise (`fedmuon.privacy.noise`).
             done: How many rounds the model has behind it.
             head: The ledger's hash when the model was saved.
             adjacency: What two data sets differ in (`dominating_pairs.py`).
@@ -111,7 +111,10 @@ class Ledger:
         elif len(whole) < len(content):
             with mendable(path, "write"):
                 os.truncate(path, len(whole))
-        return ledger if whole else ledger._started(first)
+        if not whole:
+            ledger._append(first)
+            ledger.about = first
+        return ledger
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
@@ -120,23 +123,27 @@ class Ledger:
             content = read_bytes(path)
         return cls(path)._replayed(_whole(content))
 
-    def _started(self, first: dict[str, Any]) -> "Ledger":
-        self._append(first)
-        self.about = first
-        return self
-
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
         """Read all lines. `first` is the expected first line; None accepts any."""
         for number, line in enumerate(whole.splitlines()):
             record = self._checked(line, number)
             if number:
-                self.entries.append(self._entry(record, number))
+                try:
+                    clients, rates = record.pop("participants"), record.pop("rates")
+                    entry = Entry(participants=tuple(clients), rates=tuple(rates), **record)
+                except (KeyError, TypeError):
+                    raise InputError(
+                        f"line {number + 1} of {self.path} is not of this version: {AFRESH}"
+                    ) from None
+                self.entries.append(entry)
             elif first is not None and record != first:
                 raise InputError(f"{self.path} is the ledger of another run: {AFRESH}")
             elif "noise" not in record:
                 raise InputError(f"{self.path} is not of this version: {AFRESH}")
             else:
-                self.about = _true(record)
+                self.about = {"rate_from": "samples", **record}
+                if self.about["rate_from"] == "samples" and record["adjacency"] == "add-remove":
+                    self.about["adjacency"] = "zero-out"  # which is what rates lot / n_i have
         return self
 
     def _checked(self, line: bytes, number: int) -> dict[str, Any]:
@@ -154,15 +161,6 @@ class Ledger:
         self.head = head
         self.heads.append(head)
         return record
-
-    def _entry(self, record: dict[str, Any], number: int) -> Entry:
-        try:
-            clients, rates = record.pop("participants"), record.pop("rates")
-            return Entry(participants=tuple(clients), rates=tuple(rates), **record)
-        except (KeyError, TypeError):
-            raise InputError(
-                f"line {number + 1} of {self.path} is not of this version: {AFRESH}"
-            ) from None
 
     def begin(
         self,
@@ -196,8 +194,13 @@ class Ledger:
         fresh = not self.path.exists()
         require_place(self.path.parent)
         append(self.path, [json.dumps({**record, "head": head}) + "\n"], durable=True)
-        if fresh:
-            _sync_folder(self.path.parent)
+        if fresh:  # make the name of the new file durable
+            with mendable(self.path.parent, "write to"):
+                handle = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
         self.head = head
         self.heads.append(head)
 
@@ -224,22 +227,19 @@ class Ledger:
 
     def events(self, client: int) -> list[Event]:
         """All releases of this client's examples, with every attempt."""
-        if "band" in self.about:
-            own = [one for one in self.entries if client in one.participants]
-            return [self._in_fixed_order(own, client)]
-        return [spent for entry in self.entries for spent in entry.spent(client)]
-
-    def _in_fixed_order(self, own: list[Entry], client: int) -> Event:
-        """The release of lots in a fixed order, at the least noise and in the shortest epochs."""
-        fixed_order = FixedOrderSampling(self.about["sampling"], self.about["band"])
+        if "band" not in self.about:
+            return [spent for entry in self.entries for spent in entry.spent(client)]
+        # Lots in a fixed order are one release, at the least noise and in the shortest epochs.
+        own = [one for one in self.entries if client in one.participants]
         share = max(one.rates[one.participants.index(client)] for one in own)
-        return fixed_order.spent(
+        spent = FixedOrderSampling(self.about["sampling"], self.about["band"]).spent(
             min(one.noise_multiplier for one in own),
             max(one.blocks for one in own),
             round(1 / share),
             [one.round for one in own],
             max(one.steps for one in own),
         )
+        return [spent]
 
     @property
     def lost(self) -> str:
@@ -263,14 +263,6 @@ class Ledger:
         return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
 
 
-def _true(first: dict[str, Any]) -> dict[str, Any]:
-    """The first line as far as it holds: add-remove does not hold with rates lot / n_i."""
-    held = {"rate_from": "samples", **first}
-    if held["rate_from"] == "samples" and held["adjacency"] == "add-remove":
-        held["adjacency"] = "zero-out"
-    return held
-
-
 def _whole(content: bytes) -> bytes:
     """The complete lines. The last one gets its end if only this is missing."""
     lines = content[: content.rfind(b"\n") + 1]
@@ -283,13 +275,3 @@ def _whole(content: bytes) -> bytes:
 
 def _chained(head: str, record: dict[str, Any]) -> str:
     return hashlib.sha256(f"{head} {json.dumps(record, sort_keys=True)}".encode()).hexdigest()[:32]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the name of a new file durable."""
-    with mendable(folder, "write to"):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

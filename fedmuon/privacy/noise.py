@@ -6,6 +6,7 @@ but for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold a
 cannot break AES. A statistical generator such as PCG64 promises nothing like this.
 """
 
+import dataclasses
 import math
 import os
 import secrets
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedmuon.core.choices import NoiseSource
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, normal
+from fedmuon.privacy.accounting.composition import Answer
 from fedmuon.privacy.mechanisms.discrete import MOST_BITS, STRIPS, Words, gaussian
 
 if TYPE_CHECKING:
@@ -95,17 +98,15 @@ Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one clien
 Normal = Callable[[tuple[int, ...], int], "Tensor"]  # (shape [K S, ...], block) -> N(0, 1) entries
 
 
-def secret_generator() -> np.random.Generator:
-    """PCG64, seeded with 256 bits of the operating system's entropy.
-
-    It is a quarter cheaper than a `KeyStream`, and it is no cryptographic generator.
-    """
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(secrets.randbits(256))))
-
-
 def secret_stream(source: str = "secure") -> Stream:
-    """A fresh stream that nobody can repeat: a key stream, or what `noise-source` names."""
-    return KeyStream() if source == "secure" else secret_generator()
+    """A fresh stream that nobody can repeat: a key stream, or what `noise-source` names.
+
+    The latter is PCG64, seeded with 256 bits of the operating system's entropy. It is a quarter
+    cheaper than a `KeyStream`, and it is no cryptographic generator.
+    """
+    if source == "secure":
+        return KeyStream()
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(secrets.randbits(256))))
 
 
 def words_of(stream: Stream) -> Words:
@@ -113,34 +114,24 @@ def words_of(stream: Stream) -> Words:
     return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
 
 
-def secret_streams(clients: int, source: str = "secure") -> Streams:
-    """One fresh stream for all clients and blocks."""
+def secret_streams(clients: int = 1, source: str = "secure") -> Streams:
+    """One fresh stream for all clients and blocks. No two calls agree."""
     streams = [secret_stream(source)] * clients
     return lambda block: streams
 
 
 def keyed_streams(draws: Sequence[Draws]) -> Streams:
-    """Streams that are a function of (seed, round, client, step, block)."""
+    """Streams that are a function of (seed, round, client, step, block); draws[k] is client k's.
+
+    They repeat a run exactly, so everyone who knows the seed knows the noise. Use them only for
+    experiments on data that need no protection.
+    """
     return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
 
 
 def normals(streams: Streams) -> Normal:
-    """Normal entries from these streams."""
+    """Normal entries from these streams, shared by a client's replicas."""
     return lambda shape, block: normal(streams(block), shape)
-
-
-def secret(clients: int = 1) -> Normal:
-    """Fresh noise for each client, shared by its replicas. No two calls agree."""
-    return normals(secret_streams(clients))
-
-
-def keyed(draws: Sequence[Draws]) -> Normal:
-    """Noise that is a function of (seed, round, client, step, block); draws[k] is client k's.
-
-    It repeats a run exactly, so everyone who knows the seed knows the noise. Use it only for
-    experiments on data that need no protection.
-    """
-    return normals(keyed_streams(draws))
 
 
 def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
@@ -155,3 +146,32 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     if isinstance(rng, KeyStream):
         return np.flatnonzero(rng.happens(size, rate))
     return np.flatnonzero(rng.random(size) < rate)
+
+
+# Who can know the noise of a release, and what this means for an epsilon.
+
+REPEATABLE = (
+    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+)
+PREDICTABLE = (
+    "Lots and noise are PCG64's (noise-source), which is no cryptographic generator: what it has "
+    "put out may give its secret state away."
+)
+STOPPED = (
+    "A callback ended this run by what it saw of it, which was not released: no ledger counts what "
+    "its length tells."
+)
+CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
+
+
+def secrecy(repeatable: bool, source: NoiseSource) -> str:
+    """Who can know noise of this source: a key of `CAVEATS`."""
+    if repeatable:
+        return "repeatable"
+    return "secret" if source == "secure" else "predictable"
+
+
+def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
+    """The answer without its certificate, and with the reason in its note."""
+    note = f"{why} {answer.note}".strip()
+    return dataclasses.replace(answer, certified=False, note=note)

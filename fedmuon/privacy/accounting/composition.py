@@ -1,4 +1,6 @@
-"""What composed releases spend: from events to an epsilon, with both ends of the bracket.
+"""What composed releases spend, and the least noise that meets a target.
+
+`account` turns events into an epsilon with both ends of its bracket; `noise_for` finds the noise.
 
 The m blocks of a step are clipped to C each and share their lot. Together they are one Gaussian
 release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma / sqrt(m) (DP-Muon,
@@ -7,11 +9,10 @@ m T releases as if each had drawn its own lot. It reproduces DP-Muon's Table 3, 
 that was run. Every answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
 """
 
-import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, partial, reduce
 
 from fedmuon.config.incompatible import LEAST_DELTA
 from fedmuon.core.errors import InputError
@@ -228,12 +229,13 @@ def ends_by_library(
     left out. Under replace-one, its PLD has the pair of `dominating_pairs`, but versions 0.5 and
     0.6 leave the RDP of a Gaussian at sensitivity 1, half of what it is. There the RDP is ours.
     """
-    # The library takes seconds to import, and most answers do not need it.
-    from dp_accounting import NeighboringRelation
+    # The library takes seconds to import, and most answers do not need it. absl comes with it.
+    import dp_accounting
+    from absl import logging
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     def by_pld(pessimistic: bool) -> float:
-        either, one = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+        relations = dp_accounting.NeighboringRelation
         parts = [
             from_gaussian_mechanism(
                 event.noise_multiplier,
@@ -241,38 +243,119 @@ def ends_by_library(
                 value_discretization_interval=grid,
                 sampling_prob=event.sampling_probability,
                 use_connect_dots=pessimistic,
-                neighboring_relation=one if event.replaced else either,
+                neighboring_relation=(
+                    relations.REPLACE_ONE if event.replaced else relations.ADD_OR_REMOVE_ONE
+                ),
             ).self_compose(event.count)
             for event in events
         ]
         whole = reduce(lambda first, other: first.compose(other), parts)
         return float(whole.get_epsilon_for_delta(delta))
 
-    with _quiet():
-        return by_pld(False), by_pld(True), _library_rdp(events, delta)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the library's messages about orders that it leaves out."""
-    from absl import logging  # which only the library installs
-
     before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.ERROR)  # no messages about orders that it leaves out
     try:
-        yield
+        lower, upper = by_pld(False), by_pld(True)
+        if any(event.replaced for event in events):
+            return lower, upper, renyi.epsilon(events, delta)
+        accountant = dp_accounting.rdp.RdpAccountant()
+        for event in events:
+            gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+            lot = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, gaussian)
+            accountant.compose(lot, event.count)
+        return lower, upper, float(accountant.get_epsilon(delta))
     finally:
         logging.set_verbosity(before)
 
 
-def _library_rdp(events: Sequence[Event], delta: float) -> float:
-    if any(event.replaced for event in events):
-        return renyi.epsilon(events, delta)
-    import dp_accounting  # as above
+def noise_for(
+    epsilon: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    blocks: int = 1,
+    mode: str = "joint",
+    adjacency: str = "zero-out",
+    precision: float = 1e-4,
+) -> tuple[float, Answer]:
+    """Find the least noise multiplier of a block.
 
-    accountant = dp_accounting.rdp.RdpAccountant()
-    for event in events:
-        gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-        lot = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, gaussian)
-        accountant.compose(lot, event.count)
-    return float(accountant.get_epsilon(delta))
+    A Renyi epsilon and an epsilon on a coarse grid are quick and never too small, so the search
+    starts from the noise that meets them. It ends on the grid on which the accountant answers.
+
+    Args:
+        epsilon: The target.
+        sampling_probability: The chance of an example to be in a lot.
+        steps: T.
+        delta: The delta of (epsilon, delta).
+        blocks: m, how many blocks are clipped each.
+        mode: `joint`, or `per-release`, which certifies nothing.
+        adjacency: What two data sets differ in.
+        precision: The relative precision of the noise.
+
+    Returns:
+        The noise and its answer, whose upper end is at most `epsilon`. With a share `precision`
+        less noise, it would exceed `epsilon`.
+    """
+    require_supported(adjacency)
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"epsilon = {epsilon} must be a positive number, say 8")
+
+    def releases(noise: float) -> list[Event]:
+        return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
+
+    def spent(noise: float, grid: Callable[[list[Event], float, float], float] | None) -> float:
+        """The upper end of epsilon, by Renyi, or on a grid if that is less."""
+        events = releases(noise)
+        about = renyi.epsilon(events, delta)
+        if grid is None:
+            return about
+        return min(about, pld.upper(events, delta, grid(events, delta, about)))
+
+    noise, printed = math.sqrt(blocks), mode == "per-release"
+    account(releases(noise), delta, mode, adjacency=adjacency)  # rejects what has no account
+    by_renyi = partial(spent, grid=None)
+    noise = least_noise(by_renyi, epsilon, noise, 2.0, precision if printed else 0.01)
+    if not printed:
+        coarsely, finely = partial(spent, grid=pld.coarsest), partial(spent, grid=pld.grid_for)
+        noise = least_noise(coarsely, epsilon, noise, 1.15, 10 * precision)
+        noise = least_noise(finely, epsilon, noise, 1.01, precision)
+    while (found := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:
+        noise *= 1 + precision  # the last bits of a sum may differ
+    return noise, found
+
+
+def least_noise(
+    spent: Callable[[float], float], target: float, guess: float, ratio: float, precision: float
+) -> float:
+    """The least noise at which a falling function is at most `target`.
+
+    The search begins at `guess`. Steps by `ratio`, which get longer, enclose the root. Illinois
+    regula falsi in logarithms narrows it: `high` always meets the target, `low` never.
+    """
+    spent = cache(spent)
+    low = high = guess
+    while spent(high) > target:
+        low, high, ratio = high, ratio * high, min(ratio**3, 4.0)
+        if high > 1e9:
+            raise InputError(f"no noise reaches epsilon = {target}: ask for a larger one")
+    while low == high or spent(low) <= target:
+        low, high, ratio = low / ratio, low, min(ratio**3, 4.0)
+        if high < 1e-3:
+            return high
+
+    def excess(noise: float) -> float:
+        return math.log(max(spent(noise), 1e-300) / target)
+
+    above, below, last = excess(low), excess(high), 0.0
+    while high > low * (1 + precision):
+        share = above / (above - below) if math.isfinite(above) else 0.5
+        middle = low * (high / low) ** min(max(share, 0.05), 0.95)
+        found = excess(middle)
+        again = 0.5 if found * last > 0 else 1.0  # an end that stays twice counts half
+        if found > 0:
+            low, above, below = middle, found, below * again
+        else:
+            high, below, above = middle, found, above * again
+        last = found
+    return high

@@ -72,13 +72,13 @@ def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tup
     """The window of losses of the sum. By Chernoff's bound at most `tail` is outside."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
-    logs = [_logarithms(part) for part, _ in parts]
+    logs = []
+    for part, count in parts:
+        some = part.masses > 0
+        logs.append((part.start + np.flatnonzero(some), np.log(part.masses[some]), count))
     for order in np.geomspace(0.05, 300, 18) * grid:
         up, down = (
-            sum(
-                count * _log_moment(held, sign * order)
-                for held, (_, count) in zip(logs, parts, strict=True)
-            )
+            sum(count * _log_moment(at, log, sign * order) for at, log, count in logs)
             for sign in (1, -1)
         )
         high = min(high, math.ceil((up - math.log(tail / 2)) / order))
@@ -86,27 +86,19 @@ def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tup
     return low, max(high, low)
 
 
-def _logarithms(part: Losses) -> tuple[np.ndarray, np.ndarray]:
-    kept = part.masses > 0
-    return part.start + np.flatnonzero(kept), np.log(part.masses[kept])
-
-
-def _log_moment(held: tuple[np.ndarray, np.ndarray], order: float) -> float:
+def _log_moment(losses: np.ndarray, log_masses: np.ndarray, order: float) -> float:
     """ln E exp(order * loss / grid)."""
-    exponents = order * held[0] + held[1]
+    exponents = order * losses + log_masses
     largest = exponents.max()
     return float(largest + math.log(np.exp(exponents - largest).sum()))
-
-
-def fast_length(least: int) -> int:
-    """The next length 2^a, 3 * 2^a or 5 * 2^a, at which FFTs are quick."""
-    return min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
 
 
 def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Losses:
     """The sum of all losses in a window. Mass outside wraps around into it."""
     low, high = window(parts, grid, tail)
-    length = fast_length(max(high - low + 1, *(len(part.masses) for part, _ in parts)))
+    least = max(high - low + 1, *(len(part.masses) for part, _ in parts))
+    # The next length 2^a, 3 * 2^a or 5 * 2^a, at which FFTs are quick.
+    length = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
     spectrum = np.ones(length // 2 + 1, dtype=complex)
     for part, count in parts:
         spectrum *= np.fft.rfft(part.masses, length) ** count

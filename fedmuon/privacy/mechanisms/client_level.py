@@ -49,8 +49,7 @@ from fedmuon.core.device import sent
 from fedmuon.core.rng import Draw, generator, normal
 from fedmuon.privacy.mechanisms import distributed, lattice
 from fedmuon.privacy.mechanisms.distributed import Tree
-from fedmuon.privacy.noise import Stream, secret_stream, words_of
-from fedmuon.privacy.noise_visibility import secrecy
+from fedmuon.privacy.noise import Stream, secrecy, secret_stream, words_of
 from fedmuon.tasks.base import Params
 
 ROUNDING = 2.0**-53  # of float64
@@ -119,7 +118,7 @@ class ClientLevel:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise (`fedmuon.privacy.noise_visibility`)."""
+        """Who can know the noise (`fedmuon.privacy.noise`)."""
         return secrecy(self.seed is not None, self.source)
 
     @property

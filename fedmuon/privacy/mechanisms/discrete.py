@@ -90,7 +90,11 @@ def _looked_at(
         weight = Fraction(SCALE, int(_table()[2][strip[k]]))
         answer[k] = less(int(uniform[k]), weight, _exponent(int(size[rest[k]]), bits), words)
     for k in np.flatnonzero(beyond & (uniform < 2**36)):
-        far, weight = _beyond(words, bits)
+        steps = 0  # a size beyond 8 sigma, and the factor of rho in its probability (2)
+        while not (word := _one(words)) & 1:
+            steps += 1
+        far = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
+        weight = Fraction(SCALE * STRIPS << steps + 1)
         answer[k] = less(int(uniform[k]), weight, _exponent(far, bits), words)
         size[rest[k]] = far if answer[k] else 0
     return answer
@@ -99,15 +103,6 @@ def _looked_at(
 def _exponent(size: int, bits: int) -> Fraction:
     """-ln rho."""
     return Fraction(size * size, 2 * (STRIPS << bits) ** 2)
-
-
-def _beyond(words: Words, bits: int) -> tuple[int, Fraction]:
-    """A size beyond 8 sigma, and the factor of rho in its probability (2)."""
-    steps = 0
-    while not (word := _one(words)) & 1:
-        steps += 1
-    size = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
-    return size, Fraction(SCALE * STRIPS << steps + 1)
 
 
 def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool:

@@ -7,8 +7,8 @@ and T rounding every entry towards 0,
     g = sigma (1 + 2^-40) C / (s sqrt(K)),   z_k = T(v_k / g),   Y_k ~ N_Z(0, s^2)^D,            (1)
     sent: z_k + Y_k + M_k mod 2^64,   released: g (sum of what was sent mod 2^64),               (2)
 
-the latter within [-2^63, 2^63). The masks M_k (`fedmuon.privacy.masks`) add up to 0 over all K, so
-the sum of z_k + Y_k is released, and K shares make noise of sigma C.
+the latter within [-2^63, 2^63). The masks M_k add up to 0 over all K, so the sum of z_k + Y_k is
+released, and K shares make noise of sigma C.
 
 *Sensitivity.* The quotient rounds by 1 + 2^-53 and T shortens, so ||z_k|| <= (1 + 2^-53) C / g.
 What T takes off an entry is below g, 2^-32 of the deviation of one share.
@@ -50,6 +50,24 @@ sqrt(K) with probability 2 exp(-800) at most. Both together,
 must be 2^60 at most: nothing wraps around. (What does would cost no delta: it is post-processing.)
 A sum beyond W is refused: it lacks a mask or has one too many, and then each of its entries is
 uniform and stays within W with a chance of 1/8.
+
+*The masks.* Each client of a round draws a key pair of X25519 (RFC 7748) for this round alone, and
+the server passes on the public keys. Clients i < j agree on a secret. HKDF-SHA256 (RFC 5869) turns
+it into an AES-256 key, whose key stream in counter mode is m_ij, with 8 bytes per entry. The mask
+of client k is
+
+    M_k = sum over j > k of m_kj - sum over i < k of m_ik   mod 2^64,   and these add up to 0. (6)
+
+Claim (Bonawitz et al. 2017, Lemma 6.1): whoever has all but the private keys of a set A of clients
+learns, of the x_k + M_k of A, the sum of x_k over A and nothing else. Proof: replace the m_ij
+within A by uniform vectors, which nobody can tell from key streams who cannot compute Diffie and
+Hellman's function on Curve25519 (HKDF taken for a random oracle) nor tell AES from random
+permutations. The map (6) from the m_ij within A to vectors that add up to 0 is linear and onto, by
+the m_aj of one a in A alone, so these are uniform among them. All other m are known. QED.
+
+This holds against a server that passes on the true keys and asks for one masked vector per key. A
+server that replaces a client's key by its own unmasks everyone who masks with it: keys are not
+signed.
 """
 
 import math
@@ -58,15 +76,19 @@ from functools import reduce
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.privacy.mechanisms.discrete import gaussian
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
-from fedmuon.privacy.noise import Stream, words_of
+from fedmuon.privacy.noise import Stream, counter_mode, words_of
 from fedmuon.tasks.base import Params
 
 MODULUS = "2^64"
 MOST, TAIL = 2.0**60, 40
+INFO = b"fedmuon masks"
 
 Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name
 
@@ -130,3 +152,31 @@ def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
             found[tree][name] = torch.from_numpy(one.numpy() + part)
             start += one.numel()
     return found
+
+
+def key_pair() -> tuple[bytes, bytes]:
+    """A private key from the system's entropy, and its public one."""
+    private = X25519PrivateKey.generate()
+    return private.private_bytes_raw(), private.public_key().public_bytes_raw()
+
+
+def public_of(private: bytes) -> bytes:
+    """The public key of a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> np.ndarray:
+    """M_k of (6), int64 [count], for the client among those with these public keys.
+
+    Raises:
+        ValueError: If a public key agrees on nothing.
+    """
+    own, found = X25519PrivateKey.from_private_bytes(private), np.zeros(count, np.uint64)
+    for other, public in keys.items():
+        if other != client:
+            low, high = sorted((client, other))
+            secret = own.exchange(X25519PublicKey.from_public_bytes(public))
+            key = HKDF(SHA256(), 32, None, INFO + keys[low] + keys[high]).derive(secret)
+            part = np.frombuffer(counter_mode(key).update(bytes(8 * count)), "<u8")
+            found = found + part if client == low else found - part
+    return found.view(np.int64)

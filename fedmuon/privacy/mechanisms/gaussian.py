@@ -27,7 +27,7 @@ slightly larger noise s_g. The noise s_b must exceed s / (2 sqrt(m)).
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import get_args
 
 import numpy as np
@@ -49,10 +49,10 @@ from fedmuon.privacy.noise import (
     keyed_streams,
     normals,
     poisson_rows,
+    secrecy,
     secret_streams,
     words_of,
 )
-from fedmuon.privacy.noise_visibility import secrecy
 from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.per_example.clipping import Clipping, slack
 
@@ -199,49 +199,12 @@ class Counting(Clipping):
         return math.fsum(float(one) for one in self.counted)
 
 
-@dataclass(frozen=True)
-class CountedRelease:
-    """Releases whose clipping follows a quantile: sums, and the share that was not clipped."""
-
-    quantile: Quantile
-    clipping: Clipping
-    noise: float  # s of (1)
-    lot: float
-    task: Task
-
-    def of(
-        self, points: Points, batches: Sequence[Batch], bounds: Tensor, drawn: Sequence[Normal]
-    ) -> Released:
-        """Release at each client's own bound [K], with noise of its own draws."""
-        if len(bounds) > len(batches):
-            raise InputError(
-                "clipping that follows a quantile follows that of one model: run it alone"
-            )
-        each = [(c, blocks(params, len(batches))) for c, params in points]
-        found = [
-            self._one([(c, own[k]) for c, own in each], batches[k], drawn[k], float(bound))
-            for k, bound in enumerate(bounds)
-        ]
-        names = found[0].gradient
-        kept = torch.stack([one.kept for one in found if one.kept is not None])
-        return Released(
-            {name: torch.cat([one.gradient[name] for one in found]) for name in names}, kept
-        )
-
-    def _one(self, points: Points, batch: Batch, drawn: Normal, bound: float) -> Released:
-        """The release of one client, by (1)."""
-        at = Counting(self.clipping.rule, bound, self.clipping.joint_block)
-
-        def sums() -> tuple[Params, float]:
-            at.counted.clear()
-            return clipped_sums(self.task, points, [batch], at), at.total()
-
-        total, count = unasked(self.task.device, sums)
-        noise = self.quantile.of_sums(self.noise, at.blocks(total))
-        found = release(total, at, noise, self.lot, drawn)
-        last = float(drawn((1, 1), len(total))) if self.noise else 0.0
-        kept = (count + self.quantile.noise * last) / self.lot + 0.5
-        return Released(found.gradient, torch.tensor(kept, dtype=torch.float64))
+def counted_sums(
+    task: Task, points: Points, batch: Batch, clipping: Counting
+) -> tuple[Params, float]:
+    """Clipped sums of one client's lot, and its sum of b_i - 1/2."""
+    clipping.counted.clear()
+    return clipped_sums(task, points, [batch], clipping), clipping.total()
 
 
 @dataclass(frozen=True)
@@ -321,7 +284,7 @@ class Mechanism:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise (`fedmuon.privacy.noise_visibility`)."""
+        """Who can know the noise (`fedmuon.privacy.noise`)."""
         return secrecy(self.repeatable, self.source)
 
     @property
@@ -383,9 +346,8 @@ class Mechanism:
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError("clipping that follows a quantile needs a link that keeps it")
-                how = CountedRelease(self.quantile, self.clipping, self.noise, self.lot, task)
                 drawn = [normals(self._streams([draw])) for draw in draws]
-                found = how.of(points, batches, bounds, drawn)
+                found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
             else:
                 # Clipping may be repeated. A release may not, even if its result is thrown away.
                 sums = unasked(
@@ -406,3 +368,31 @@ class Mechanism:
         drawn = normals(streams)
         drawn = drawn if self._past is None else self._past.at(step, drawn)
         return release(sums, self.clipping, self.noise, self.lot, drawn)
+
+    def _at_quantile(
+        self,
+        quantile: Quantile,
+        task: Task,
+        points: Points,
+        batches: Sequence[Batch],
+        bounds: Tensor,
+        drawn: Sequence[Normal],
+    ) -> Released:
+        """Release by (1) at each client's own bound [K], with the share that was not clipped."""
+        if len(bounds) > len(batches):
+            raise InputError(
+                "clipping that follows a quantile follows that of one model: run it alone"
+            )
+        each = [(c, blocks(params, len(batches))) for c, params in points]
+        gradients, shares = [], []
+        for k, bound in enumerate(bounds):
+            at = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
+            own = [(c, stack[k]) for c, stack in each]
+            # Clipping may be repeated, the release may not: see `releases`.
+            total, count = unasked(task.device, partial(counted_sums, task, own, batches[k], at))
+            noise = quantile.of_sums(self.noise, at.blocks(total))
+            gradients.append(release(total, at, noise, self.lot, drawn[k]).gradient)
+            last = float(drawn[k]((1, 1), len(total))) if self.noise else 0.0
+            shares.append((count + quantile.noise * last) / self.lot + 0.5)
+        gradient = {name: torch.cat([one[name] for one in gradients]) for name in gradients[0]}
+        return Released(gradient, torch.tensor(shares, dtype=torch.float64))

@@ -81,18 +81,14 @@ def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[f
     entries = sum(value[0].numel() for value in sums.values())
     step, found = spacing(reach, noise, entries), Params()
     for block, (name, value) in enumerate(sums.items()):
-        noise_there = sent(_drawn(streams(block), tuple(value.shape)), value.device)
-        found[name] = rounded(value, step).add_(noise_there)
+        words, shape = streams(block), tuple(value.shape)
+        each = [gaussian(source, math.prod(shape[1:]), BITS, np.float64) for source in words]
+        drawn = torch.from_numpy(np.stack(each)).reshape(-1, *shape[1:])
+        drawn = drawn.repeat_interleave(shape[0] // len(words), 0)
+        found[name] = rounded(value, step).add_(sent(drawn, value.device))
     return step, found
 
 
 def rounded(value: Tensor, step: float) -> Tensor:
     """z of (1)."""
     return (value.double() / step).round_().clamp_(-MOST, MOST)
-
-
-def _drawn(words: Sequence[Words], shape: tuple[int, ...]) -> Tensor:
-    """Y: one tensor a client, for all its replicas."""
-    each = [gaussian(source, math.prod(shape[1:]), BITS, np.float64) for source in words]
-    stack = torch.from_numpy(np.stack(each)).reshape(-1, *shape[1:])
-    return stack.repeat_interleave(shape[0] // len(words), 0)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.experiments.auditing.examples import distinct_places
+from fedmuon.experiments.auditing.canary_samples import distinct_places
 from fedmuon.federated.accountant import delta_of, rounds_taken
 from fedmuon.federated.rounds import (
     Broadcast,
@@ -40,7 +40,7 @@ from fedmuon.federated.rounds import (
     privatize_reply,
     server_update,
 )
-from fedmuon.optim.recipe import Recipe, ServerRule
+from fedmuon.optim.recipe import ServerRule
 from fedmuon.privacy.audit import Claimed, Setting, log_ratio
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
@@ -78,7 +78,7 @@ class ClientAuditor:
     shares_seen: int = 0
 
     @classmethod
-    def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
+    def draw(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
         """Draw canaries among the clients of the run."""
         experiment, federation = run.experiment, run.config.federation
         level = experiment.recipe.client_level
@@ -98,11 +98,11 @@ class ClientAuditor:
         """The clients whose places the canaries take."""
         return {"clients": self.clients}
 
-    def audited(self, run: Run) -> tuple[Run, Engine]:
+    def with_canaries(self, run: Run) -> tuple[Run, Engine]:
         """The run, and an engine whose rounds have the canaries."""
         return run, self.rounds
 
-    def claimed(self, run: Run) -> Claimed:
+    def claim(self, run: Run) -> Claimed:
         """The releases that each client is a part of, by the declared mechanism."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
@@ -116,7 +116,10 @@ class ClientAuditor:
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
             found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
-            rates = self._rates(participants)
+            # The chance of each canary to be in the round's sum, as far as is public.
+            rates = np.isin(self.clients, participants)
+            if self.level.poisson:
+                rates = np.full(len(self.clients), self.level.rate)
             if self.level.shared:
                 self._look_behind(found, rates)
             watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
@@ -126,25 +129,26 @@ class ClientAuditor:
     def _replies(
         self, experiment: Experiment, participants: list[int], sent: Broadcast
     ) -> list[Reply]:
-        """Replies of the clients that gave no place to a canary, and of the canaries."""
+        """Replies of the clients that gave no place to a canary, and of the canaries.
+
+        An included canary moves the model that was sent; another one returns it as it was.
+        """
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
         others = [(one, shards[one]) for one in participants if one not in number]
         found = client_updates(recipe, experiment.task, experiment.plan, others, sent)
+        states = {name: sent.states[name] for name in recipe.returned}
+        first = next(iter(sent.params.values()))
+        no_loss = first.new_full((len(first),), math.nan)
         for client in participants:
             if client in number:
-                own = self._reply(recipe, sent, client, number[client])
+                one = number[client]
+                params = self._moved(sent.params, one) if self.included[one] else sent.params
+                own = Reply(client, params, states, no_loss)
                 found.append(privatize_reply(recipe, self.level, sent, own))
                 if self.level.trust == "local":
                     self._look(_apart(sent.params, found[-1].params), self.clients == client)
         return found
-
-    def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
-        """A canary's reply: what was sent, with the model moved if the canary is included."""
-        params = self._moved(sent.params, number) if self.included[number] else sent.params
-        states = {name: sent.states[name] for name in recipe.returned}
-        first = next(iter(params.values()))
-        return Reply(client, params, states, first.new_full((len(first),), math.nan))
 
     def _moved(self, params: Params, number: int) -> Params:
         """The model with the update of this canary."""
@@ -156,12 +160,6 @@ class ClientAuditor:
                 found[name] = value + entries.view(value.shape[1:])
             place -= value[0].numel()
         return found
-
-    def _rates(self, participants: np.ndarray) -> np.ndarray:
-        """The chance of each canary to be in a round's sum, as far as is public."""
-        if self.level.poisson:
-            return np.full(len(self.clients), self.level.rate)
-        return np.isin(self.clients, participants)
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
         """The server's rule. The auditor looks at the mean first."""

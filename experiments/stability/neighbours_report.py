@@ -1,4 +1,4 @@
-"""A run beside its neighbours, as `fedmuon stability` leaves it."""
+"""What the report says of a finished `fedmuon stability`: claims and numbers."""
 
 import contextlib
 import functools
@@ -14,24 +14,18 @@ import numpy as np
 
 from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.comparisons import name_of
-from fedmuon.analysis.report.findings import (
-    Findings,
-    Picture,
-    Rows,
-    card_of,
-    circumstances,
-    number,
-)
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, card_of, circumstances
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.tables import MEND, TRIALS, read_csv, read_json
-from fedmuon.analysis.report.verdicts import Claim, with_changes, with_range
+from fedmuon.analysis.report.verdicts import with_changes, with_range
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
 from fedmuon.experiments.spending import standing, unreleased
-from fedmuon.experiments.stability import figure
-from fedmuon.experiments.stability.prediction_check import CALIBRATION
+from fedmuon.experiments.stability.figure import census_figure
+from fedmuon.experiments.stability.influence import CALIBRATION
 from fedmuon.experiments.suites.suite import settings_card
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES
 
@@ -48,15 +42,27 @@ def findings(folder: Path) -> Findings:
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode, name = _mode(folder, neighbours), folder.resolve().name
-    config = _config(folder)
-    census = mode == "all"
+    config: list[Config] = []
+    with contextlib.suppress(InputError):  # of a config that names what is not on this machine
+        config = [tables.load(folder / "config.toml")]
     count, compared = len(neighbours["trial"]), record.get("influence")
+    of_gap, *claims = run_claims(neighbours, record, mode == "all")
+    of_gap = with_range(of_gap, record)
+    if of_gap.changes:  # they make the interval of the gap shorter
+        of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
+    about = {
+        "scale": "one run",
+        "seed": summary.get("seed"),
+        "training samples n": config[0].data.train if config else None,
+        "device": summary.get("device"),
+        "threads": summary.get("machine", {}).get("threads"),
+    }
     what = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
         name=name,
         title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
-        claims=_claims(run_claims(neighbours, record, census), record, name, config),
+        claims=[of_gap, *claims],
         numbers_title="The bound",
         head=("", "value"),
         numbers=[
@@ -67,14 +73,14 @@ def findings(folder: Path) -> Findings:
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
         + learned(summary, record),
         note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
-        pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
+        pictures=[Picture.known("census", functools.partial(census_figure, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
         again=_command(name, config, "again"),
         circumstances=circumstances(
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
-        about=_about(summary, config),
+        about=[(words, str(value)) for words, value in about.items() if value is not None],
         card=card_of({"card": settings_card(config)}),
     )
 
@@ -89,18 +95,6 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
     return shlex.join([*with_changes(words, changes), "--out", f"{name}-{end}"])
 
 
-def _claims(
-    every: Sequence[Claim], record: Mapping[str, Any], name: str, config: Sequence[Config]
-) -> list[Claim]:
-    """With why the interval of the gap is as long as it is, and what would make it shorter."""
-    first, *others = every
-    of_gap = with_range(first, record)
-    if of_gap.changes:
-        command = _command(name, config, "shorter", of_gap.changes)
-        of_gap = replace(of_gap, command=command)
-    return [of_gap, *others]
-
-
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     """What stands beside a bound: bound / B, accuracy and both losses of the last model."""
     top, value = record.get("range", 1.0), record["value"]
@@ -108,26 +102,6 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     own = [] if "share" in record else [("bound over B", number(share))]
     names = ("accuracy", "train_loss", "test_loss")
     return own + [(name_of(one), number(summary[one])) for one in names if one in summary]
-
-
-def _config(folder: Path) -> list[Config]:
-    """The run's; nothing of one that names what is not here."""
-    with contextlib.suppress(InputError):
-        return [tables.load(folder / "config.toml")]
-    return []
-
-
-def _about(summary: Mapping[str, Any], config: Sequence[Config]) -> list[tuple[str, str]]:
-    """What stands in the box of the answer."""
-    threads = summary.get("machine", {}).get("threads")
-    found = {
-        "scale": "one run",
-        "seed": summary.get("seed"),
-        "training samples n": config[0].data.train if config else None,
-        "device": summary.get("device"),
-        "threads": threads,
-    }
-    return [(name, str(value)) for name, value in found.items() if value is not None]
 
 
 def _note(record: Mapping[str, Any]) -> str:

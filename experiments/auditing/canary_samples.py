@@ -56,7 +56,7 @@ class Canaries:
     signs: dict[str, Tensor]
 
     @classmethod
-    def drawn(
+    def draw(
         cls, count: int, shards: Shards, template: Params, rng: np.random.Generator
     ) -> "Canaries":
         """Draw samples, places, signs and coins."""
@@ -70,7 +70,7 @@ class Canaries:
             signs[name] = drawn.to(value.device, value.dtype)
         return cls(rows, clients, rng.random(count) < 0.5, places, signs)
 
-    def marked(self, shards: Shards) -> Shards:
+    def mark(self, shards: Shards) -> Shards:
         """The shards, with labels that identify each canary."""
         require_classes(shards)
         labels = shards.labels.clone()
@@ -146,10 +146,11 @@ class TaskWithCanaries:
             others.append(Batch(batch.inputs[kept], batch.labels[kept]))
         loss, sums = self.task.clipped(points, others, clipping)
         lengths = self.canaries.lengths(clipping)
+        coins = torch.from_numpy(self.canaries.included).to(self.task.device)
         for k, batch in enumerate(batches):
             numbers = torch.div(batch.labels, MARK, rounding_mode="floor") - 1
             numbers = numbers[numbers >= 0]
-            there = numbers[self._coins[numbers]]
+            there = numbers[coins[numbers]]
             for name, value in sums.items():
                 entries = value.new_zeros(value[k].numel())
                 signs, places = (
@@ -157,10 +158,6 @@ class TaskWithCanaries:
                 )
                 value[k] += entries.index_add_(0, places, lengths[name] * signs).view_as(value[k])
         return loss, sums
-
-    @cached_property
-    def _coins(self) -> Tensor:
-        return torch.from_numpy(self.canaries.included).to(self.task.device)
 
 
 def _unmarked(batch: Batch) -> Batch:
@@ -189,13 +186,13 @@ class ExampleAuditor:
     adjacency = "zero-out"
 
     @classmethod
-    def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ExampleAuditor":
+    def draw(cls, run: Run, count: int, rng: np.random.Generator) -> "ExampleAuditor":
         """Draw canaries among the samples of the run."""
         experiment, sizes = run.experiment, run.data.sizes
         mechanism = experiment.recipe.mechanism
         assert mechanism is not None
         template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
-        canaries = Canaries.drawn(count, experiment.shards, template, rng)
+        canaries = Canaries.draw(count, experiment.shards, template, rng)
         return cls(canaries, mechanism, np.array([mechanism.rate(int(n)) for n in sizes]))
 
     @property
@@ -208,14 +205,14 @@ class ExampleAuditor:
         """The samples whose places the canaries take."""
         return {"rows": self.canaries.rows}
 
-    def audited(self, run: Run) -> tuple[Run, Engine]:
+    def with_canaries(self, run: Run) -> tuple[Run, Engine]:
         """The run with the canaries in its data, and with the auditor at its releases."""
         was = run.experiment
         experiment = dataclasses.replace(
             was,
             recipe=self.watching(was.recipe),
             task=TaskWithCanaries(was.task, self.canaries),
-            shards=self.canaries.marked(was.shards),
+            shards=self.canaries.mark(was.shards),
         )
         return dataclasses.replace(run, experiment=experiment), run_rounds
 
@@ -224,7 +221,7 @@ class ExampleAuditor:
         """The clients that hold the canaries [m]."""
         return self.canaries.clients
 
-    def claimed(self, run: Run) -> Claimed:
+    def claim(self, run: Run) -> Claimed:
         """The releases that each client's samples are a part of, by the declared mechanism."""
         plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
         steps = plan.steps * rounds_taken(run.experiment)
@@ -237,8 +234,23 @@ class ExampleAuditor:
 
     def watching(self, recipe: Recipe) -> Recipe:
         """The recipe. The auditor looks at each release before the chain goes on."""
-        links = tuple(_watched(link, self.look) for link in recipe.chain.links)
+        links = tuple(
+            dataclasses.replace(link, update=partial(self._look_first, link))
+            for link in recipe.chain.links
+        )
         return dataclasses.replace(recipe, chain=Chain(links))
+
+    def _look_first(
+        self, link: Link, direction: Params, state: State, context: Context
+    ) -> tuple[Params, State]:
+        """Update the link. The auditor looks at each release before the link gets it."""
+
+        def released(points: Points) -> Any:
+            found = context.released(points)
+            self.look(found.gradient, context.draws)
+            return found
+
+        return link.update(direction, state, dataclasses.replace(context, released=released))
 
     def look(self, released: Params, draws: Sequence[Callable[..., Any]]) -> None:
         """Look at what the clients of a cohort release: one draw and one row of `released` each."""
@@ -285,17 +297,3 @@ class ExampleAuditor:
         scale = {name: float(value.square().mean().sqrt()) or 1.0 for name, value in moved.items()}
         found = sum(value.double().cpu().numpy() / scale[name] for name, value in every.items())
         return np.asarray(found - np.median(found))
-
-
-def _watched(link: Link, look: Callable[..., None]) -> Link:
-    """The link. `look` is called with each release before the link gets it."""
-
-    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        def released(points: Points) -> Any:
-            found = context.released(points)
-            look(found.gradient, context.draws)
-            return found
-
-        return link.update(direction, state, dataclasses.replace(context, released=released))
-
-    return dataclasses.replace(link, update=update)

@@ -1,0 +1,386 @@
+"""A finished run, opened again: what is known of it, its losses, its momenta, its constants.
+
+`from_directory` collects what the theory needs (`certify.py`). `FinishedRun` has the samples and
+the experiment, so that the run, or a neighbour of it, can be repeated.
+"""
+
+import math
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.analysis import MeasuredGap, Realized, Uniform, label_shares, measured_gap
+from fedmuon.analysis.theory.checks import probability
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.core import files
+from fedmuon.core.arrays import read_tensors
+from fedmuon.core.choices import GIVEN, is_own
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import AFRESH, require_regular
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.neighbours import classes_of
+from fedmuon.data.partition import weights
+from fedmuon.data.source import Source
+from fedmuon.experiments.stability.certify import (
+    AUTHOR,
+    CertifiedSetting,
+    has_map,
+    map_constant,
+    start_of,
+)
+from fedmuon.federated import build_recipe
+from fedmuon.federated.build import build_experiment, build_plan, resolve
+from fedmuon.federated.client_data import build_data, partition_digest, read_source
+from fedmuon.federated.rounds import Experiment, begin, simulate
+from fedmuon.optim.chain import Chain, Context, Link, State
+from fedmuon.optim.links import ADJUSTMENTS
+from fedmuon.optim.recipe_tables import aux_rate
+from fedmuon.runs import fingerprints
+from fedmuon.runs.directory import RunDirectory
+from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.constants import Constants
+from fedmuon.tasks.networks import NetworkTask
+
+CENSUS = "neighbours.csv"
+SAMPLES, POWERS, REACH = 128, 12, 1e-3
+OBSERVED = (
+    "B, L_loss, G_max and Lg are the largest loss, gradient norm and curvature seen at the first "
+    "and the last model on {} samples: they may be larger elsewhere."
+)
+ROUTED = "Orth and the auxiliary step together have the larger of their two constants."
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run with what its neighbours need."""
+
+    config: Config
+    source: Source
+    data: FederatedData
+    experiment: Experiment
+    out: Path
+
+    @classmethod
+    def open(cls, out: Path, given: Own = NOTHING) -> "FinishedRun":
+        """Open the run in the folder. It has as many rounds as were made before a callback ended
+        it; `given` has the objects that only its caller has."""
+        found = cls.of(tables.load(out / "config.toml").beside(given), out)
+        planned = found.experiment.plan.rounds
+        made = (RunDirectory(out).summary() or {}).get("rounds", planned)
+        if made == planned:
+            return found
+        plan = replace(found.experiment.plan, rounds=made)
+        return replace(found, experiment=replace(found.experiment, plan=plan))
+
+    @classmethod
+    def of(cls, config: Config, out: Path) -> "FinishedRun":
+        """Open the run of this config in the folder; its samples must be the same as then."""
+        source = read_source(config)
+        there = fingerprints.require_same(out, fingerprints.described(config, out, source))
+        data = build_data(config, source)
+        try:
+            with np.load(require_regular(out / "partition.npz")) as split:
+                dealt = partition_digest(split["train_index"], split["client"])
+        except DAMAGE as error:
+            raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None
+        if dealt != partition_digest(data.train_index, data.client):
+            raise InputError(
+                f"the partition deals otherwise at each call than in {out}: let it draw from the "
+                "generator that it is given"
+            )
+        experiment = build_experiment(config, data)
+        plan, _ = fingerprints.with_factors(experiment.plan, config, there)
+        return cls(config, source, data, replace(experiment, plan=plan), out)
+
+
+def from_directory(
+    folder: Path,
+    changes: list[str] | tuple[str, ...] = (),
+    rho: float | None = None,
+    given: Own = NOTHING,
+) -> CertifiedSetting:
+    """What the theory needs of a finished run.
+
+    Args:
+        folder: The run's folder.
+        changes: Changes of [stability].
+        rho: With it, any uniform schedule is meant; without it, the one that was drawn.
+        given: Objects that only the caller has.
+    """
+    if not (folder / "config.toml").exists():
+        raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
+    run = RunDirectory(folder)
+    run.require_sound()
+    config = tables.load(folder / "config.toml", changes).beside(given)
+    _require_objects(config, folder)
+    there = fingerprints.require_same(folder, fingerprints.described(config, folder))
+    plan, _ = fingerprints.with_factors(build_plan(config), config, there)
+    try:
+        with np.load(require_regular(folder / "partition.npz")) as split:
+            sizes = np.bincount(split["client"], minlength=plan.clients)
+        schedule = np.load(require_regular(folder / "schedule.npy"))
+        realized = Realized(schedule, plan.rows if plan.batch else None)
+        start = read_tensors(folder / "initial.safetensors")[0]
+        shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
+    except DAMAGE as error:
+        raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
+    moved = None
+    if CENSUS in files.sums_of(folder):  # all neighbours were run
+        files.require_sound(folder, [CENSUS])
+        moved = largest_moves(folder / CENSUS, plan.clients)
+    own_map = build_recipe.user_map(config)
+    case = CertifiedSetting(
+        config,
+        sizes,
+        realized if rho is None else Uniform(plan.per_round, probability("rho", rho)),
+        shape,
+        l_map=None if own_map is None else own_map.lipschitz,
+        dropped=any("dropped" in record for record in run.records()),
+        stopped=str((run.summary() or {}).get("stopped", "")),
+        factors=plan.factors(),
+        moved=moved,
+        start=start_of(start["weight"].numpy(), source_of(config, folder)) if shape else None,
+    )
+    if config.task.name != "matrix":
+        return with_estimates(case, folder)
+    if config.orthogonalizer.name == "exact-sign":
+        return replace(case, gaps=cache(partial(smallest_singular_values, folder, given)))
+    return case
+
+
+def read_census(census: Path, usecols: Sequence[int] | None = None) -> np.ndarray:
+    """The numbers of a neighbours.csv, one row for each neighbour."""
+    with open(census, encoding="utf-8", opener=files.regular) as file:
+        return np.loadtxt(file, delimiter=",", skiprows=1, usecols=usecols, ndmin=2)
+
+
+def largest_moves(census: Path, clients: int) -> np.ndarray:
+    """The largest perturbation of each client's neighbours in a neighbours.csv [N]."""
+    columns = read_census(census, usecols=(1, 4))
+    moved = np.zeros(clients)
+    np.maximum.at(moved, columns[:, 0].astype(int), columns[:, 1])
+    return moved
+
+
+def _require_objects(config: Config, folder: Path) -> None:
+    """Reject a run of objects that only its caller has."""
+    held = [
+        f"[{table}] {key}"
+        for kind, (table, key) in NAMED.items()
+        if getattr(getattr(config, table), key) == GIVEN and getattr(config.given, kind) is None
+    ]
+    if held:
+        raise InputError(
+            f"{' and '.join(held)} of {folder} was handed over in Python: there, "
+            "fedmuon.bound(result) has the bound, of what fedmuon.run returned, or returns again "
+            "with resume=True and the same objects"
+        )
+
+
+def source_of(config: Config, folder: Path) -> Source | None:
+    """The samples of the run in the folder, if they are built in and still the same."""
+    if is_own(config.data.name):
+        return None
+    try:
+        source = read_source(config)
+        fingerprints.require_same(folder, fingerprints.described(config, folder, source))
+    except InputError:
+        return None
+    return source
+
+
+# Losses.
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The gap at the clients' label shares; plain test minus weighted train loss (001, Table 2)."""
+
+    gap: MeasuredGap
+    plain: float
+    accuracy: float = float("nan")  # on held-out samples
+
+
+def measured_losses(
+    config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params,
+    ranges: Sequence[float] | None = None,
+) -> list[Loss]:  # fmt: skip
+    """The losses of every model of a stack [S, ...] on the data of `experiment`.
+
+    `ranges` [S] are proved lengths B of an interval that has all losses of a model; 1 if not given,
+    as for 1 - p_y. Cross-entropy has none, so the gap of a network has a normal approximation.
+    """
+    interval = "shorter" if config.task.name == "matrix" else "normal"
+    shards, clients = experiment.shards, len(data.sizes)
+    if not len(data.test_labels):
+        raise InputError("no sample is held out, so the gap is unknown: leave some for [data] test")
+    owner = np.repeat(np.arange(clients), data.sizes)
+    shares = label_shares(classes_of(data.labels), owner, clients, max(1, classes))
+    chances = weights(data.sizes, config.federation.risk_weights)
+    (train, _), (test, seen) = (
+        experiment.task.losses(params, batch)
+        for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
+    )
+    train, test = (one.double().cpu().numpy() for one in (train, test))
+    right = (
+        seen["accuracy"].double().mean(1).tolist() if "accuracy" in seen else [np.nan] * len(test)
+    )
+    of_test, found = classes_of(data.test_labels), []
+    tops = ranges or [1.0] * len(test)
+    for fitted, held, score, top in zip(train, test, right, tops, strict=True):
+        means = np.bincount(owner, fitted, clients) / data.sizes
+        given = means, chances, shares, held, of_test
+        gap = measured_gap(*given, interval=interval, loss_bound=top)
+        found.append(Loss(gap, float(held.mean() - gap.empirical), score))
+    return found
+
+
+# The momenta of a run of the matrix task.
+
+
+def observe_momenta(
+    experiment: Experiment, look: Callable[[int, Tensor, Tensor], Found]
+) -> list[list[list[Found]]]:
+    """Repeat the run, and look at each client's model and momentum before it is orthogonalized.
+
+    Args:
+        experiment: A run of the matrix task.
+        look: Called with a client, its model and its momentum [d, c].
+
+    Returns:
+        What `look` returned [R, E, K], cohorts in the schedule's order.
+    """
+    recipe, plan = experiment.recipe, experiment.plan
+    found: dict[tuple[int, int, int], Found] = {}
+
+    def update(
+        link: Link, direction: Params, state: State, context: Context
+    ) -> tuple[Params, State]:
+        each = zip(context.draws, context.params["weight"], direction["weight"], strict=True)
+        for draw, model, momentum in each:
+            assert isinstance(draw, partial)
+            _, round, client, step = draw.args
+            found[round, step, client] = look(client, model, momentum)
+        return link.update(direction, state, context)
+
+    links = tuple(
+        replace(link, update=partial(update, link)) if link.name == "orthogonalize" else link
+        for link in recipe.chain.links
+    )
+    start = begin(recipe, experiment.task, plan.seed)
+    simulate(replace(experiment, recipe=replace(recipe, chain=Chain(links))), start)
+    return [
+        [[found[r, k, int(i)] for i in cohort] for k in range(plan.steps)]
+        for r, cohort in enumerate(plan.schedule())
+    ]
+
+
+def smallest_singular_values(folder: Path, given: Own) -> np.ndarray:
+    """How far the momenta keep from where the exact sign jumps: s_q(M) at all calls [R, E, K].
+
+    The rows of a softmax's gradients sum to 0, so those of the momentum M [d, c] do. In the
+    quotient by the ones vector it has q = min(d, c - 1) singular values, the q largest of M. What
+    rounding may have added, max(d, c) eps s_1, is subtracted. The run in the folder is repeated.
+    """
+
+    def gap(client: int, model: Tensor, momentum: Tensor) -> float:
+        d, c = momentum.shape
+        s = torch.linalg.svdvals(momentum.double())
+        floor = s[min(d, c - 1) - 1] - max(d, c) * torch.finfo(momentum.dtype).eps * s[0]
+        return max(0.0, float(floor))
+
+    return np.array(observe_momenta(FinishedRun.open(folder, given).experiment, gap))
+
+
+# Constants of a network. No supremum over all models and samples is known, so the largest values
+# are taken over the first and the last model of a run and some of its samples. They are lower
+# estimates, which prove nothing: a bound that stands on them is `estimated`.
+
+
+def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
+    """The setting of a network's run, with constants that were seen in its folder."""
+    run = FinishedRun.of(resolve(case.config), folder)
+    task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
+    count = min(SAMPLES, rows)
+    models = [
+        {name: value[None].to(task.device, task.dtype) for name, value in held.items()}
+        for held, _ in (read_tensors(folder / f"{one}.safetensors") for one in ("initial", "model"))
+    ]
+    chosen = torch.from_numpy(np.linspace(0, rows - 1, count).astype(np.int64))
+    some = Batch(shards.inputs[chosen], shards.labels[chosen])
+    of_map = () if case.l_map is None else (AUTHOR.format(case.l_map),)
+    return replace(
+        case,
+        constants=observed_constants(task, models, some),
+        caveats=(OBSERVED.format(count), *((ROUTED,) * has_map(case.config)), *of_map),
+        **_constant_of_step(case, task),
+    )
+
+
+def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
+    """The largest loss, gradient norm and Hessian eigenvalue at these models on these samples."""
+    losses = max(float(task.losses(one, batch)[0].max()) for one in models)
+    samples = [
+        Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1])
+        for row in range(len(batch.labels))
+    ]
+    slopes = max(_norm(task.gradient(one, [sample])[1]) for one in models for sample in samples)
+    return Constants(losses, slopes, slopes, max(curvature(task, one, batch) for one in models))
+
+
+def curvature(task: Task, params: Params, batch: Batch) -> float:
+    """The norm of the mean loss's Hessian, by power iteration on differences of gradients."""
+    rng = np.random.default_rng(0)
+    draws = {name: rng.standard_normal(tuple(value.shape)) for name, value in params.items()}
+    v, size = {name: torch.from_numpy(d).to(params[name]) for name, d in draws.items()}, 0.0
+    step = REACH * max(1.0, _norm(params))
+    for _ in range(POWERS):
+        length = _norm(v)
+        if not length:
+            return 0.0
+        ahead, behind = (
+            task.gradient(
+                {name: value + sign * step / length * v[name] for name, value in params.items()},
+                [batch],
+            )[1]
+            for sign in (1, -1)
+        )
+        v = {name: (ahead[name] - behind[name]) / (2 * step) for name in v}
+        size = _norm(v)
+    return size
+
+
+def _norm(tree: Params) -> float:
+    return math.sqrt(sum(float(value.double().square().sum()) for value in tree.values()))
+
+
+def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
+    """L_orth of the routed step over lr, or the reason why it has none, as a field of the setting.
+
+    It is the constant of s Orth on hidden matrices, or of the auxiliary step if that is steeper.
+    """
+    if not has_map(case.config):
+        return {"l_orth": 1.0}
+    assert isinstance(task, NetworkTask)
+    local, table = case.config.local, build_recipe.routes(task.module, case.config.local.route)
+    scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]
+    if local.aux == "adamw" and len(scales) < len(table):
+        return {"refusal": "AdamW's step has no Lipschitz constant: set [local] aux = 'sgd'."}
+    auxiliary = aux_rate(local) / local.lr if len(scales) < len(table) else 0.0
+    try:
+        bare = map_constant(case) if case.l_orth is None else case.l_orth
+    except InputError as error:
+        return {"refusal": str(error)}
+    return {"l_orth": max([auxiliary, *(scale * bare for scale in scales)])}
