@@ -174,7 +174,7 @@ def steep_between(m: torch.Tensor) -> torch.Tensor:
 
 def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
     """Whoever reads the folder is told, and whose word it was; a map that keeps it is certified."""
-    from fedmuon.experiments.stability import findings
+    from fedmuon.experiments.stability import neighbours_report
     from fedmuon.experiments.stability.neighbours import verdict_table
 
     kept, broken = (
@@ -193,8 +193,8 @@ def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
         again = fedmuon.bound(result)
         assert {name: result.bound[name] for name in again} == again
     assert fedmuon.bound(broken, l_orth=1e6)["violation"] == 0  # another word, which holds
-    assert "Violated" in findings.findings(broken.path).note
-    assert findings.findings(kept.path).note == kept.bound["note"]
+    assert "Violated" in neighbours_report.findings(broken.path).note
+    assert neighbours_report.findings(kept.path).note == kept.bound["note"]
     assert "violated" in str(verdict_table(broken.path, broken.bound).title)
 
 

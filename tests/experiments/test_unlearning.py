@@ -16,8 +16,8 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.unlearning import execute, noised, retrained
 from fedmuon.federated.rounds import begin
 from fedmuon.privacy.audit import Statistics, counted
@@ -75,7 +75,7 @@ def test_more_noise_than_there_is_is_refused() -> None:
 
 def test_models_with_and_without_a_sample_cannot_be_told_apart(tmp_path: Path) -> None:
     """By the best test, at the noise for their own distance; a fifth of it is too little."""
-    laboratory = Laboratory.open(made(tmp_path))
+    laboratory = FinishedRun.open(made(tmp_path))
     model = {"weight": read_tensors(laboratory.out / "model.safetensors")[0]["weight"][None]}
     again = retrained(laboratory, np.array([0]))
     towards = again["weight"] - model["weight"]
@@ -121,7 +121,7 @@ def first_sample(folder: Path) -> int:
         return int(split["train_index"][0])
 
 
-def apart(laboratory: Laboratory, rows: np.ndarray) -> float:
+def apart(laboratory: FinishedRun, rows: np.ndarray) -> float:
     """How far the run is from one that never saw those rows."""
     model, _ = read_tensors(laboratory.out / "model.safetensors")
     again = retrained(laboratory, rows)
@@ -130,7 +130,10 @@ def apart(laboratory: Laboratory, rows: np.ndarray) -> float:
 
 def test_every_removal_is_within_its_certificate(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    laboratory, verdict = Laboratory.open(folder), bound.judge(bound.from_directory(folder))
+    laboratory, verdict = (
+        FinishedRun.open(folder),
+        bound.certify(finished_run.from_directory(folder)),
+    )
     assert verdict.certificates is not None
     data, shares = laboratory.data, []
     owner = np.repeat(np.arange(6), data.sizes)
@@ -146,7 +149,7 @@ def test_every_removal_is_within_its_certificate(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rows_is_a_run_of_the_others(tmp_path: Path) -> None:
-    laboratory = Laboratory.open(made(tmp_path))
+    laboratory = FinishedRun.open(made(tmp_path))
     shards, rows = laboratory.experiment.shards, np.array([0, 7, 50])
     kept = [row for row in range(90) if row not in rows]
     less = shards.only(np.isin(np.arange(90), kept))
@@ -160,7 +163,7 @@ def test_a_run_without_rows_is_a_run_of_the_others(tmp_path: Path) -> None:
 
 
 def test_noise_has_the_deviation_that_was_asked_for(tmp_path: Path) -> None:
-    experiment = Laboratory.open(made(tmp_path)).experiment
+    experiment = FinishedRun.open(made(tmp_path)).experiment
     model = begin(experiment.recipe, experiment.task, 0).params
     drawn = noised(model, 0.5, 4000)["weight"] - model["weight"]
     # 84,000 numbers: the relative error of a deviation is about 1/410.

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import expected_maximum, share
 from fedmuon.analysis.report.style import by_round, compact, in_words
-from fedmuon.experiments.stability.figure import by_exposure, census
+from fedmuon.experiments.stability.figure import by_exposure, census_figure
 from fedmuon.experiments.studies.stability_findings import exposure, gap_and_bound, phase, scaling
 
 
@@ -43,7 +43,7 @@ def every_figure(narrow: bool = False) -> dict[str, Figure]:
         "scaling": scaling(*sizes, "n", narrow),
         "exposure": exposure(cohorts[1], narrow),
         "gap": gap_and_bound(grid[0], narrow),
-        "census": census(made(per_round=[2], trials=50)[1], narrow),
+        "census": census_figure(made(per_round=[2], trials=50)[1], narrow),
     }
 
 
@@ -148,7 +148,7 @@ def test_every_gap_stands_beside_its_bound() -> None:
 
 def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
     _, neighbours = made(per_round=[2], trials=50)
-    left, right = census(neighbours).axes
+    left, right = census_figure(neighbours).axes
     moved = neighbours["perturbation"]
     drawn = points(left, "one neighbour")
     np.testing.assert_array_equal(np.sort(drawn[:, 1]), np.sort(moved[moved > 0]))
@@ -158,7 +158,7 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
         inside = drawn[np.abs(drawn[:, 0] - place) < 0.5]
         np.testing.assert_array_equal(np.sort(inside[:, 1]), mine)
     assert f"{(moved == 0).sum()} of {len(moved)}" in " ".join(labels(left))
-    assert "random" not in " ".join(labels(census(made()[1]).axes[1]))  # ten of twelve
+    assert "random" not in " ".join(labels(census_figure(made()[1]).axes[1]))  # ten of twelve
     (bars,) = left.collections
     heights = sorted({segment[0, 1] for segment in bars.get_segments()})  # type: ignore[attr-defined]
     positive = neighbours["certificate"][neighbours["certificate"] > 0]
@@ -174,7 +174,7 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
 def test_a_census_without_certificates() -> None:
     _, neighbours = made(trials=20)
     lost = np.full(len(neighbours["n"]), np.nan)
-    left, right = census({**neighbours, "exposure": lost, "certificate": lost}).axes
+    left, right = census_figure({**neighbours, "exposure": lost, "certificate": lost}).axes
     assert "certificate" not in labels(left) and "certificate" not in right.get_xlabel()
     assert line(right, "largest: ").get_xdata()[0] == neighbours["perturbation"].max()  # type: ignore[index]
 

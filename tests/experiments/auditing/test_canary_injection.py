@@ -16,7 +16,12 @@ from typer.testing import CliRunner
 from fedmuon.config import load as tables
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing import one_run
-from fedmuon.experiments.auditing.examples import MARK, Canaries, ExampleAuditor, TaskWithCanaries
+from fedmuon.experiments.auditing.canary_samples import (
+    MARK,
+    Canaries,
+    ExampleAuditor,
+    TaskWithCanaries,
+)
 from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
@@ -51,9 +56,9 @@ def experiment(settings: dict[str, Any]) -> Experiment:
 
 def planted(made: Experiment, count: int, seed: int = 0) -> tuple[TaskWithCanaries, Experiment]:
     template = begin(made.recipe, made.task, 0).params
-    canaries = Canaries.drawn(count, made.shards, template, np.random.default_rng(seed))
+    canaries = Canaries.draw(count, made.shards, template, np.random.default_rng(seed))
     task = TaskWithCanaries(made.task, canaries)
-    return task, replace(made, task=task, shards=canaries.marked(made.shards))
+    return task, replace(made, task=task, shards=canaries.mark(made.shards))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -192,7 +197,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
     finished: tuple[Path, dict[str, Any]],
 ) -> None:
     out, record = finished
-    assert record == json.loads((out / one_run.AUDIT).read_text()) == one_run.of_finished(out)
+    assert record == json.loads((out / one_run.AUDIT).read_text()) == one_run.read_finished(out)
     summary = json.loads((out / "summary.json").read_text())
     assert record["epsilon"] == summary["privacy"]["epsilon"]
     assert record["below"] and record["right"] <= record["guesses"] <= record["canaries"] == 70
@@ -201,7 +206,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
         included, scores = held["included"], held["scores"]
         rows = held["rows"]
     assert one_run.coins(out).parent != out and len(rows) == 70
-    again = one_run.audit.guessed(scores, included, record["guesses"])
+    again = one_run.audit.guess_coins(scores, included, record["guesses"])
     assert again.right == record["right"]
     coins = included.tobytes(), np.packbits(included).tobytes()
     assert not any(part in file.read_bytes() for file in out.iterdir() for part in coins)
@@ -351,4 +356,4 @@ def test_an_audit_that_was_killed_is_not_gone_on_with(
     with pytest.raises(InputError, match="did not end"):
         execute(None, tmp_path / "run", resume=True)
     with pytest.raises(InputError, match="no finished run"):
-        one_run.of_finished(tmp_path / "run")
+        one_run.read_finished(tmp_path / "run")

@@ -15,11 +15,10 @@ from fedmuon.analysis.report.claims import spearman
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import held_out
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import influence, neighbours, ranking
-from fedmuon.experiments.stability.influence import gradient_distances
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability import influence, neighbours
+from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.experiments.stability.influence import RANKING, gradient_distances
 from fedmuon.experiments.stability.neighbours import execute, perturbations
-from fedmuon.experiments.stability.ranking import RANKING
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import map_matrices
@@ -53,17 +52,17 @@ def test_gradient_distances() -> None:
         assert float(found[s, z, other]) == pytest.approx(float((one - two).norm()), rel=1e-9)
 
 
-def opened(folder: Path, **tables: dict) -> Laboratory:
+def opened(folder: Path, **tables: dict) -> FinishedRun:
     run(small(stability={"trials": 4}, **DOUBLE, **tables), folder)
-    return Laboratory.open(folder)
+    return FinishedRun.open(folder)
 
 
 @pytest.fixture
-def laboratory(tmp_path: Path) -> Laboratory:
+def laboratory(tmp_path: Path) -> FinishedRun:
     return opened(tmp_path / "a")
 
 
-def moved_by(there: Laboratory) -> dict[tuple[int, int, int], float]:
+def moved_by(there: FinishedRun) -> dict[tuple[int, int, int], float]:
     """What is predicted of every pair (client, position, replacement)."""
     return {
         (client, z, int(index[p])): float(moved[z, p])
@@ -93,8 +92,8 @@ def test_every_pair_is_ranked_as_exact_runs_rank_it(tables: dict, tmp_path: Path
     assert spearman(found[::-1], exact) < 0.9  # negative control: of other pairs
 
 
-def test_the_highest_predictions_are_run_and_as_many_drawn_ones(laboratory: Laboratory) -> None:
-    predicted, found = moved_by(laboratory), influence.ranked(laboratory)
+def test_the_highest_predictions_are_run_and_as_many_drawn_ones(laboratory: FinishedRun) -> None:
+    predicted, found = moved_by(laboratory), influence.rank_replacements(laboratory)
     assert (found.pairs, found.top, len(found.rows)) == (len(predicted), 4, 8)
     for row, number in zip(found.rows.tolist(), found.predicted, strict=True):
         assert predicted[row[0], row[1], row[2]] == number
@@ -105,11 +104,11 @@ def test_the_highest_predictions_are_run_and_as_many_drawn_ones(laboratory: Labo
 
 
 def test_norms_are_those_of_the_whole_derivative(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    laboratory: FinishedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all unit vectors V the numbers <V, D> are D itself."""
 
-    def units(run: Laboratory, params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def units(run: FinishedRun, params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         weight = params["weight"]
         return {"weight": torch.eye(weight.numel()).to(weight).view(-1, *weight.shape)}
 
@@ -126,7 +125,7 @@ def test_norms_are_those_of_the_whole_derivative(
 
 @pytest.mark.parametrize("limit", [{"MEMORY": 1 << 23}, {"POOL": 7}])
 def test_memory_is_bounded(
-    limit: dict, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    limit: dict, laboratory: FinishedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of directions give the same numbers; fewer candidates are some of all."""
     whole = moved_by(laboratory)
@@ -139,7 +138,7 @@ def test_memory_is_bounded(
 
 
 def test_what_is_kept_of_candidates_is_bounded(
-    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+    laboratory: FinishedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two participants a pass have the same numbers, in the same order; and no pass keeps more."""
     whole, kept_by, slopes = list(moved_by(laboratory).items()), [], influence._slopes
@@ -176,7 +175,7 @@ def test_what_has_no_derivative_is_refused(said: str, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=f"{said}.*set \\[stability\\] neighbours to own, any or all"
     ):
-        influence.ranked(there)
+        influence.rank_replacements(there)
 
 
 def test_a_map_that_torch_cannot_follow_is_refused(tmp_path: Path) -> None:
@@ -192,10 +191,10 @@ def test_a_map_that_torch_cannot_follow_is_refused(tmp_path: Path) -> None:
     recipe = replace(recipe, chain=Chain(tuple(links)))
     there = replace(there, experiment=replace(there.experiment, recipe=recipe))
     with pytest.raises(InputError, match="torch cannot differentiate this run"):
-        influence.ranked(there)
+        influence.rank_replacements(there)
 
 
-def test_held_out_is_all_that_a_draw_can_give(laboratory: Laboratory) -> None:
+def test_held_out_is_all_that_a_draw_can_give(laboratory: FinishedRun) -> None:
     from fedmuon.data.neighbours import draw
 
     drawn = draw(laboratory.data, laboratory.source, 400, 9)
@@ -271,7 +270,7 @@ def test_a_ranking_is_shown_and_outlives_an_interruption(
     left = tmp_path / "a" / RANKING
     content = left.read_text()
     with monkeypatch.context() as patch:
-        patch.setattr(ranking, "ranked", stopped)
+        patch.setattr(influence, "rank_replacements", stopped)
         for damage in (content[:-9] + "\n", content.replace("1", "2", 1)):  # negative control
             left.write_text(damage)
             with pytest.raises(KeyboardInterrupt):

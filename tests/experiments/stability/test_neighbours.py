@@ -24,9 +24,9 @@ from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.stability.bound import in_doubles
-from fedmuon.experiments.stability.findings import findings
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
+from fedmuon.experiments.stability.neighbours_report import findings
 from fedmuon.federated.build import build_experiment, build_plan
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.orthogonalize import lipschitz
@@ -146,7 +146,7 @@ def test_neighbours_of_an_idle_client_do_not_move_the_model(tmp_path: Path) -> N
 def test_materialised_neighbours_move_the_model_as_far(tmp_path: Path) -> None:
     config = small(local={"batch": 4, "steps": 2}, stability={"trials": 4})
     execute(config, tmp_path / "a")
-    there = Laboratory.open(tmp_path / "a")
+    there = FinishedRun.open(tmp_path / "a")
     drawn = draw_neighbours(there.data, there.source, 4, config.federation.seed)
     ends = []
     for s in range(5):
@@ -205,7 +205,7 @@ def test_census_and_trials_draw_from_one_law(tmp_path: Path) -> None:
 
 def test_census_draws_do_not_depend_on_each_other_and_keep_the_rule(tmp_path: Path) -> None:
     run(small(), tmp_path / "a")
-    there = Laboratory.open(tmp_path / "a")
+    there = FinishedRun.open(tmp_path / "a")
     drawn = census(there.data, there.source, 3)
     for i, position, new in drawn:
         held = there.data.samples(i)[1]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from test_epsilons_named import unnamed
+from test_pitfalls import unnamed
 
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import dp_text

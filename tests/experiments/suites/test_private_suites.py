@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import small
 from made_training import read
-from test_epsilons_named import unnamed
+from test_pitfalls import unnamed
 from typer.testing import CliRunner
 
 from fedmuon.core.errors import InputError

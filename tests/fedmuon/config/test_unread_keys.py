@@ -23,9 +23,9 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.tables import attribute, validate
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import deployment, ray_engine
-from fedmuon.experiments.stability.bound import Case, judge
+from fedmuon.experiments.stability.bound import CertifiedSetting, certify
 from fedmuon.experiments.stability.bound import report as verdict_of
-from fedmuon.experiments.stability.reachable_ball import start_of
+from fedmuon.experiments.stability.certify import start_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites import contents
@@ -194,8 +194,8 @@ def bound_of(run: Run) -> dict[str, Any]:
     if shape:
         weight = begin(run.experiment.recipe, task, run.config.federation.seed).params["weight"][0]
         start = start_of(weight.numpy(), None)
-    case = Case(run.config, run.data.sizes, part, shape, start=start)
-    return verdict_of(case, judge(case))
+    case = CertifiedSetting(run.config, run.data.sizes, part, shape, start=start)
+    return verdict_of(case, certify(case))
 
 
 def untimed(record: dict[str, Any]) -> dict[str, Any]:

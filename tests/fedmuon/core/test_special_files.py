@@ -26,7 +26,7 @@ from fedmuon.experiments.inspect.watch import about, rounds_since, runs_of
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound, neighbours
+from fedmuon.experiments.stability import finished_run, neighbours
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import suite
 from fedmuon.privacy.ledger import Ledger
@@ -113,8 +113,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "watch": watched,
     "result": result,
     "spent": spending.spent,
-    "bound": bound.from_directory,
-    "audit": one_run.of_finished,
+    "bound": finished_run.from_directory,
+    "audit": one_run.read_finished,
     "resumed": lambda folder: execute(None, folder, resume=True),
     "measured": lambda folder: neighbours.execute(None, folder, resume=True),
 }

@@ -18,8 +18,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines import ray_engine
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
 from fedmuon.federated.build import build_plan, resolve
@@ -106,8 +106,8 @@ TEXT = {
 
 def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
     """neighbours.csv of a run."""
-    laboratory = Laboratory.open(run)
-    verdict = bound.judge(bound.from_directory(run))
+    laboratory = FinishedRun.open(run)
+    verdict = bound.certify(finished_run.from_directory(run))
     measure(laboratory, verdict, lambda record: None, lambda *_: None, by(laboratory.config))
 
 

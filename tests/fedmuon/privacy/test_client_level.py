@@ -14,7 +14,7 @@ import torch
 from conftest import small
 from safetensors.numpy import load_file
 from test_data import write_idx
-from test_epsilons_named import unnamed
+from test_pitfalls import unnamed
 from torch import Tensor
 
 import fedmuon
@@ -26,7 +26,7 @@ from fedmuon.experiments import spending
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import standing
-from fedmuon.experiments.stability.covered_recipes import method_of
+from fedmuon.experiments.stability.certify import method_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make

@@ -26,7 +26,6 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import standing
 from fedmuon.federated.build import build_plan, resolve
-from fedmuon.privacy import masks
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.ledger import Ledger
@@ -83,9 +82,9 @@ def test_what_is_released_is_the_sum_of_integers_modulo_the_masks() -> None:
     plain = [own.perturbed(held, tree(rng, 1.0, dtype=torch.float64), 0, k) for k in range(3)]
     count = sum(one.numel() for one in leaves(held))
     keys = [bytes([k]) * 32 for k in range(1, 4)]
-    roster = {k: masks.public_of(one) for k, one in enumerate(keys)}
+    roster = {k: distributed.public_of(one) for k, one in enumerate(keys)}
     hidden = [
-        distributed.masked(one, masks.mask(keys[k], k, roster, count))
+        distributed.masked(one, distributed.mask(keys[k], k, roster, count))
         for k, one in enumerate(plain)
     ]
     after, same = (own.released(held, what, 0) for what in (hidden, plain))
@@ -234,9 +233,10 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
     with pytest.raises(InputError, match="beyond what clipped updates"):
         own.released(held, [full] * 3, 0)  # 3 (2^62 + 1) = -2^62 + 3
     keys = [bytes([k]) * 32 for k in range(1, 4)]
-    roster = {k: masks.public_of(one) for k, one in enumerate(keys)}
+    roster = {k: distributed.public_of(one) for k, one in enumerate(keys)}
     hidden = [
-        distributed.masked(one, masks.mask(keys[k], k, roster, 40)) for k, one in enumerate(sent)
+        distributed.masked(one, distributed.mask(keys[k], k, roster, 40))
+        for k, one in enumerate(sent)
     ]
     own.released(held, hidden, 0)
     with pytest.raises(InputError, match="a mask is missing"):
@@ -284,7 +284,7 @@ BASE = (9).to_bytes(32, "little")
 BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
 BOBS = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"  # RFC 7748, 6.1
 PRIVATE = [BOB, *(hashlib.sha256(bytes([k])).digest() for k in range(4))]
-ROSTER = {10 * k: masks.public_of(one) for k, one in enumerate(PRIVATE)}
+ROSTER = {10 * k: distributed.public_of(one) for k, one in enumerate(PRIVATE)}
 
 
 def naive(client: int, count: int) -> list[int]:
@@ -307,9 +307,9 @@ def naive(client: int, count: int) -> list[int]:
 
 
 def test_masks_are_what_three_standards_make_of_the_keys() -> None:
-    assert ladder(BOB, BASE).hex() == BOBS == masks.public_of(BOB).hex()
+    assert ladder(BOB, BASE).hex() == BOBS == distributed.public_of(BOB).hex()
     for client in (0, 20, 40):
-        own = masks.mask(PRIVATE[client // 10], client, ROSTER, 7)
+        own = distributed.mask(PRIVATE[client // 10], client, ROSTER, 7)
         assert own.tolist() == naive(client, 7)
 
 
@@ -326,13 +326,13 @@ def test_a_masked_vector_looks_uniform_and_a_bare_one_does_not() -> None:
     vectors of the two others uniform, and their sum known."""
     count = 2**14
     sent = [drawn(k, 0, count) for k in range(5)]
-    every = [masks.mask(PRIVATE[k], 10 * k, ROSTER, count) for k in range(5)]
+    every = [distributed.mask(PRIVATE[k], 10 * k, ROSTER, count) for k in range(5)]
     hidden = [one + mask for one, mask in zip(sent, every, strict=True)]
     assert all(uniformity(one) < 5 for one in hidden)
     assert min(uniformity(one) for one in sent) > 1000
     assert np.array_equal(sum(hidden), sum(sent))
     pair = {client: ROSTER[client] for client in (0, 10)}
-    own = [masks.mask(PRIVATE[k], 10 * k, pair, count) for k in range(2)]
+    own = [distributed.mask(PRIVATE[k], 10 * k, pair, count) for k in range(2)]
     left = [hidden[k] - (every[k] - own[k]) for k in range(2)]  # three agreed on the difference
     assert all(uniformity(one) < 5 for one in left)
     assert np.array_equal(left[0] + left[1], sent[0] + sent[1])
@@ -552,7 +552,7 @@ def twice(held: dict) -> dict:
 
 
 def others(held: dict) -> dict:
-    return {**held, "keys": [masks.fresh()[1] for _ in held["keys"]]}
+    return {**held, "keys": [distributed.key_pair()[1] for _ in held["keys"]]}
 
 
 def weak(held: dict) -> dict:

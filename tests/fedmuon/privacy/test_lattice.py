@@ -17,7 +17,7 @@ from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.pld import Event
 from fedmuon.privacy.mechanisms.gaussian import release, release_on_grid
 from fedmuon.privacy.mechanisms.lattice import DEVIATION, rounded, spacing
-from fedmuon.privacy.noise import KeyStream, Streams, secret
+from fedmuon.privacy.noise import KeyStream, Streams, normals, secret_streams
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
@@ -206,7 +206,11 @@ def test_a_release_is_the_sum_and_noise_on_the_lattice(dtype: torch.dtype) -> No
         step = spacing(0.5 * (1 + slack(dtype)), noise, 3200)
         parts = found["a"].numpy() * lot / step
         assert np.abs(parts - np.rint(parts)).max() < 1e-4  # on the lattice
-        plain = release(sums, clipping, noise, lot, secret(2)).gradient["a"].numpy() * lot / step
+        plain = (
+            release(sums, clipping, noise, lot, normals(secret_streams(2))).gradient["a"].numpy()
+            * lot
+            / step
+        )
         assert np.abs(plain - np.rint(plain)).max() > 0.4  # the control is not
 
 
@@ -263,7 +267,7 @@ def of_lattice(released: np.ndarray, total: float, step: float) -> np.ndarray:
 
 def continuous(total: float) -> np.ndarray:
     sums = {"a": torch.full((1, TRIES), total, dtype=torch.float64)}
-    return release(sums, Clipping(), 1.0, 1.0, secret(1)).gradient["a"][0].numpy()
+    return release(sums, Clipping(), 1.0, 1.0, normals(secret_streams(1))).gradient["a"][0].numpy()
 
 
 def on_grid(total: float) -> np.ndarray:

@@ -1,18 +1,42 @@
 """The ledger is ahead of what was released, keeps everything, and refuses what does not fit."""
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from conftest import small
+from torch import nn
+from typer.testing import CliRunner
 
+import fedmuon
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.errors import InputError
+from fedmuon.experiments import spending
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.spending import privacy_record
+from fedmuon.federated.accountant import delta_of
+from fedmuon.optim import DPSGD
+from fedmuon.optim.aggregators import by_samples
+from fedmuon.optim.private import Private
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.runs.directory import AUDIT
+from fedmuon.tasks.per_example.clipping import Clipping
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {"noise_multiplier": 2.0, "blocks": 4, "steps": 5}
@@ -177,3 +201,221 @@ def test_noise_nobody_added_is_said_to_be_infinite(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
         Ledger.open(tmp_path / "missing" / "ledger.jsonl", "config")
+
+
+# Rates that are public, or are not: what runs, ledgers and loops then call their epsilon.
+
+OLD = {"ledger": 2, "fingerprint": "run", "adjacency": "add-remove", "sampling": "poisson",
+       "noise": "secret"}  # fmt: skip
+
+
+def private(federation: dict[str, Any] | None = None, **privacy: Any) -> Config:
+    given = {"epsilon": 4.0, "lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy
+    local = {"recipe": "dp-sgd", "lr": 0.1, "steps": 2}
+    return small(federation={"rounds": 2} | (federation or {}), local=local, privacy=given)
+
+
+def noise_of(out: Path, **changes: Any) -> tuple[float, set[float]]:
+    """The noise that was found, and the rates of all that was released."""
+    summary = execute(private(**changes), out)
+    entries = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
+    return summary["privacy"]["noise"], {rate for one in entries for rate in one["rates"]}
+
+
+def test_a_public_population_hides_how_many_samples_there_are(tmp_path: Path) -> None:
+    """Rates and noise are the same however the samples are dealt; with lot / n_i they are not."""
+    dealt = [{"per-round": 6, "seed": seed} for seed in (1, 2)]
+    public = [noise_of(tmp_path / f"a{n}", federation=one, population=40)
+              for n, one in enumerate(dealt)]  # fmt: skip
+    assert public[0] == public[1] and public[0][1] == {6 / 40}
+    own = [noise_of(tmp_path / f"b{n}", federation=one) for n, one in enumerate(dealt)]
+    assert own[0] != own[1] and len(own[0][1]) > 1  # control
+    spent = [json.loads((tmp_path / name / "summary.json").read_text())["privacy"]
+             for name in ("a0", "b0")]  # fmt: skip
+    assert [(one["adjacency"], one["rate_from"]) for one in spent] == [
+        ("add-remove", "public"), ("zero-out", "samples")]  # fmt: skip
+    assert "fewer samples than a lot" not in spent[0]["note"]
+    assert Ledger.read(tmp_path / "a0" / "ledger.jsonl").epsilons(1e-3)[0].adjacency == "add-remove"
+
+
+def test_a_public_rate_and_the_delta_that_follows() -> None:
+    sizes = np.array([10**6])
+    assert Privacy(rate=0.25).public_rate == 0.25 and Privacy().public_rate == 0
+    assert Privacy(lot=8.0, population=32).public_rate == 0.25
+    assert delta_of(private(delta=0.0, rate=1e-4), sizes) == pytest.approx((6e4) ** -1.1)
+    assert delta_of(private(delta=0.0, population=60_000), sizes) == pytest.approx((6e4) ** -1.1)
+    assert delta_of(private(delta=0.0), sizes) == pytest.approx(1e6**-1.1)
+
+
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"adjacency": "add-remove"}, "does not hold for rates lot / n_i"),
+    ({"rate": 0.1, "population": 60}, "leave one of them out"),
+    ({"population": 5}, "lot = 6 exceeds population = 5"),
+    ({"population": 60, "federation": {"aggregate": "by-samples"}}, "which .* is to hide"),
+    ({"population": 60, "federation": {"aggregate": "statistics:mean"}}, "which .* is to hide"),
+    ({"rate": 1.5}, "rate"),
+])  # fmt: skip
+def test_words_that_would_not_be_true_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        private(**changes)
+    private(population=60, adjacency="zero-out", federation={"aggregate": "by-samples"})
+
+
+def test_a_mechanism_of_ones_own_is_held_to_it() -> None:
+    given = Clipping("block", 1.0), 1.0, 4.0
+    with pytest.raises(InputError, match="does not hold for rates"):
+        Mechanism(*given, adjacency="add-remove")
+    with pytest.raises(InputError, match="not accounted for"):
+        Mechanism(*given, adjacency="substitute")
+    assert Mechanism(*given, public_rate=0.1, adjacency="add-remove").rate(7) == 0.1
+
+
+def test_old_ledgers_are_read_as_what_holds(tmp_path: Path) -> None:
+    """Format 2 said add-remove of rates lot / n_i; and so would a ledger of any format."""
+    for number, first in enumerate((OLD, OLD | {"ledger": 3, "rate_from": "samples"})):
+        made = Ledger(tmp_path / f"{number}.jsonl")
+        made._append(first)
+        made.begin(0, [0], [0.1], 2.0, 1, 5)
+        read = Ledger.read(made.path)
+        assert read.about["adjacency"] == "zero-out" and read.about["rate_from"] == "samples"
+        assert read.epsilons(1e-5)[0].adjacency == "zero-out"
+    before = {"epsilon": 2.0, "certified": True, "adjacency": "add-remove"}  # its summary
+    assert privacy_record(private(), {"privacy": before})["privacy"]["adjacency"] == "zero-out"
+
+
+def test_a_ledger_accounts_for_what_it_names(tmp_path: Path) -> None:
+    made = Ledger.open(tmp_path / "ledger.jsonl", "run", adjacency="replace-one")
+    made.begin(0, [0], [0.1], 2.0, 1, 50)
+    found = made.epsilons(1e-5)[0]
+    assert found == account(made.events(0), 1e-5, adjacency="replace-one")
+    assert found.lower > account(made.events(0), 1e-5).upper
+    with pytest.raises(InputError, match="another run"):
+        Ledger.open(made.path, "run", adjacency="zero-out")
+
+
+def loop(**privacy: Any) -> Private:
+    given = {"noise": 2.0, "lot": 20.0, **privacy}
+    return DPSGD(nn.Linear(6, 3), population=200, lr=0.1, privacy=given)
+
+
+def test_a_loop_of_ones_own_names_what_holds() -> None:
+    inputs, labels = torch.zeros(200, 6), torch.zeros(200, dtype=torch.long)
+    own, public, replaced = loop(), loop(population=250), loop(adjacency="replace-one")
+    for one in (own, public, replaced):
+        for lot in one.lots(5):
+            one.step(lot, inputs[lot.rows], labels[lot.rows])
+    names = [one.epsilon(1e-5).adjacency for one in (own, public, replaced)]
+    assert names == ["zero-out", "add-remove", "replace-one"]
+    assert public.epsilon(1e-5).upper < own.epsilon(1e-5).upper < replaced.epsilon(1e-5).lower
+    state = own.state_dict()
+    public.load_state_dict(state)  # lots at a rate that was not public count as well
+    assert public.epsilon(1e-5).adjacency == "zero-out"
+    assert public.epsilon(1e-5).upper > own.epsilon(1e-5).upper
+    assert math.isfinite(replaced.epsilon(1e-5).rdp)
+
+
+def test_weights_that_tell_of_sizes_are_refused_where_sizes_are_hidden(tmp_path: Path) -> None:
+    """A mechanism of one's own says add-remove by itself, whatever the config says."""
+    own = make_recipe(
+        Local(recipe="dp-sgd", lr=0.01),
+        OrthogonalizerTable(),
+        privacy=Privacy(population=40, noise=1.0, lot=8.0),
+    )
+    assert own.mechanism is not None and own.mechanism.adjacency == "add-remove"
+    given = {"data": {"name": "synthetic", "train": 60, "test": 20},
+             "federation": {"clients": 3, "per-round": 2, "rounds": 1}}  # fmt: skip
+    weighed = {**given, "federation": {**given["federation"], "aggregate": "by-samples"}}
+    with pytest.raises(InputError, match="hides how many samples"):
+        fedmuon.run(weighed, recipe=own, out=tmp_path / "config")
+    with pytest.raises(InputError, match="hides how many samples"):
+        mine = dataclasses.replace(own, aggregate=by_samples())
+        fedmuon.run(given, recipe=mine, out=tmp_path / "recipe")
+    found = fedmuon.run(given, recipe=own, out=tmp_path / "plain").summary["privacy"]
+    assert found["adjacency"] == "add-remove"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"epsilon": 1.0}, {"noise-correlation": "sqrt-toeplitz", "band": 4}, {"trust": "local"}],
+)
+def test_a_loop_of_ones_own_refuses_what_it_does_not_read(more: dict) -> None:
+    with pytest.raises(InputError, match="out"):
+        Private(
+            nn.Linear(6, 2),
+            population=200,
+            recipe="dp-sgd",
+            privacy={"noise": 1.0, "lot": 8.0, **more},
+        )
+
+
+# What `privacy spent` says of clients that never took part, and of the bounds of an audit.
+
+EXAMPLE: dict[str, Any] = {"lot": 6.0, "noise": 1.0, "bound": 0.2, "delta": 1e-3}
+CLIENT: dict[str, Any] = {"level": "client", "cohorts": "fixed", "noise": 1.0, "delta": 1e-3}
+RECIPES = (("dp-sgd", EXAMPLE), ("fedavg", CLIENT))
+
+
+@pytest.mark.parametrize(("recipe", "privacy"), RECIPES)
+def test_who_takes_part_in_no_round_has_spent_nothing(
+    recipe: str, privacy: dict[str, Any], tmp_path: Path
+) -> None:
+    """Three of six clients in the one round. That is shown, and nothing that was released moves
+    when their samples do, to the last bit; a control, it does with those of a participant."""
+    rng = np.random.default_rng(0)
+    inputs, labels = torch.from_numpy(rng.standard_normal((90, 5))), torch.arange(90) % 3
+    config = {
+        "federation": {"clients": 6, "per-round": 3, "rounds": 1},
+        "data": {"minimum": 2},
+        "local": {"recipe": recipe, "lr": 0.1, "steps": 1},
+        "privacy": {**privacy, "insecure-reproducible-noise": True},
+        "engine": {"dtype": "float64"},
+    }
+
+    def released(name: str, moved: np.ndarray) -> bytes:
+        found = inputs.clone()
+        found[moved] = found[moved].flip(1)
+        fedmuon.run(config, data=(found, labels), out=tmp_path / name)
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    plain = released("plain", np.array([], int))
+    spent = spending.spent(tmp_path / "plain")
+    taken = np.load(tmp_path / "plain" / "schedule.npy").ravel()
+    assert spent["never_part"] == 3 and {*spent["clients"]} == {str(one) for one in taken}
+    shown = CliRunner().invoke(app, ["privacy", "spent", str(tmp_path / "plain")]).output
+    assert "3 never took part" in " ".join(shown.split())
+    with np.load(tmp_path / "plain" / "partition.npz") as held:
+        owner, index = held["client"], held["train_index"]
+    assert released("others", index[~np.isin(owner, taken)]) == plain
+    assert released("own", index[owner == taken[0]]) != plain
+
+
+def test_a_client_that_no_secret_cohort_drew_has_the_amplified_epsilon(tmp_path: Path) -> None:
+    """Cohorts of one of six on average: somebody is in none of two rounds, and nobody has 0."""
+    config = small(
+        federation={"rounds": 2, "per-round": 1},
+        local={"recipe": "fedavg", "lr": 0.1},
+        privacy={"level": "client", "noise": 1.0, "delta": 1e-3},
+    )
+    execute(config, tmp_path)
+    rows = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    assert len({who for row in rows for who in json.loads(row)["participants"]}) < 6
+    spent = spending.spent(tmp_path)
+    amplified = epsilon(1.0, 1 / 6, 2, 1e-3, adjacency="add-remove")
+    assert spent["never_part"] == 0 and spent["clients"]["each"]["upper"] == amplified.upper > 0
+
+
+@pytest.mark.parametrize("best", ["binomial", "trade_off", "declared"])
+def test_the_best_bound_of_an_audit_is_shown_by_its_name(
+    best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(small(federation={"rounds": 1}, local={"recipe": "dp-sgd"}, privacy=EXAMPLE), tmp_path)
+    bounds = {name: 0.75 if name == best else 0.25 for name in one_run.BOUNDS}
+    counts = max(bounds["binomial"], bounds["trade_off"])
+    record = {**bounds, "epsilon_at_least": counts, "confidence": 0.95, "delta": 1e-3}
+    (tmp_path / AUDIT).write_text(json.dumps(record))
+    monkeypatch.setattr(one_run, "read_record", lambda folder: record)
+    audit = spending.spent(tmp_path)["audit"]
+    assert (audit["bound"], audit["best"], audit["epsilon_at_least"]) == (best, 0.75, counts)
+    shown = " ".join(CliRunner().invoke(app, ["privacy", "spent", str(tmp_path)]).output.split())
+    assert f"audited, {best}" in shown and ">= 0.7500" in shown and ">= 0.2500" not in shown
+    assert one_run.BOUNDS[best].split(";")[0] in shown

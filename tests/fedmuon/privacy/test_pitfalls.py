@@ -1,18 +1,32 @@
 """The page of pitfalls: every row names tests that are there, and what no other file tests."""
 
 import ast
+import csv
 import json
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import tomli_w
+from conftest import small
 from typer.testing import CliRunner
 
 import fedmuon
+from fedmuon.core.choices import Sampling
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import merged
+from fedmuon.experiments.suites.suite import execute as make
+from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMED = re.compile(r"`([\w/]+/test_\w+\.py)::(test_\w+)`")
+CITED = re.compile(r"`([\w/]+/test_\w+\.py)::(test_\w+)`")
 PRIVATE = {
     "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5, "classes": 3},
     "federation": {"clients": 2, "per-round": 2, "rounds": 1},
@@ -34,7 +48,7 @@ def functions(file: str) -> set[str]:
 def test_every_row_names_tests_that_are_there() -> None:
     assert len(rows()) >= 20
     for row in rows():
-        named = NAMED.findall(row)
+        named = CITED.findall(row)
         assert named, row
         for file, name in named:
             assert name in functions(file), (file, name)
@@ -77,3 +91,131 @@ def settings(given: dict[str, dict]) -> list[str]:
         for key, value in held.items()
         for word in ("--set", f"{table}.{key}={value}")
     ]
+
+
+# No epsilon without its adjacency: a walk over all that private runs and suites leave behind.
+
+NAMED = re.compile("|".join(ADJACENCIES))
+EPSILON = re.compile("ε|epsilon", re.IGNORECASE)
+SECTION = re.compile(r"<(p|li|table|figure|figcaption|h[1-6]|tr|th|td)\b.*?</\1>", re.DOTALL)
+VARIANTS = ("DP-SGD", "DP-Muon", "DiSK, γ = 0.5", "DP-FTRL", "shuffled lots")
+TINY = {
+    "data": {"train": 320, "test": 20, "minimum": 10},
+    "federation": {"rounds": 1},
+    "local": {"steps": 1},
+    "privacy": {"lot": 8.0, "delta": 1e-3, "noise": 9.0},
+    "output": {"evaluate-every": 1},
+}
+
+
+def unnamed(folder: Path) -> list[str]:
+    """Where in the files of a folder an epsilon stands without what it compares."""
+    walk = {".json": in_json, ".jsonl": in_json, ".csv": in_table, ".toml": in_toml,
+            ".html": in_page, ".txt": in_page}  # fmt: skip
+    return [
+        f"{file.relative_to(folder)}: {place}"
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.suffix in walk
+        for place in walk[file.suffix](file.read_text(encoding="utf-8"))
+    ]
+
+
+def in_json(text: str) -> Iterator[str]:
+    try:
+        yield from within(json.loads(text), "")
+    except json.JSONDecodeError:  # a record a line
+        for line in text.splitlines():
+            yield from within(json.loads(line), "")
+
+
+def within(value: Any, named: str) -> Iterator[str]:
+    """Objects with a number called epsilon, and sentences of one, that nothing around names."""
+    if isinstance(value, dict):
+        named += str(value.get("adjacency", ""))
+        if any("epsilon" in name and isinstance(one, float) for name, one in value.items()):
+            yield from [] if NAMED.search(named) else [f"an object with {', '.join(value)}"]
+        named += " ".join(one for one in value.values() if isinstance(one, str))
+        value = list(value.values())
+    for one in value if isinstance(value, list) else []:
+        yield from within(one, named)
+    if isinstance(value, str) and EPSILON.search(value) and not NAMED.search(named + value):
+        yield value
+
+
+def in_table(text: str) -> Iterator[str]:
+    header, *rows = csv.reader(text.splitlines())
+    if not any(name in ("epsilon", "target", "printed") for name in header):
+        return
+    for row in rows:
+        one = dict(zip(header, row, strict=True))
+        if one.get("adjacency") not in ADJACENCIES or one.get("sampling") not in get_args(Sampling):
+            yield str(one)
+
+
+def in_toml(text: str) -> Iterator[str]:
+    private = tomllib.loads(text).get("privacy", {})
+    if "epsilon" in private and private.get("adjacency") not in ADJACENCIES:
+        yield str(private)
+
+
+def in_page(text: str) -> Iterator[str]:
+    """Claims, tables, captions and labels of figures, one by one."""
+    for found in SECTION.finditer(text):
+        plain = re.sub("<[^>]*>", " ", found.group())
+        if EPSILON.search(plain) and not NAMED.search(plain):
+            yield plain
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_of_a_run(tmp_path: Path, adjacency: str) -> None:
+    given = {"epsilon": 4.0, "noise": 9.0, "lot": 6.0, "adjacency": adjacency}
+    if adjacency == "add-remove":
+        given["population"] = 40
+    config = small(local={"recipe": "dp-sgd", "lr": 0.1}, privacy=given)
+    private = execute(config, tmp_path / "run")["privacy"]
+    assert private["adjacency"] == adjacency and private["epsilon"] <= 4.0
+    assert not unnamed(tmp_path)
+    for more in ("--json", "--delta=1e-6"):
+        shown = CliRunner().invoke(app, ["privacy", "spent", str(tmp_path / "run"), more]).output
+        assert adjacency in shown and "poisson" in shown
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    assert f'"adjacency": "{adjacency}"' in ledger.read_text().splitlines()[0]
+    for name in ("summary.json", "config.toml"):  # control: the word gone
+        file = tmp_path / "run" / name
+        file.write_text(re.sub('"?adjacency"?', '"beside"', file.read_text()))
+    assert len(unnamed(tmp_path)) == 2
+
+
+UNTUNED = ("dp-classification-cnn", "dp-federated")
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "name",
+    ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation", "dp-ftrl"],
+)
+def test_of_a_suite(tmp_path: Path, name: str) -> None:
+    """Two of its variants, on its small scale made smaller, with the report."""
+    content = contents.read(name)
+    kept = {one: content["variants"][one] for one in VARIANTS if one in content["variants"]}
+    least: dict[str, Any] = merged(content["small"], {"base": TINY})
+    if "sweep" in least:
+        least["sweep"] = {"values": least["sweep"]["values"][-1:]}
+    content |= {"variants": kept, "small": least}
+    pairs = {key: {one["better"], one.get("than", "")} for key, one in content["claims"].items()}
+    content["claims"] = {key: content["claims"][key] for key in pairs if pairs[key] <= set(kept)}
+    file, out = tmp_path / f"{name}.toml", tmp_path / "out"
+    file.write_text(tomli_w.dumps(content), encoding="utf-8")
+    make(kinds.find(str(file), "mnist5k" if "cnn" in name else "digits", "small", {}), out)
+    found = gather(out)[0]
+    texts = (found.title, found.note, *found.head, *(claim.sentence for claim in found.claims))
+    assert not [text for text in texts if EPSILON.search(text) and not NAMED.search(text)]
+    assert "choosing among several spends more" in found.claims[-1].detail
+    untuned = ["Step sizes are not tuned alike" in one.also for one in found.claims[:-1]]
+    assert untuned == [name in UNTUNED] * len(content["claims"]) and len(found.claims) > 1
+    if name == "dp-federated":
+        write_report(out)  # draws, which takes seconds
+    assert not unnamed(out) and NAMED.search(found.stands_on)
+    table = out / "clients.csv"
+    table.write_text(table.read_text().replace("zero-out", ""))
+    assert unnamed(out)  # control

@@ -187,7 +187,7 @@ def test_other_private_runs_are_told_to_resume_and_do(
     assert RunDirectory(out).summary()
 
 
-@pytest.mark.parametrize("where", ["runs.loop._finish", "experiments.auditing.one_run.judged"])
+@pytest.mark.parametrize("where", ["runs.loop._finish", "experiments.auditing.one_run.judge"])
 def test_an_audit_that_was_interrupted_is_begun_anew(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

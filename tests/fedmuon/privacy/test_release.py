@@ -17,7 +17,14 @@ from torch.nn import functional
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.mechanisms.gaussian import Released, release
-from fedmuon.privacy.noise import KeyStream, keyed, poisson_rows, secret, secret_generator
+from fedmuon.privacy.noise import (
+    KeyStream,
+    keyed_streams,
+    normals,
+    poisson_rows,
+    secret_stream,
+    secret_streams,
+)
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import MODELS, VisionTransformer, network, wide_resnet, with_channels
@@ -359,7 +366,9 @@ def test_without_a_bound_they_are_the_gradients() -> None:
                 many = many.view(-1, *[1] * (value.ndim - 1))
                 torch.testing.assert_close(sums[name], many * value, rtol=1e-9, atol=1e-13)
             torch.testing.assert_close(found, losses, rtol=1e-12, atol=0)
-        exact = release({k: v[:1] for k, v in sums.items()}, Clipping("flat"), 0.0, 8, secret())
+        exact = release(
+            {k: v[:1] for k, v in sums.items()}, Clipping("flat"), 0.0, 8, normals(secret_streams())
+        )
         same(exact.gradient, {k: v[:1] for k, v in slopes.items()})
         # Negative control: a bound that bites gives less.
         tight = task.clipped(at, batches, Clipping("block", 1e-3))[1]
@@ -405,7 +414,7 @@ SUMS = {"a": torch.zeros(2, 60, 50, dtype=torch.float64), "b": torch.zeros(2, 30
 @pytest.mark.parametrize("rule, bound", [("block", 0.5), ("flat", 3.0)])
 def test_noise_has_the_variance_of_the_mechanism(rule: str, bound: float) -> None:
     """(sigma C / lot)^2 in every block, of an empty lot too; 3000 entries: 1 +- 0.026 (one sd)."""
-    found = release(SUMS, Clipping(rule, bound), 2.0, 10.0, secret(2))
+    found = release(SUMS, Clipping(rule, bound), 2.0, 10.0, normals(secret_streams(2)))
     assert isinstance(found, Released)
     noise = {name: value / (2.0 * bound / 10.0) for name, value in found.gradient.items()}
     for name, value in noise.items():
@@ -439,14 +448,18 @@ def test_a_release_is_the_sum_over_the_expected_lot() -> None:
 
 def test_replicas_share_noise_and_clients_do_not() -> None:
     draws = [partial(draw_of, client) for client in (3, 5)]
-    one, again = keyed(draws)((4, 7), 0), keyed(draws)((4, 7), 0)
+    one, again = normals(keyed_streams(draws))((4, 7), 0), normals(keyed_streams(draws))((4, 7), 0)
     assert torch.equal(one, again)
     assert torch.equal(one[0], one[1]) and torch.equal(one[2], one[3])
-    assert not torch.equal(one[0], one[2]) and not torch.equal(one, keyed(draws)((4, 7), 1))
-    fresh = secret(2)
+    assert not torch.equal(one[0], one[2]) and not torch.equal(
+        one, normals(keyed_streams(draws))((4, 7), 1)
+    )
+    fresh = normals(secret_streams(2))
     first, second = fresh((4, 7), 0), fresh((4, 7), 0)
     assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
-    assert not torch.equal(first, second) and not torch.equal(first, secret(2)((4, 7), 0))
+    assert not torch.equal(first, second) and not torch.equal(
+        first, normals(secret_streams(2))((4, 7), 0)
+    )
 
 
 def draw_of(client: int, what: Draw, block: int = 0) -> np.random.Generator:
@@ -458,12 +471,12 @@ def draw_of(client: int, what: Draw, block: int = 0) -> np.random.Generator:
                                                   (Clipping(), 1.0, 0.0)])  # fmt: skip
 def test_releases_of_no_mechanism_are_refused(clipping: Clipping, noise: float, lot: float) -> None:
     with pytest.raises(InputError):
-        release(SUMS, clipping, noise, lot, secret(2))
+        release(SUMS, clipping, noise, lot, normals(secret_streams(2)))
 
 
 def test_poisson_lots_take_each_row_independently() -> None:
     """4000 lots of 50 rows at rate 0.1: sizes of mean 5 and variance 4.5, pairs at rate 0.01."""
-    for rng in (np.random.default_rng(0), secret_generator(), KeyStream()):
+    for rng in (np.random.default_rng(0), secret_stream("pcg64"), KeyStream()):
         lots = np.zeros((4000, 50))
         for lot in lots:
             lot[poisson_rows(rng, 50, 0.1)] = 1

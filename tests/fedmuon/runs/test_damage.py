@@ -16,7 +16,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import sealed, unsealed
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound, neighbours
+from fedmuon.experiments.stability import bound, finished_run, neighbours
 from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
 
 
@@ -70,7 +70,7 @@ def test_any_flipped_bit_is_refused_or_does_not_matter(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     source = {"whole": whole, "cut": cut}[kind]
-    told = bound.report(case := bound.from_directory(source), bound.judge(case))
+    told = bound.report(case := finished_run.from_directory(source), bound.certify(case))
     refused = {}
     for file in sorted(source.iterdir()):
         outcomes = []
@@ -79,8 +79,8 @@ def test_any_flipped_bit_is_refused_or_does_not_matter(
             flipped(tmp_path / "x" / file.name, place)
             outcomes.append(not finished(tmp_path / "x", whole))
             try:
-                case = bound.from_directory(tmp_path / "x")
-                assert bound.report(case, bound.judge(case)) == told
+                case = finished_run.from_directory(tmp_path / "x")
+                assert bound.report(case, bound.certify(case)) == told
             except InputError:
                 pass
             shutil.rmtree(tmp_path / "x")
@@ -146,7 +146,7 @@ def test_a_lost_file_is_refused_or_made_again(name: str, whole: Path, tmp_path: 
     shutil.copytree(whole, tmp_path / "x")
     (tmp_path / "x" / name).unlink()
     with pytest.raises(InputError):
-        bound.from_directory(tmp_path / "x")
+        finished_run.from_directory(tmp_path / "x")
     assert finished(tmp_path / "x", whole) == (
         name == "partition.npz"
     )  # it follows from the config

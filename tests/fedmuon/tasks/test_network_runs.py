@@ -288,7 +288,7 @@ def test_stability_of_a_network_is_measured_and_never_certified(tmp_path: Path) 
     lines = np.loadtxt(tmp_path / "run" / "neighbours.csv", delimiter=",", skiprows=1)
     assert (lines[:, 4] > 0).all() and (lines[:, 4] <= lines[:, 6]).all()
     assert record["status"] == "estimated" and record["value"] > 0
-    given = bound.judge(bound.find(tmp_path / "run", [], {"l_orth": 1.0, "l_g": 2.0})).bound
+    given = bound.certify(bound.find(tmp_path / "run", [], {"l_orth": 1.0, "l_g": 2.0})).bound
     assert given is not None and any("gave Lg = 2" in line for line in given.assumptions)
 
 
