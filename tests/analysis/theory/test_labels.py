@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from conftest import small
-from test_pitfalls import NAMED, ROOT, functions
+from test_pitfalls import CITED, ROOT, functions
 from typer.testing import CliRunner
 
 import fedmuon
@@ -104,7 +104,7 @@ def test_the_page_has_every_label_with_tests_that_are_there() -> None:
     assert {*get_args(Status)} <= {*labels} and {*labels} == {*ORDER, "realized", "violated"}
     assert all(word in str(told) for word in ("realized", "refused"))
     for row in rows:
-        named = NAMED.findall(row[-2])
+        named = CITED.findall(row[-2])
         assert len(named) >= 3, row[1]
         for file, name in named:
             assert name in functions(file), (file, name)
