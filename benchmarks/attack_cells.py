@@ -9,8 +9,7 @@ import torch
 
 from fedmuon import analysis
 from fedmuon.config.load import only_read, parse
-from fedmuon.config.read_if import reads
-from fedmuon.config.schema import Local, TaskTable
+from fedmuon.config.schema import Local, TaskTable, reads
 from fedmuon.core import choices
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table

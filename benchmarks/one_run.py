@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedmuon.config import load as tables
-from fedmuon.config.user_objects import Own
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.canary_clients import ClientAuditor
 from fedmuon.federated.build import build_experiment, resolve
@@ -94,7 +94,7 @@ class Sum(nn.Module):
 
 def audited(settings: dict[str, Any], canaries: int, task: nn.Module | None = None) -> Any:
     """One run of the settings in a folder that is thrown away."""
-    chosen = tables.parse(settings).beside(Own(task=task))
+    chosen = tables.parse(settings).with_objects(UserObjects(task=task))
     with tempfile.TemporaryDirectory() as folder:
         return one_run.execute(chosen, Path(folder) / "run", canaries)
 

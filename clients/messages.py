@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from fedmuon.config.user_objects import NOTHING, Own
+from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.tables import Scalar
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
-Fetch = Callable[[], Own]  # the objects that the caller passed in Python, the same each time
+Fetch = Callable[
+    [], UserObjects
+]  # the objects that the caller passed in Python, the same each time
 
 
-def nothing() -> Own:
+def nothing() -> UserObjects:
     """No objects: the config names everything that a client needs."""
     return NOTHING
 

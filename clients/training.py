@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
 from fedmuon.config.load import Config, unflatten
-from fedmuon.config.user_objects import Own
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.build import Worker, build_worker
 from fedmuon.federated.rounds import Broadcast, Reply, client_updates, risk
@@ -139,17 +139,17 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 
 @lru_cache(maxsize=64)
-def _client(config: FlatConfig, client: int, own: Own) -> Worker:
+def _client(config: FlatConfig, client: int, own: UserObjects) -> Worker:
     """What one client needs, cached for its next rounds."""
     return build_worker(_config(config, own), client)
 
 
 @lru_cache(maxsize=2)
-def _config(config: FlatConfig, own: Own) -> Config:
+def _config(config: FlatConfig, own: UserObjects) -> Config:
     """The config of a message, parsed once per process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
-        return unflatten(dict(config)).beside(own)
+        return unflatten(dict(config)).with_objects(own)
 
 
 def _arrays(

@@ -16,9 +16,8 @@ from fedmuon.config import load as tables
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import NAMED, NOTHING
 from fedmuon.core.choices import GIVEN
-from fedmuon.core.errors import InputError, as_keywords, in_python
+from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
-from fedmuon.core.guard import Guard
 from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult, comparison
 
 if TYPE_CHECKING:
@@ -316,7 +315,7 @@ def _chosen(
         with in_python():
             known = tables.nested(tables.load(tables.to_resume(Path(out))))
         held = {name: keys | held.get(name, {}) for name, keys in known.items()}
-    return tables.parse(held, own_recipe=kept.get("recipe") is not None).beside(given)
+    return tables.parse(held, own_recipe=kept.get("recipe") is not None).with_objects(given)
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config, flatten
-from fedmuon.config.read_if import reads
-from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
@@ -38,7 +38,9 @@ class Result:
     """A finished run: its folder, and what lies in it as plain Python."""
 
     path: Path
-    given: Own = field(default=NOTHING, repr=False, compare=False)  # objects handed over in Python
+    given: UserObjects = field(
+        default=NOTHING, repr=False, compare=False
+    )  # objects handed over in Python
     temporary: "Temporary | None" = field(default=None, repr=False, compare=False)  # if it is one
 
     @cached_property

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedmuon.config import load as tables
-from fedmuon.config.load import Config
-from fedmuon.config.paths import with_files
+from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated.build import resolve
@@ -41,7 +40,7 @@ def execute(
         more_files: Files of the folder that grow after the run, and their first bytes.
     """
     if config is not None and config.engine.name == "deployment":  # whose processes are elsewhere
-        config = with_files(config)
+        config = absolute_paths(config)
     config = _config_to_resume(config, out) if resume else (config or Config())
     if config.engine.name == "deployment":
         if config.given or callbacks:
@@ -84,7 +83,7 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     written = tables.load(file)
     if config is None:
         return written
-    written = written.beside(config.given)
+    written = written.with_objects(config.given)
     if resolve(config, resumed=written) != written:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out, and give "

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import corollaries as theory
-from fedmuon.config.user_objects import NOTHING, Own
+from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors, tensor_bytes
 from fedmuon.core.errors import InputError
@@ -45,7 +45,7 @@ def execute(
     epsilon: float,
     delta: float,
     out: Path,
-    given: Own = NOTHING,
+    given: UserObjects = NOTHING,
 ) -> Record:
     """The model of the run, without those samples as far as (epsilon, delta) goes, in `out`."""
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
@@ -96,7 +96,9 @@ def execute(
     return record
 
 
-def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) -> dict[str, float]:
+def sensitivities(
+    folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
+) -> dict[str, float]:
     """Delta by the kind of the task's constants; refused unless each is certified."""
     case = finished_run.from_directory(folder, given=given)
     _require_covered(case)

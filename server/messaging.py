@@ -10,8 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedmuon.core.errors import InputError, plain
-from fedmuon.core.guard import OwnError
+from fedmuon.core.errors import InputError, OwnError, plain
 from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
 

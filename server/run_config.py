@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmuon.config.incompatible import infinite, noiseless
+from fedmuon.config.incompatible import has_no_noise, noise_advice
 from fedmuon.config.load import Config, nested, unflatten
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Scalar
@@ -44,8 +44,8 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
 def require_noise(config: Config, folder: Path) -> None:
     """Reject a new private run without noise: in Flower's run config every key is set, so nobody
     chose noise = 0."""
-    if noiseless(config) and not (folder / "config.toml").exists():
+    if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
-            f"{infinite(config)}; under Flower noise = 0 counts as not set, because the run config "
-            "has every key"
+            f"{noise_advice(config)}; under Flower noise = 0 counts as not set, because the run "
+            "config has every key"
         )

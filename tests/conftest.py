@@ -109,7 +109,6 @@ LEFT = pytest.StashKey[list[str]]()
 
 
 def group_of(nodeid: str) -> str:
-    """The name of a test's group, or nothing."""
     return next((group for group, tests in GROUPS.items() if nodeid.startswith(tests)), "")
 
 
@@ -229,7 +228,6 @@ def without_rendering() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn() -> Iterator[None]:
-    """`without_rendering`, for a test."""
     with without_rendering():
         yield
 
@@ -274,11 +272,9 @@ class Entropy:
         self._bits = random.Random(0)
 
     def randbits(self, count: int) -> int:
-        """That many bits, other ones at each call."""
         return self._bits.getrandbits(count)
 
     def urandom(self, count: int) -> bytes:
-        """That many bytes, other ones at each call."""
         return self._bits.randbytes(count)
 
 
@@ -292,6 +288,12 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda.manual_seed_all(0)
     monkeypatch.setattr(noise, "secrets", Entropy())
     monkeypatch.setattr(noise, "os", Entropy())
+
+
+@pytest.fixture
+def runs_apart(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no folder lie among the tests' own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
 
 
 def quick(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:

@@ -82,7 +82,6 @@ def repeated(engine: str, rounds: int) -> list[Line]:
 
 
 def soaked(engine: str, rounds: int) -> list[Line]:
-    """Run so many rounds on the engine, and judge."""
     place = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         looks = _run(engine, rounds, place)
@@ -199,7 +198,6 @@ def _told(engine: str, out: Path, looks: Sequence[Look]) -> list[Line]:
 
 
 def _parts(count: int) -> tuple[slice, slice]:
-    """The second quarter, and the last one."""
     quarter = max(1, count // 4)
     return slice(quarter, 2 * quarter), slice(count - quarter, None)
 

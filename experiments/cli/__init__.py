@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from fedmuon.core.errors import AGAIN, InputError, Interrupted
-from fedmuon.core.registry import blamed
+from fedmuon.core.registry import blame
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> Any:
             complain(f"interrupted: {AGAIN}")  # the command may have written files
             raise SystemExit(wish.exit_code) from None
         except (Exception, SystemExit) as error:
-            if (why := blamed(error) or _refused_by_system(error)) is None:
+            if (why := blame(error) or _refused_by_system(error)) is None:
                 raise
             complain(why)
             raise SystemExit(2) from error

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from typer import Argument
 
-from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
+from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.cli.options import WithKeys, console, near_keys, print_path

@@ -20,7 +20,7 @@ from rich.text import Text
 from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
-from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain
+from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain, shown
 from fedmuon.core.files import AFRESH
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def count(text: str) -> int:
 
 def near_keys(begun: str, end: str = "") -> list[str]:
     """The keys `table.key` that begin like this, for completion in shells."""
-    from fedmuon.config.read_if import NEEDS
+    from fedmuon.config.schema import NEEDS
 
     names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
     return [name for name in names if name.startswith(begun)]
@@ -217,7 +217,7 @@ def chosen_config(
     if out and there and not there.exists():
         there = None if named else load.to_resume(out)
     chosen = load.load(file or there, overrides)
-    if incompatible.noiseless(chosen):
+    if incompatible.has_no_noise(chosen):
         complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
     return chosen
 
@@ -280,8 +280,6 @@ def given_in(context: Context, *but: str) -> list[str]:
 
 def require_at_most(most: float, **given: float | None) -> None:
     """Reject numbers so large that nothing could be computed, or not within a lifetime."""
-    from fedmuon.core.tables import shown
-
     for name, value in given.items():
         if value is not None and abs(value) > most:
             text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # floats end there

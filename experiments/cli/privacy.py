@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Context, Option
 
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, shown
 from fedmuon.experiments.cli.options import (
     AsJson,
     DataName,
@@ -73,8 +73,6 @@ MOST_PEOPLE = 10**12
 
 def rate(lot: float, population: int) -> float:
     """The probability that an example is in a lot."""
-    from fedmuon.core.tables import shown
-
     if not 1 <= population <= MOST_PEOPLE:
         raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
     if not 0 < lot <= population:

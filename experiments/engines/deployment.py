@@ -38,8 +38,7 @@ from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.supercore.auth.typing import AccountAuthCredentials
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-from fedmuon.config.load import Config
-from fedmuon.config.paths import with_files
+from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.locks import DRIVER, held
 from fedmuon.core.signals import interruptible
@@ -99,7 +98,7 @@ def deploy(
             with held(out, patience=PATIENCE):
                 pass
         RunDirectory(out).create(resume)
-        config = resolve(with_files(config))
+        config = resolve(absolute_paths(config))
         try:
             with deployed(config.federation.clients, secure, out / LOGS) as deployment:
                 return deployment.execute(config, out, on_round_end, on_start)

@@ -10,7 +10,7 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import load as tables
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads
+from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError

@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedmuon.config.load import Config
-from fedmuon.config.paths import with_files
+from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.planning.pace import (
@@ -70,7 +69,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         started: Seconds that have already passed, to load libraries.
     """
     begun, others = time.perf_counter(), Others()
-    config = resolve(with_files(config) if config.engine.name == "deployment" else config)
+    config = resolve(absolute_paths(config) if config.engine.name == "deployment" else config)
     quiet = config.model_copy(
         update={"output": config.output.model_copy(update={"callback": "none", "options": ()})}
     )

@@ -20,7 +20,7 @@ from fedmuon.analysis import MeasuredGap, Realized, Uniform, label_shares, measu
 from fedmuon.analysis.theory.checks import probability
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config
-from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, is_own
@@ -73,10 +73,10 @@ class FinishedRun:
     out: Path
 
     @classmethod
-    def open(cls, out: Path, given: Own = NOTHING) -> "FinishedRun":
+    def open(cls, out: Path, given: UserObjects = NOTHING) -> "FinishedRun":
         """Open the run in the folder. It has as many rounds as were made before a callback ended
         it; `given` has the objects that only its caller has."""
-        found = cls.of(tables.load(out / "config.toml").beside(given), out)
+        found = cls.of(tables.load(out / "config.toml").with_objects(given), out)
         planned = found.experiment.plan.rounds
         made = (RunDirectory(out).summary() or {}).get("rounds", planned)
         if made == planned:
@@ -109,7 +109,7 @@ def from_directory(
     folder: Path,
     changes: list[str] | tuple[str, ...] = (),
     rho: float | None = None,
-    given: Own = NOTHING,
+    given: UserObjects = NOTHING,
 ) -> CertifiedSetting:
     """What the theory needs of a finished run.
 
@@ -123,7 +123,7 @@ def from_directory(
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
     run = RunDirectory(folder)
     run.require_sound()
-    config = tables.load(folder / "config.toml", changes).beside(given)
+    config = tables.load(folder / "config.toml", changes).with_objects(given)
     _require_objects(config, folder)
     there = fingerprints.require_same(folder, fingerprints.described(config, folder))
     plan, _ = fingerprints.with_factors(build_plan(config), config, there)
@@ -287,7 +287,7 @@ def observe_momenta(
     ]
 
 
-def smallest_singular_values(folder: Path, given: Own) -> np.ndarray:
+def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
     """How far the momenta keep from where the exact sign jumps: s_q(M) at all calls [R, E, K].
 
     The rows of a softmax's gradients sum to 0, so those of the momentum M [d, c] do. In the

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedmuon.analysis.report.claims import spearman
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads
+from fedmuon.config.schema import reads
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import PRIVATE

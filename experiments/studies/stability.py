@@ -23,8 +23,7 @@ from fedmuon.analysis import Realized
 from fedmuon.analysis.report.verdicts import UNDECIDED
 from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads, refusal
-from fedmuon.config.schema import Count, Natural, Positive
+from fedmuon.config.schema import Count, Natural, Positive, reads, refusal
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Scalar, Table, validate
 from fedmuon.data.federated import FederatedData

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedmuon.config.load import Config, only_read, parse
-from fedmuon.config.read_if import is_default, reads, refusal
-from fedmuon.core.errors import InputError, instead
+from fedmuon.config.schema import is_default, reads, refusal
+from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import read_text
-from fedmuon.core.tables import Scalar, read_toml, shown
+from fedmuon.core.tables import Scalar, read_toml
 from fedmuon.data.source import Source
 
 FOLDER = Path(__file__).parent
@@ -151,7 +151,7 @@ def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
         for key, value in keys.items():
             name = f"{table}.{key.replace('_', '-')}"
             useless = not any(reads(config, name) for config in cells)
-            if useless and not is_default(cells[0], name, value):
+            if useless and not is_default(name, value):
                 raise InputError(f"{place}: {refusal(cells[0], name, value)}")
 
 

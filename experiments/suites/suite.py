@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads
+from fedmuon.config.schema import reads
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held, require_place

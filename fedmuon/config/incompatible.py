@@ -1,4 +1,4 @@
-"""Keys of a config that are sound alone and impossible together, each with its mend."""
+"""Keys of a config that are valid alone and cannot be combined, each with what to do."""
 
 import math
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ RETRIES = (
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
 
-def impossible(config: Config) -> Iterator[str]:
-    """A sentence for each combination in the config that cannot run."""
+def problems(config: Config) -> Iterator[str]:
+    """One message for each combination in the config that cannot run."""
     data, federation = config.data, config.federation
     if federation.per_round > federation.clients:
         yield (
@@ -66,15 +66,15 @@ def impossible(config: Config) -> Iterator[str]:
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
             "choose it in (1, 2], or 0 if unknown"
         )
-    yield from _unreadable(config)
-    yield from _private(config)
+    yield from _text_problems(config)
+    yield from _private_problems(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
         yield f"[orthogonalizer] coefficients: {error}"
 
 
-def _unreadable(config: Config) -> Iterator[str]:
+def _text_problems(config: Config) -> Iterator[str]:
     """Text without a decoder, a decoder without text."""
     data, task = config.data, config.task
     is_text = data.name in TEXTS
@@ -98,29 +98,29 @@ def _unreadable(config: Config) -> Iterator[str]:
         )
 
 
-def _private(config: Config) -> Iterator[str]:
-    """Of runs that release by recipe or by level."""
+def _private_problems(config: Config) -> Iterator[str]:
+    """Messages for runs that are private by their recipe or by their level."""
     if config.privacy.level == "client":
-        yield from unfit_for_clients(config)
+        yield from client_level_problems(config)
     elif config.local.recipe in PRIVATE:
-        yield from unprivate_run(config)
+        yield from private_recipe_problems(config)
 
 
-def noiseless(config: Config) -> bool:
-    """Whether a run that is called private would release everything as it is."""
+def has_no_noise(config: Config) -> bool:
+    """Whether a private run would add no noise to what it releases."""
     privacy = config.privacy
     private = privacy.level == "client" or config.local.recipe in PRIVATE
     return private and not (privacy.noise or privacy.epsilon)
 
 
-def without_noise(config: Config) -> Iterator[str]:
-    """Why a private run is rejected whose noise nobody named."""
-    if noiseless(config) and "noise" not in config.privacy.model_fields_set:
-        yield infinite(config)
+def missing_noise(config: Config) -> Iterator[str]:
+    """The message for a private run for which nobody set the noise."""
+    if has_no_noise(config) and "noise" not in config.privacy.model_fields_set:
+        yield noise_advice(config)
 
 
-def infinite(config: Config) -> str:
-    """Explain that a private run needs noise or a target epsilon."""
+def noise_advice(config: Config) -> str:
+    """Say that a private run needs noise or a target epsilon."""
     named = f"[local] recipe = '{config.local.recipe}'"
     named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
@@ -129,9 +129,9 @@ def infinite(config: Config) -> str:
     )
 
 
-def unprivate_run(config: Config) -> Iterator[str]:
-    """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
-    yield from unprivate(config.privacy, config.local)
+def private_recipe_problems(config: Config) -> Iterator[str]:
+    """What a private recipe, built-in or custom, cannot be combined with."""
+    yield from mechanism_problems(config.privacy, config.local)
     if config.privacy.noise_correlation != "none":
         if config.engine.name != "inline":
             yield IN_ONE_PROCESS
@@ -149,22 +149,22 @@ def unprivate_run(config: Config) -> Iterator[str]:
         yield RETRIES
 
 
-def unprivate(privacy: Any, local: Any) -> Iterator[str]:
-    """What [privacy] and [local] cannot hold in a private recipe."""
+def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
+    """What [privacy] and [local] cannot say with a private recipe."""
     if privacy.level == "client":
         yield (
             "[privacy] level = 'client' is not for a recipe that releases each step: its noise "
             "protects single examples within a client, so set level = 'example'"
         )
-    yield from _unlikely(privacy)
-    yield from _unfollowed(privacy, local.recipe)
+    yield from _rate_problems(privacy)
+    yield from _noise_problems(privacy, local.recipe)
     if local.batch:
         yield (
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
             "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots, or for "
             "ones that sampling = 'shuffle' has take turns, without amplification"
         )
-    yield from _invisible(privacy)
+    yield from _delta_problems(privacy)
     if privacy.noise and math.isinf(privacy.bound):
         yield "[privacy] noise needs a finite bound: set bound, or noise = 0"
     if (
@@ -184,7 +184,7 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Why lots cannot take turns, if they cannot."""
+    """Why lots cannot be cut from an order; empty where they can."""
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):
@@ -198,8 +198,8 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
     return ""
 
 
-def _unfollowed(privacy: Any, recipe: str) -> Iterator[str]:
-    """What correlated noise or a bound that follows a quantile cannot stand beside."""
+def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
+    """What cannot be combined with correlated noise, or a bound that follows a quantile."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:
@@ -223,8 +223,8 @@ def _unfollowed(privacy: Any, recipe: str) -> Iterator[str]:
         )
 
 
-def _unlikely(privacy: Any) -> Iterator[str]:
-    """Rates that cannot be, or under which the adjacency is not what it is called."""
+def _rate_problems(privacy: Any) -> Iterator[str]:
+    """Impossible sampling rates, and those for which the adjacency would not hold."""
     if privacy.sampling != "poisson":
         if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
             yield why
@@ -236,8 +236,8 @@ def _unlikely(privacy: Any) -> Iterator[str]:
         yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
 
 
-def _invisible(privacy: Any) -> Iterator[str]:
-    """A delta that no accountant resolves."""
+def _delta_problems(privacy: Any) -> Iterator[str]:
+    """A delta that no accountant can resolve."""
     if 0 < privacy.delta < LEAST_DELTA:
         yield (
             f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
@@ -250,8 +250,8 @@ def _invisible(privacy: Any) -> Iterator[str]:
         )
 
 
-def unfit_for_clients(config: Config) -> Iterator[str]:
-    """What cannot be released as a sum of clients' clipped updates."""
+def client_level_problems(config: Config) -> Iterator[str]:
+    """What cannot be combined with a release of the sum of clients' clipped updates."""
     privacy, local, federation = config.privacy, config.local, config.federation
     if local.recipe in PRIVATE:
         yield (
@@ -259,7 +259,8 @@ def unfit_for_clients(config: Config) -> Iterator[str]:
             "step of a client with noise for its examples, an account of another unit: choose one "
             "without dp- and disk-, or level = 'example'"
         )
-    if local.recipe == "adamw" or (local.recipe == "muon" and _has_adamw(config)):
+    auxiliary = config.task.name == "network" and local.aux == "adamw"
+    if local.recipe == "adamw" or (local.recipe == "muon" and auxiliary):
         yield (
             f"[privacy] level = 'client' is not for recipe = '{local.recipe}' with AdamW, whose "
             "averaged second moment would be negative with noise and has no root: choose a recipe "
@@ -276,16 +277,16 @@ def unfit_for_clients(config: Config) -> Iterator[str]:
             "where the server knows who answers: set cohorts = 'fixed'"
         )
     if privacy.trust == "distributed":
-        yield from _undistributed(config)
+        yield from _distributed_problems(config)
     if math.isinf(privacy.bound):
         yield "[privacy] bound = inf clips no update: set a finite bound at level = 'client'"
-    yield from _invisible(privacy)
+    yield from _delta_problems(privacy)
     if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
         yield RETRIES
 
 
-def _undistributed(config: Config) -> Iterator[str]:
-    """What shares of noise in masked sums of integers cannot be."""
+def _distributed_problems(config: Config) -> Iterator[str]:
+    """What cannot be combined with shares of noise in masked sums of integers."""
     privacy = config.privacy
     if not (privacy.noise or privacy.epsilon):
         yield (
@@ -302,7 +303,3 @@ def _undistributed(config: Config) -> Iterator[str]:
             "[faults] policy = 'drop' would leave masks in the sum of those who answered, under "
             "trust = 'distributed': set policy = 'strict'; a run that stops can be resumed"
         )
-
-
-def _has_adamw(config: Config) -> bool:
-    return config.task.name == "network" and config.local.aux == "adamw"

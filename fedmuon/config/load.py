@@ -7,8 +7,7 @@ from typing import Any
 import tomli_w
 from pydantic import PrivateAttr, ValidationInfo, model_validator
 
-from fedmuon.config.incompatible import impossible, without_noise
-from fedmuon.config.read_if import refusal, unread
+from fedmuon.config.incompatible import missing_noise, problems
 from fedmuon.config.schema import (
     Data,
     Engine,
@@ -20,19 +19,23 @@ from fedmuon.config.schema import (
     Privacy,
     Stability,
     TaskTable,
+    refusal,
+    unread,
 )
-from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import TEXTS, is_own
 from fedmuon.core.errors import InputError
+from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validate
 
 OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
+NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
+PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"))
 UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
 
 
 class Config(Table):
-    """The whole experiment: tables as in a file, and beside them the objects `given` in Python,
-    which no file holds."""
+    """The whole experiment: the tables of a file, and the objects `given` in Python."""
 
     data: Data = Data()
     federation: Federation = Federation()
@@ -44,15 +47,15 @@ class Config(Table):
     faults: Faults = Faults()
     stability: Stability = Stability()
     output: Output = Output()
-    _given: Own = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
+    _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
 
     @property
-    def given(self) -> Own:
-        """What the caller handed over in Python."""
+    def given(self) -> UserObjects:
+        """The objects that the caller handed over in Python; no file holds them."""
         return self._given
 
-    def beside(self, given: Own) -> "Config":
-        """The same tables beside these objects."""
+    def with_objects(self, given: UserObjects) -> "Config":
+        """The same tables with these objects."""
         made = self.model_copy()
         made._given = given
         return made
@@ -60,8 +63,8 @@ class Config(Table):
     @model_validator(mode="before")
     @classmethod
     def _normalized(cls, tables: Any) -> Any:
-        """What follows from other keys: `normalize = auto` becomes what the task asks for, and few
-        clients take part all, so that a config says what it does."""
+        """Set what follows from other keys: `normalize = auto` becomes what the task needs, and all
+        clients take part where there are few."""
         if not isinstance(tables, Mapping):
             return tables
         held = {name: tables.get(name, {}) for name in ("data", "task", "federation")}
@@ -81,25 +84,25 @@ class Config(Table):
     def _possible(self, info: ValidationInfo) -> "Config":
         if info.context == UNFINISHED:
             return self
-        for problem in impossible(self):
+        for problem in problems(self):
             raise ValueError(problem)
         for name in unread(self):
             raise ValueError(refusal(self, name))
         if info.context != OWN_RECIPE and not is_own(self.local.recipe):
-            for problem in without_noise(self):
+            for problem in missing_noise(self):
                 raise ValueError(problem)
         return self
 
 
 def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
-    """Nested tables -> Config, or InputError with one sentence. A recipe of the user's own is
-    checked for noise when it is built."""
+    """Make a config of nested tables, or raise InputError. With `own_recipe`, noise is checked when
+    the custom recipe is built."""
     return validate(Config, tables, OWN_RECIPE if own_recipe else None)
 
 
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Nested tables without the keys that nothing reads: what several configs share means "where
-    it is read"."""
+    """Nested tables without the keys that nothing reads: settings that several configs share apply
+    only where they are read."""
     left_out = unread(validate(Config, tables, UNFINISHED))
     return {
         table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
@@ -113,8 +116,8 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def to_resume(folder: Path) -> Path:
-    """The config.toml of a run to resume, rejected where there is none: an experiment that the
-    command does not name in full would begin with the defaults."""
+    """The config.toml of a run to resume. It must exist: otherwise a command that does not name the
+    whole experiment would begin one with the defaults."""
     if not (file := folder / "config.toml").exists():
         raise InputError(
             f"{folder} holds no config.toml, so there is nothing to resume: begin without --resume"
@@ -123,10 +126,10 @@ def to_resume(folder: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as nested tables. A `./file.py` that it names lies beside it, and else where the
-    command is given."""
+    """A TOML file as nested tables. A `./file.py` that it names is in its folder, or else in the
+    current one."""
     held = read_toml(path)
-    for table, key in (*NAMED.values(), ("task", "model")):
+    for table, key in NAMING:
         if not isinstance(keys := held.get(table), dict):
             continue
         place, _, found = str(keys.get(key, "")).rpartition(":")
@@ -167,3 +170,23 @@ def unflatten(flat: Mapping[str, Scalar]) -> Config:
     for name, value in flat.items():
         put(tables, name, value)
     return parse(tables)
+
+
+def absolute_paths(config: Config, files: bool = True) -> Config:
+    """The config with whole paths, which workers in other folders find.
+
+    Args:
+        config: The config.
+        files: Also change the paths of data, tokenizer and weights, not only those of custom
+            objects, `./file.py:object`.
+    """
+    for table, key in (*NAMING, *(PATHS if files else ())):
+        held = getattr(config, table)
+        name = whole = getattr(held, key)
+        if (table, key) in PATHS:
+            whole = str(Path(name).expanduser().resolve()) if name else name
+        elif is_own(name):
+            whole = absolute_name(name)
+        if whole != name:
+            config = config.model_copy(update={table: held.model_copy(update={key: whole})})
+    return config

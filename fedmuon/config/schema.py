@@ -6,7 +6,7 @@ because Flower's run config has no lists: a coefficient schedule has a name.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, Literal, get_args
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from fedmuon.core import choices
 from fedmuon.core.choices import PRIVATE, TABLES, TEXTS, is_own
-from fedmuon.core.errors import instead
+from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
 
 # Limits: counts that end before the first round, sizes that fit a library's own integers, and reals
@@ -35,7 +35,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _named(known: Any) -> Callable[[str], str]:
-    """Accept one of our names, or an object of the user's."""
+    """Accept a built-in name, or that of a custom object."""
     ours = get_args(known)
 
     def check(value: str) -> str:
@@ -60,8 +60,8 @@ def _pairs(value: Any) -> Any:
 Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
 
 
-# When a key is read. A value that nothing reads looks as if it had an effect, such as `epsilon = 8`
-# with a recipe without privacy, so a key that differs from its default must be read.
+# When a key is read. A value that nothing reads looks as if it had an effect, for example
+# `epsilon = 8` with a recipe without privacy. So a key that differs from its default must be read.
 
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
@@ -74,14 +74,14 @@ class ReadIf:
         key: The key `table.key` that decides.
         holds: Whether a value of it is as it must be.
         readers: Who then reads the other key; follows "only" in a message.
-        mend: What to do; follows "so" in a message.
+        fix: What to do; follows "so" in a message.
         unless: A condition that serves as well.
     """
 
     key: str
     holds: Callable[[Any], bool]
     readers: str
-    mend: str
+    fix: str
     unless: "ReadIf | None" = None
 
     def met(self, config: Config) -> bool:
@@ -102,12 +102,12 @@ def key(
     """Declare a key.
 
     Args:
-        default: Its value where none is set.
-        what: What it is, for people.
-        read_if: Conditions that must all hold for anything to read it; those of the keys that they
-            name come first, so leaving one out changes no other.
-        values: What it can be, in words, where its type does not say so.
-        symbol: The letter that the papers have for it.
+        default: Its default.
+        what: Its description.
+        read_if: Conditions that must all hold for anything to read it. The conditions of a key that
+            one of them names come before it, so that leaving one out changes no other.
+        values: Its possible values in words, where its type does not say them.
+        symbol: Its letter in the papers.
     """
     extra: Any = {"read_if": read_if, "values": values, "symbol": symbol}
     return Field(default, description=what, json_schema_extra=extra)
@@ -126,20 +126,14 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
-def _one_of(name: str, values: Collection[str], readers: str, mend: str = "") -> ReadIf:
+def _one_of(name: str, values: Collection[str], readers: str, fix: str = "") -> ReadIf:
+    """The condition that a key has one of these values, or names a custom object: what that reads
+    is known when it is made."""
     table, _, spelled = name.partition(".")
     known = list(values)
     said = f"= '{known[0]}'" if len(known) == 1 else f"to one of {', '.join(known)}"
-
-    def holds(value: str) -> bool:  # what a custom object reads is known when it is made
-        return value in known or is_own(value)
-
-    return ReadIf(name, holds, readers, mend or f"set [{table}] {spelled} {said}")
-
-
-def _recipes(readers: str, chosen: Callable[[str], bool], mend: str = "") -> ReadIf:
-    names = [name for name in get_args(choices.Recipe) if chosen(name)]
-    return _one_of("local.recipe", names, readers, mend)
+    fix = fix or f"set [{table}] {spelled} {said}"
+    return ReadIf(name, lambda value: value in known or is_own(value), readers, fix)
 
 
 def _map(*names: str) -> tuple[ReadIf, ...]:
@@ -153,20 +147,32 @@ def _source(*names: str) -> tuple[ReadIf, ...]:
 
 FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
 WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
+RECIPES = get_args(choices.Recipe)
 STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
-MUON = _recipes("Muon's recipes read", lambda name: "muon" in name, "choose a recipe ...muon...")
-ALIGNED = _recipes("fedmuon-aligned reads", "fedmuon-aligned".__eq__)
-FEDAVGM = _recipes("fedavgm reads", "fedavgm".__eq__)
-STATEFUL = _recipes("recipes that send momenta read", lambda name: name not in STATELESS)
-CORRECTED = _recipes("recipes ...-muonbc read", lambda name: name.endswith("muonbc"))
-PRIVATELY = _recipes(
-    "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
+MUON = _one_of(
+    "local.recipe",
+    [name for name in RECIPES if "muon" in name],
+    "Muon's recipes read",
+    "choose a recipe ...muon...",
+)
+ALIGNED = _one_of("local.recipe", ["fedmuon-aligned"], "fedmuon-aligned reads")
+FEDAVGM = _one_of("local.recipe", ["fedavgm"], "fedavgm reads")
+STATEFUL = _one_of(
+    "local.recipe",
+    [name for name in RECIPES if name not in STATELESS],
+    "recipes that send momenta read",
+)
+CORRECTED = _one_of(
+    "local.recipe", [name for name in RECIPES if name.endswith("muonbc")], "recipes ...-muonbc read"
+)
+PRIVATELY = _one_of(
+    "local.recipe", PRIVATE, "private recipes read", "choose a recipe dp-... or disk-..."
 )
 CLIENT = _one_of("privacy.level", ["client"], "client level reads")
 EITHER = replace(
     PRIVATELY,
     readers="private recipes and client level read",
-    mend="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
+    fix="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
     unless=CLIENT,
 )
 OF_CLIENTS = (None, EITHER, CLIENT)  # first conditions of keys that client level reads
@@ -184,7 +190,11 @@ UNEVEN = (
     ),
 )
 HEAVY = (
-    _recipes("recipes with local momentum read", lambda name: name not in WITHOUT),
+    _one_of(
+        "local.recipe",
+        [name for name in RECIPES if name not in WITHOUT],
+        "recipes with local momentum read",
+    ),
     ReadIf(
         "local.schedule",
         lambda name: name != "heavy-tailed",
@@ -208,15 +218,23 @@ SECRET = ReadIf(
     "secret noise reads",
     "set insecure-reproducible-noise = false",
 )
-DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
+DISK = (
+    PRIVATELY,
+    _one_of(
+        "local.recipe",
+        [name for name in RECIPES if name.startswith("disk-")],
+        "recipes disk-... read",
+    ),
+)
 FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
 RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
 REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
 DRAWN = _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked read")
 UNPRIVATE = (
-    _recipes(
+    _one_of(
+        "local.recipe",
+        [name for name in RECIPES if name not in PRIVATE],
         "a run without privacy reads",
-        lambda name: name not in PRIVATE,
         "choose one without privacy (a private run keeps every round)",
     ),
     ReadIf(
@@ -235,47 +253,44 @@ class Data(Table):
     """Which samples, and how unevenly their labels fall on the clients."""
 
     name: Annotated[Text, AfterValidator(_named(choices.SourceName))] = key(
-        "mnist5k",
-        "the source of samples; `fedmuon doctor` says which are here",
+        "mnist5k", "the source of samples; `fedmuon doctor` lists those on this machine"
     )
-    train: Samples = key(4000, "n, the samples that are dealt to the clients", symbol="n")
-    test: Samples = key(1000, "samples held out, for test loss and accuracy")
+    train: Samples = key(4000, "n, the number of samples dealt to the clients", symbol="n")
+    test: Samples = key(1000, "number of samples held out for test loss and accuracy")
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "Dirichlet concentration of the labels over clients: small is uneven, inf even",
+        "Dirichlet concentration of the labels over clients: small values are uneven, inf is even",
         read_if=UNEVEN,
         symbol="α",
     )
     minimum: Samples = key(
         10,
-        "samples that every client has at least: dirichlet and quantity fill small clients up"
-        " from the largest, other partitions that give fewer are refused; lowered for few "
-        "samples of yours",
+        "minimum number of samples of every client: dirichlet and quantity fill small clients up "
+        "from the largest; other partitions that give fewer are rejected; lowered for small data "
+        "sets of your own",
     )
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
-        "how each sample is scaled, by itself: unit divides it by its norm, ball where that "
-        "exceeds 1; pixels divides arrays of uint8 by 255; tokens leaves all alone; auto is "
-        "tokens for text, else unit for the matrix task and pixels for networks",
+        "scaling of each sample by itself: unit divides by the norm, ball does so where the norm "
+        "exceeds 1, pixels divides arrays of uint8 by 255, tokens changes nothing; auto is tokens "
+        "for text, unit for the matrix task and pixels for networks",
     )
     folder: Text = key(
         "",
-        "where a source's files are, if not in its usual place; the file of npz, csv, parquet",
+        "folder with a source's files, if not the usual one; the file of npz, csv, parquet",
         read_if=_source(*FILES),
         values="a path",
     )
-    context: Count = key(64, "tokens that a window of text sees", read_if=_source(*TEXTS))
+    context: Count = key(64, "length of a text window in tokens", read_if=_source(*TEXTS))
     tokenizer: Text = key(
         "",
-        "a folder with GPT-2's tokenizer; empty reads bytes",
+        "a folder with GPT-2's tokenizer; empty: tokens are bytes",
         read_if=_source(*TABLES),
         values="a path",
     )
-    dimension: Samples = key(20, "features of a made up sample", read_if=_source("synthetic"))
+    dimension: Samples = key(20, "features of a synthetic sample", read_if=_source("synthetic"))
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
-        4,
-        "labels of the samples that are made up",
-        read_if=_source("synthetic"),
+        4, "number of labels of synthetic samples", read_if=_source("synthetic")
     )
     options: Options = ()
 
@@ -283,29 +298,30 @@ class Data(Table):
 class Federation(Table):
     """N clients, K of them a round, R rounds (001, Algorithm 1)."""
 
-    clients: Annotated[int, Field(ge=1, le=CLIENTS)] = key(20, "N, how many there are", symbol="N")
+    clients: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
+        20, "N, the number of clients", symbol="N"
+    )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, drawn afresh each round; fewer clients than 5 take part all",
+        "K, the clients of a round, drawn anew each time; with fewer than 5 clients, all take part",
         values="1 to `clients`",
         symbol="K",
     )
-    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, how many there are", symbol="R")
+    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, the number of rounds", symbol="R")
     risk_weights: Literal["size", "uniform"] = key(
         "size",
-        "weights p_i of the clients in the train loss that is reported and bounded: n_i / n, "
-        "or 1 / N; the server's average is `aggregate`'s",
+        "weights p_i of the clients in the reported and bounded train loss: n_i / n, or 1 / N; "
+        "they do not change the server's average (see `aggregate`)",
     )
     aggregate: Annotated[Text, AfterValidator(_named(choices.Aggregate))] = key(
         "mean",
-        "what the server makes of a round's models and states; bounds are of mean and "
-        "by-samples, as is the correction of …-muonbc",
+        "how the server combines a round's models and states; bounds and the correction of "
+        "…-muonbc hold for mean and by-samples",
     )
     partition: Annotated[Text, AfterValidator(_named(choices.Partition))] = key(
-        "dirichlet",
-        "who holds which sample",
+        "dirichlet", "how samples are dealt to the clients"
     )
-    seed: Natural = key(0, "the seed of every draw but secret noise")
+    seed: Natural = key(0, "random seed for everything except secret noise")
     options: Options = ()
 
 
@@ -317,21 +333,18 @@ class TaskTable(Table):
         "the controlled task of 001, whose constants are proved, or the cross-entropy of a network",
     )
     model: Annotated[Text, AfterValidator(_named(choices.Model))] = key(
-        "cnn",
-        "the module",
-        read_if=(OURS,),
+        "cnn", "the network", read_if=(OURS,)
     )
     width: Count = key(
-        128,
-        "entries of the decoder's vectors",
-        read_if=DECODER,
-        values="a multiple of `heads`",
+        128, "length of the decoder's vectors", read_if=DECODER, values="a multiple of `heads`"
     )
-    depth: Annotated[int, Field(ge=1, le=256)] = key(4, "blocks of the decoder", read_if=DECODER)
-    heads: Count = key(4, "heads of its attention", read_if=DECODER)
+    depth: Annotated[int, Field(ge=1, le=256)] = key(
+        4, "number of the decoder's blocks", read_if=DECODER
+    )
+    heads: Count = key(4, "number of its attention heads", read_if=DECODER)
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
-        "X⁰: entries of variance 1/d, or 0, from where bounds are tighter",
+        "X⁰: entries of variance 1/d, or 0, for which bounds are tighter",
         read_if=MATRIX,
     )
     weights: Text = key(
@@ -342,10 +355,10 @@ class TaskTable(Table):
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "r of adapters (LoRA) of the projections to queries, keys and values, which alone are"
-        " learned, beside `weights`, which stay and are taken for public; a run that goes on "
-        "wants the same. 0 learns all. For Muon to take all adapters, set `local.route = "
-        '"all-matrices"`',
+        "r, the rank of LoRA adapters of the query, key and value projections; only they are "
+        "trained, and `weights` stay as they are and count as public; a resumed run needs the "
+        "same weights. 0 trains all parameters. For Muon to train all adapters, set `local.route "
+        '= "all-matrices"`',
         read_if=DECODER,
         values="0 to `width`",
     )
@@ -356,62 +369,53 @@ class Local(Table):
     """A client's round: E steps of a named chain."""
 
     recipe: Annotated[Text, AfterValidator(_named(choices.Recipe))] = key(
-        "fedmuon",
-        "the steps of a client, and what the server does with their average",
+        "fedmuon", "the steps of a client, and how the server uses their average"
     )
-    steps: Count = key(5, "E, local steps a round", symbol="E")
-    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
-        0,
-        "samples of a step; 0 is the full batch",
-    )
+    steps: Count = key(5, "E, the local steps of a round", symbol="E")
+    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(0, "samples per step; 0 is the full batch")
     lr: Positive = key(1.0, "η, the step size", symbol="η")
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9,
-        "β, the memory of the momentum",
-        read_if=HEAVY,
-        symbol="β",
+        0.9, "β, the decay of the momentum", read_if=HEAVY, symbol="β"
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
         "ema",
-        "βM + (1 − β)G (001) or βM + G (000, 002), with a look ahead or without",
+        "βM + (1 − β)G (001) or βM + G (000, 002), each with or without Nesterov's look-ahead",
         read_if=HEAVY[:1],
     )
-    weight_decay: Amount = key(0.0, "decoupled: X is also stepped by −lr · decay · X")
+    weight_decay: Amount = key(0.0, "decoupled weight decay: X also moves by −lr · decay · X")
     schedule: Annotated[Text, AfterValidator(_named(choices.Schedule))] = key(
-        "constant",
-        "what lr is times in each round; heavy-tailed sets lr and momentum by 002",
+        "constant", "factor of lr in each round; heavy-tailed sets lr and momentum by 002"
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
-        "α of 002, the tail of the noise; 0 if unknown",
+        "α of 002, the tail index of the noise; 0 if unknown",
         read_if=(TAILED,),
         values="0, or above 1 to 2",
     )
     alignment: Share = key(
         0.5,
-        "α of 001, Remark 3.2: a step is (1 − α) Orth(M) + α times the last global direction",
+        "α of 001, Remark 3.2: a step is (1 − α) Orth(M) plus α times the last global direction",
         read_if=(ALIGNED,),
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9,
-        "β of the server",
-        read_if=(FEDAVGM,),
+        0.9, "β, the decay of the server's momentum", read_if=(FEDAVGM,)
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
-        "a network's parameters to orthogonalize: its matrices without first and last layer, "
-        "embeddings and norms, or all matrices; `routes.txt` says which",
+        "which parameters of a network are orthogonalized: matrices except first and last layer, "
+        "embeddings and norms, or all matrices; `routes.txt` lists them",
         read_if=(NETWORK, MUON),
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
-        "the step of all other parameters: −aux-lr · M, or AdamW's, begun afresh each round "
-        "by federated recipes",
+        "the step of all other parameters: −aux-lr · M, or AdamW's, which federated recipes start "
+        "anew each round",
         read_if=(NETWORK, MUON),
     )
     aux_lr: Amount = key(
         0.0,
-        "its step size; 0 is 0.05 for sgd and 0.001 for adamw, which the resolved config says",
+        "step size of the other parameters; 0 means 0.05 for sgd and 0.001 for adamw; the "
+        "resolved config has the number",
         read_if=(NETWORK, MUON),
     )
     adjust: Literal["none", "original", "match-rms"] = key(
@@ -427,9 +431,7 @@ class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
     name: Annotated[Text, AfterValidator(_named(choices.Orthogonalizer))] = key(
-        "smoothed-polar",
-        "the map",
-        read_if=(MUON,),
+        "smoothed-polar", "the orthogonalizer", read_if=(MUON,)
     )
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
         0.0001,
@@ -438,10 +440,7 @@ class OrthogonalizerTable(Table):
         symbol="λ",
     )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
-        5,
-        "q, polynomial steps",
-        read_if=STEPPED,
-        symbol="q",
+        5, "q, the number of polynomial steps", read_if=STEPPED, symbol="q"
     )
     coefficients: Text = key(
         "cubic",
@@ -455,23 +454,19 @@ class OrthogonalizerTable(Table):
         "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000)",
         read_if=SCHULZ,
     )
-    sigma: Positive = key(0.01, "σ, the smoothing noise", read_if=SMOOTHED)
+    sigma: Positive = key(
+        0.01, "σ, the standard deviation of the smoothing noise", read_if=SMOOTHED
+    )
     clip_level: Positive = key(
-        0.1,
-        "γ, below which singular values are scaled",
-        read_if=_map("clipped-sign"),
+        0.1, "γ, below which singular values are scaled", read_if=_map("clipped-sign")
     )
-    rank: Count = key(5, "r of the sketch", read_if=RANDOMIZED, symbol="r")
+    rank: Count = key(5, "r, the rank of the sketch", read_if=RANDOMIZED, symbol="r")
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
-        2,
-        "columns of the sketch beside the rank",
-        read_if=RANDOMIZED,
+        2, "additional columns of the sketch", read_if=RANDOMIZED
     )
-    power: Few = key(1, "h, power iterations", read_if=RANDOMIZED)
+    power: Few = key(1, "h, the number of power iterations", read_if=RANDOMIZED)
     sketch: Literal["gaussian", "kaczmarz"] = key(
-        "gaussian",
-        "how the sketch is drawn",
-        read_if=RANDOMIZED,
+        "gaussian", "how the sketch is drawn", read_if=RANDOMIZED
     )
     options: Options = ()
 
@@ -490,156 +485,151 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "each example's gradient is clipped in every matrix block, in one norm, or scaled to "
-        "the bound",
+        "how each example's gradient is bounded: clipped per matrix block, clipped as one vector "
+        "(flat), or scaled to the bound (automatic)",
         read_if=(PRIVATELY,),
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
-        "C, that bound; inf clips nothing; at client level that of a client's whole update",
+        "C, the clipping bound; inf clips nothing; at client level it bounds a client's whole "
+        "update",
         read_if=(EITHER,),
         symbol="C",
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "the share of gradients that shall not be clipped: C follows it, from `bound`, by "
-        "noisy counts that `noise` accounts for; 0 keeps C",
+        "share of gradients that should not be clipped: C starts at `bound` and follows this "
+        "quantile by noisy counts, which `noise` accounts for; 0 keeps C fixed",
         read_if=(PRIVATELY,),
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "how much ln C moves, for a share that is off by 1; C stays between 10⁻¹⁵ and 10¹⁵",
+        "change of ln C for a share that is off by 1; C stays between 10⁻¹⁵ and 10¹⁵",
         read_if=(PRIVATELY, QUANTILE),
     )
     count_noise: Amount = key(
         0.0,
-        "noise of a lot's count of gradients not clipped; 0 is the larger of lot / 20 and `noise`",
+        "noise of a lot's count of unclipped gradients; 0 means the larger of lot / 20 and `noise`",
         read_if=(PRIVATELY, QUANTILE),
     )
     noise: Amount = key(
         0.0,
-        "σ, the noise multiplier: each entry of a lot's mean has noise of σC / lot; at client"
-        " level a round's sum has noise of σC",
+        "σ, the noise multiplier: each entry of a lot's mean has noise of σC / lot; at client "
+        "level a round's sum has noise of σC",
         read_if=(EITHER,),
         symbol="σ",
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "samples of a Poisson lot, on average, or of one that takes its turn",
+        "expected samples of a Poisson lot, or samples of a lot in a fixed order",
         read_if=(PRIVATELY,),
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "ε to spend: finds `noise` if that is 0, and the resolved config says it",
+        "target ε: determines `noise` if that is 0; the resolved config has the number",
         read_if=(EITHER,),
     )
     delta: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "δ of the account; 0 is n^−1.1 and 10⁻⁵ at most, n the samples of the largest client "
-        "or the public `population`, at client level the number of clients",
+        "δ of the account; 0 means n^−1.1 and at most 10⁻⁵, where n is the samples of the largest "
+        "client or the public `population`, and at client level the number of clients",
         read_if=(EITHER,),
     )
     level: Literal["example", "client"] = key(
         "example",
-        "who is protected: single examples within a client, or clients whole, of recipes that"
-        " average their models (and momenta)",
+        "what is protected: single examples within a client, or whole clients, for recipes that "
+        "average their models (and momenta)",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
-        "who adds a client's noise: the server; each client all of it; or each a share of it,"
-        " of which, and of the updates, the server learns the sum alone, by masks that cancel"
-        " (needs cohorts fixed; off `inline`, [faults] policy strict and retries 0)",
+        "who adds the noise: the server; each client all of it; or each client a share of it. "
+        "With shares, masks that cancel let the server learn only the sum of updates and noise "
+        "(needs cohorts = fixed; outside `inline` also [faults] policy = strict and retries = 0)",
         read_if=(CLIENT,),
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "the part of a cohort that neither withholds its shares of the noise nor tells them "
-        "to the server: H = ⌊`honest` · K⌋ shares of K count, one's own at least, and ε is "
-        "that of σ √(H / K)",
+        "share of a cohort that adds its noise and hides it from the server: H = ⌊`honest` · K⌋ "
+        "of the K shares of noise count, at least one's own, and ε is that of σ √(H / K)",
         read_if=(CLIENT, DISTRIBUTED),
     )
     state_weight: Positive = key(
         1.0,
-        "w of (X_k − X, w (M_k − M)), a client's update: how much of the bound momenta take; "
-        "noise in them is σC / w",
+        "w of a client's update (X_k − X, w (M_k − M)): how much of the bound momenta use; their "
+        "noise is σC / w",
         read_if=(CLIENT, STATEFUL),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
-        "who takes part: each client with per-round / clients, which amplifies and is secret,"
-        " or per-round of them, which may be known",
+        "who takes part: each client with probability per-round / clients, which amplifies "
+        "privacy and must stay secret, or exactly per-round of them, which may be known",
         read_if=(CLIENT,),
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
-        "what ε compares: a sample adds 0 instead, is there or not, or is another; add-remove"
-        " holds with a public `population` or `rate`, and is the default there",
+        "neighbouring data sets: a sample is replaced by 0, is left out, or is replaced by "
+        "another; add-remove needs a public `population` or `rate`, and is the default with one",
         read_if=(PRIVATELY,),
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "a sample is in each lot by chance, or the lots of an epoch, cut from an order that "
-        "is drawn anew for each (shuffle) or once (cyclic), take turns; these are accounted "
-        "for without amplification",
+        "how samples enter lots: each by chance, or in lots cut from an order that is drawn for "
+        "each epoch (shuffle) or once (cyclic); lots from an order are accounted for without "
+        "amplification",
         read_if=(PRIVATELY,),
     )
     noise_correlation: Literal["none", "sqrt-toeplitz"] = key(
         "none",
-        "DP-FTRL: a step's noise takes back part of that of the steps before, so that sums "
-        "have less; one client, one process, no resuming, as past noise is kept in memory "
-        "alone",
+        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums "
+        "have less; for one client and one process, without resuming, because past noise stays in "
+        "memory",
         read_if=CYCLIC,
     )
     band: Count = key(
         8,
-        "how many steps that is, itself one of them: so many models, less one, are kept; best"
-        " about the lots of an epoch",
+        "number of correlated steps, the current one included; needs memory for one model fewer; "
+        "best near the number of lots in an epoch",
         read_if=(*CYCLIC, CORRELATED),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "a public number of samples of a client, for rates lot / population; 0 takes each "
-        "client's own",
+        "a public number of samples of a client, for rates lot / population; 0 uses each client's "
+        "own number",
         read_if=(PRIVATELY,),
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "a public chance of every sample; sums are over `lot` all the same; 0 is lot / population",
+        "a public sampling rate of every sample; sums are divided by `lot` all the same; 0 means "
+        "lot / population",
         read_if=(PRIVATELY,),
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
-        0.7,
-        "κ, gain of the filter (003)",
-        read_if=DISK,
+        0.7, "κ, the gain of the filter (003)", read_if=DISK
     )
     lookahead: Positive = key(
-        0.5,
-        "γ of 003, how far ahead the filter looks",
-        read_if=(*DISK, FILTERED),
+        0.5, "γ of 003, how far the filter looks ahead", read_if=(*DISK, FILTERED)
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
-        1,
-        "antithetic pairs of the bias correction (000)",
-        read_if=(PRIVATELY, CORRECTED),
+        1, "number of antithetic pairs of the bias correction (000)", read_if=(PRIVATELY, CORRECTED)
     )
     noise_source: choices.NoiseSource = key(
         "secure",
-        "lots and noise from a key stream (AES-256 in counter mode, a key of the system's "
-        "entropy for every step), or from NumPy's PCG64 seeded by the system, which certifies"
-        " nothing",
+        "source of lots and noise: a key stream (AES-256 in counter mode, with a key from the "
+        "system's entropy for every step), or NumPy's PCG64 with a seed from the system, which "
+        "certifies nothing",
         read_if=(EITHER, SECRET),
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
-        "noise in floating point, or exact discrete Gaussian noise on sums of a lattice, "
-        "whose low bits tell nothing; auto is grid for secret noise, continuous for "
-        "repeatable noise, correlated noise and bounds that follow a quantile; distributed "
-        "trust has integers always",
+        "noise in floating point, or exact discrete Gaussian noise on a lattice, whose low bits "
+        "reveal nothing; auto is grid for secret noise, and continuous for repeatable noise, "
+        "correlated noise and bounds that follow a quantile; distributed trust always uses "
+        "integers",
         read_if=(EITHER,),
     )
     insecure_reproducible_noise: bool = key(
         False,
-        "noise and lots from the run's seed, for tests: protects nobody",
+        "draw noise and lots from the run's seed, for tests: this protects nobody",
         read_if=(EITHER,),
     )
 
@@ -665,34 +655,30 @@ class Engine(Table):
     """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
 
     name: Literal["inline", "ray", "deployment"] = key(
-        "inline",
-        "this process, Ray's workers, or a SuperLink and SuperNodes",
+        "inline", "this process, Ray's workers, or a SuperLink and SuperNodes"
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
-        "precision of everything; `fedmuon stability` takes float64 if none is named",
+        "precision of all computation; `fedmuon stability` uses float64 if this is not set",
     )
     device: Text = key(
-        "auto",
-        "auto is cuda where there is one",
-        values="auto, cpu, cuda, cuda:1, …",
+        "auto", "auto is cuda where it is available", values="auto, cpu, cuda, cuda:1, …"
     )
     kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = key(
         "torch",
-        "matrix products; fused has thin ones compiled (numba); auto takes that for long "
-        "runs, else measures which library is fastest here",
+        "library of matrix products; fused compiles thin ones with numba; auto uses that for long "
+        "runs, and otherwise measures which library is fastest on this machine",
         read_if=MATRIX,
     )
     cpus_per_client: Positive = key(
         1.0,
-        "CPUs of a worker, and threads that it computes with (1 at least); there are as many "
-        "workers as fit",
+        "CPUs of a worker, and its threads (at least 1); as many workers run as fit",
         read_if=(RAY,),
     )
     gpus_per_client: Amount = key(0.0, "GPUs of a worker; a fraction shares one", read_if=(RAY,))
     ray_address: Text = key(
         "",
-        "a running cluster; empty starts a local Ray",
+        "address of a running cluster; empty starts a local Ray",
         read_if=(RAY,),
         values="an address",
     )
@@ -712,7 +698,7 @@ class Faults(Table):
     )
     retries: Few = key(2, "how often a participant is asked again", read_if=(REMOTE,))
     deadline: Seconds = key(600.0, "seconds for one attempt", read_if=(REMOTE,))
-    patience: Seconds = key(120.0, "seconds for all nodes to appear at first", read_if=(REMOTE,))
+    patience: Seconds = key(120.0, "seconds to wait for all nodes at the start", read_if=(REMOTE,))
 
 
 def _constant(value: float | str) -> float | str:
@@ -728,41 +714,43 @@ def _constant(value: float | str) -> float | str:
 class Stability(Table):
     """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
 
-    trials: Count = key(10, "how many neighbours", read_if=(DRAWN,))
+    trials: Count = key(10, "number of neighbours", read_if=(DRAWN,))
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "the replacement is drawn like the client's own samples or like anybody's; the "
-        "`trials` worst of all samples times up to 2,048 held-out replacements, ranked by "
-        "derivatives and run exactly beside as many drawn ones (`predicted.csv`); or each "
-        "sample once, the census",
+        "replaced samples: own draws a replacement like the client's own samples, any like those "
+        "of any client; worst ranks all samples times up to 2,048 held-out replacements by "
+        "derivatives, and runs the `trials` worst exactly, with as many drawn ones "
+        "(`predicted.csv`); all replaces each sample once, the census",
     )
-    delta: Chance = key(0.05, "δ, with which probability the bound may fail")
+    delta: Chance = key(0.05, "δ, the probability with which the bound may fail")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
-        "which constant of the map: the proved one, or the printed one",
+        "which constant of the orthogonalizer: the one printed in 001 (paper), or the one proved "
+        "here, which is never larger (sharp)",
     )
     constants: Literal["ball", "global"] = key(
         "ball",
-        "of the task: the suprema on the ball around X⁰ that the iterates cannot leave, by "
-        "step; or those over all models, as 001 has them. Bounds without a run but from X⁰ = "
-        "0, of alignment, of weight decay, of a map of yours, with an Lg of yours are global",
+        "constants of the task: ball takes the suprema over the ball around X⁰ that the iterates "
+        "cannot leave, step by step; global takes those over all models, as in 001. Always "
+        "global: bounds without a run unless X⁰ = 0, and those with alignment, weight decay, your "
+        "own orthogonalizer or your own Lg",
         read_if=MATRIX,
     )
     realized: bool = key(
         False,
-        "`realized.csv`: how far each neighbour can be from this very run, by the run's own "
+        "write `realized.csv`: how far each neighbour can be from this very run, by the run's own "
         "gradients and curvature",
         read_if=MATRIX,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "C_hp of Theorem 4.1: two proved forms, or a number that you answer for (then H and G"
-        " have δ/2 each, as printed; else all of δ)",
+        "C_hp of Theorem 4.1: one of two proved forms, or your own number (then H and G have δ/2 "
+        "each, as printed; else all of δ)",
         values="explicit, sharp, or a number above 0",
     )
     alpha_smoothing: Chance = key(
         0.05,
-        "with which probability smoothing may clip (001, Corollary D.11)",
+        "the probability with which smoothing may clip (001, Corollary D.11)",
         read_if=SMOOTHED,
     )
 
@@ -772,13 +760,12 @@ class Output(Table):
 
     evaluate_every: Samples = key(
         10,
-        "rounds between two looks at train and test loss; the last round is always looked at,"
-        " and `client_loss` is of every round",
+        "rounds between two evaluations of train and test loss; the last round is always "
+        "evaluated, and `client_loss` is of every round",
     )
     checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=UNPRIVATE)
     callback: Annotated[Text, AfterValidator(_named(choices.CallbackName))] = key(
-        "none",
-        "who is told of every round",
+        "none", "what is called after every round"
     )
     options: Options = ()
 
@@ -799,3 +786,89 @@ FIELDS: dict[str, dict[str, FieldInfo]] = {  # by table and key as files spell i
     table: {field.alias or name: field for name, field in model.model_fields.items()}
     for table, model in TABLES_OF_A_CONFIG.items()
 }
+
+# Key -> when it is read. Options have no declaration: the object that they are for asks for them.
+NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
+    table: {name: declared(field, "read_if") for name, field in fields.items()}
+    for table, fields in FIELDS.items()
+}
+
+
+# Which keys of a config are read, and the message that rejects one that nothing reads
+
+
+def reads(config: Config, name: str) -> bool:
+    """Whether anything reads the key `table.key` under the rest of the config."""
+    return _missing(config, name) is None
+
+
+def unread(config: Config) -> list[str]:
+    """The keys `table.key` that differ from their defaults though nothing reads them."""
+    names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
+    idle = [name for name in names if not reads(config, name)]
+    changed = [name for name in idle if not is_default(name, value_of(config, name))]
+    # A public population or rate sets the adjacency: name first what was set.
+    return sorted(changed, key="privacy.adjacency".__eq__)
+
+
+def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
+    """Messages on keys of built-in private recipes that are set beside a custom recipe.
+
+    Args:
+        config: The config.
+        private: Whether the custom recipe has a mechanism, which then has these settings in itself;
+            delta belongs to the account.
+    """
+    why, but = "has no mechanism to read it", ()
+    if private:
+        why, but = "carries clipping, noise and lots in its mechanism", ("privacy.delta",)
+    names = [
+        f"privacy.{key}"
+        for key, needs in NEEDS["privacy"].items()
+        if private or not (config.privacy.level == "client" and (needs or (None,))[0] in OF_CLIENTS)
+    ]
+    names += ["output.checkpoint-every"] if private else []  # a private run keeps every round
+    for name in names:
+        if name not in but and not is_default(name, value := value_of(config, name)):
+            yield (
+                f"{_in_file(name)} = {shown(value)} has no effect: your recipe {why}, so leave "
+                f"{name.partition('.')[2]} out"
+            )
+
+
+def is_default(name: str, value: Any) -> bool:
+    """Whether that is the default of the key `table.key`."""
+    table, _, key = name.partition(".")
+    return value == FIELDS[table][key].default
+
+
+def refusal(config: Config, name: str, value: Any = None) -> str:
+    """The message that rejects a key that nothing reads: what is set, why, and what to do. Without
+    a value, it is the config's."""
+    need = _missing(config, name)
+    assert need is not None
+    key, fix = need.key, need.fix
+    if need is PRIVATELY and config.privacy.level == "client":  # neither goes with the other
+        key, fix = CLIENT.key, f"set level = 'example' and {fix}"
+    elif need is CLIENT and config.local.recipe in PRIVATE:
+        fix += " and choose a recipe without dp- and disk-"
+    value = value_of(config, name) if value is None else value
+    return (
+        f"{_in_file(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
+        f"{_in_file(key)} = {shown(value_of(config, key))}, so {fix}, or leave "
+        f"{name.partition('.')[2]} out"
+    )
+
+
+def _missing(config: Config, name: str) -> ReadIf | None:
+    """The first condition that keeps a key from being read."""
+    table, _, key = name.partition(".")
+    if table == "task" and key != "model" and is_own(config.task.name):
+        return None  # which may ask for any
+    return next((need for need in NEEDS[table][key] if not need.met(config)), None)
+
+
+def _in_file(name: str) -> str:
+    """`[table] key`, as messages and files spell `table.key`."""
+    table, _, key = name.partition(".")
+    return f"[{table}] {key}"

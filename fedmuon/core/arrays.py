@@ -23,14 +23,14 @@ def array_bytes(**arrays: np.ndarray) -> bytes:
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """An array as the bytes of an .npy."""
+    """An array as the bytes of an .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Tensors as safetensors; an ordinary run's replica axis (S = 1) is dropped."""
+    """Tensors as the bytes of a safetensors file, without a replica axis of length 1."""
     plain = {
         name: (value[0] if len(value) == 1 else value).contiguous().cpu()
         for name, value in tensors.items()
@@ -39,7 +39,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
 
 
 def require_whole(path: Path) -> None:
-    """Reject a safetensors file whose size is not the one that its head asks for."""
+    """Reject a safetensors file whose size disagrees with its header."""
     with _opened(path):
         pass
 

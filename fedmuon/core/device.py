@@ -1,16 +1,16 @@
-"""Where Python may ask a tensor for a number, and what a round does instead.
+"""Checks of tensors that do not make a GPU wait, and copies to a device.
 
-A CPU has its numbers at hand. Another device stops its queue for every question: `bool(t)`,
-`float(t)`, `t.tolist()`, `nonzero`, a mask as an index. So a round there takes for granted what
-holds nearly always (a loss is finite, a Gram matrix is accurate), notes it as a tensor, and asks
-once, when its last step is queued, whether all of it held. Where it did not, the round is made
-again with every question asked: the same numbers, and the same refusals, as on a CPU.
+A device stops its queue whenever Python reads a number: `bool(t)`, `float(t)`, `t.tolist()`,
+`nonzero`, a mask as an index. So a round on a device assumes what nearly always holds (a loss is
+finite, a Gram matrix is accurate). It collects these conditions as tensors and checks them all at
+once after its last step. If one does not hold, the round is computed again, and each condition is
+checked at once: the numbers and errors are the same as on a CPU.
 
-A release with secret noise is never made again, nor thrown away: that its noise was one of those
-that hold would tell of the data. So a round of such releases asks as a CPU does, but for its
-clipping, which ends before the noise.
+A release with secret noise is never repeated or discarded, because the choice would depend on the
+data. So a round with such releases checks at once, as on a CPU, except for its clipping, which ends
+before the noise.
 
-Torch's own factorizations stop for their error codes all the same: eigh, eigvalsh and svd.
+Torch's factorizations eigh, eigvalsh and svd synchronize in any case, to read their error codes.
 """
 
 import math
@@ -26,19 +26,19 @@ from torch import Tensor
 Found = TypeVar("Found")
 
 AT_HAND = {"cpu"}  # kinds of devices whose numbers cost nothing to see
-_DOUBTED: set[torch.device] = set()  # those whose last round held something that is not so
+_DOUBTED: set[torch.device] = set()  # those in whose last round a condition did not hold
 
 
 @dataclass
 class _Round:
-    """A round's questions: `noted` until its end, or each answered at once if it `asks`."""
+    """A round's conditions: each checked at once if it `asks`, else collected in `noted`."""
 
     asks: bool
     noted: list[Tensor] = field(default_factory=list)
-    held: bool = True
+    held: bool = True  # all that were checked
 
     def holds(self, condition: Tensor) -> bool:
-        """The answer, or that it is taken for granted."""
+        """Check or assume it."""
         if not self.asks:
             self.noted.append(condition)
             return True
@@ -47,7 +47,7 @@ class _Round:
         return answer
 
     def held_all(self) -> bool:
-        """Whether all that was noted is so: the one question; `meta` has no numbers to tell."""
+        """Whether all collected conditions hold; tensors on `meta` have no numbers."""
         if not self.noted or self.noted[0].is_meta:
             return True
         return bool(torch.stack(self.noted).all())
@@ -57,36 +57,37 @@ _round: ContextVar[_Round | None] = ContextVar("round", default=None)
 
 
 def at_hand(device: torch.device) -> bool:
-    """Whether Python may ask tensors there: on a CPU, and outside of `unasked` anywhere."""
+    """Whether Python may read numbers there: on a CPU always, elsewhere outside of
+    `with_deferred_checks`."""
     return device.type in AT_HAND or _round.get() is None
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether the condition [] is so; where Python may not ask, that it is, and see `unasked`."""
+    """Whether the condition [] holds; assumed, and checked later, in `with_deferred_checks`."""
     held = _round.get()
     if held is None or condition.device.type in AT_HAND:
         return bool(condition)
     return held.holds(condition)
 
 
-def finite(number: Tensor) -> bool:
-    """As `holds`, that a number [] is finite."""
+def is_finite(number: Tensor) -> bool:
+    """Whether a number [] is finite, checked as by `holds`."""
     if at_hand(number.device):
         return math.isfinite(float(number))
     return holds(number.isfinite())
 
 
-def unasked(device: torch.device, work: Callable[[], Found]) -> Found:
-    """What `work` returns, which may be done twice: at first without a question until its end, and
-    again, with questions, if something did not hold.
+def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Found:
+    """Call `work`, and check its conditions once at the end.
 
-    Which of both does not change a number. Where a round did not hold, the next ones ask at once,
-    up to the first that needed not. Within another `unasked` this is no more than the call.
+    If one does not hold, `work` is called again and each condition is checked at once. Both ways
+    give the same numbers. The rounds after such a round check at once, until one of them did not
+    need it. Within another call this only calls `work`.
     """
     if device.type in AT_HAND or _round.get() is not None:
         return work()
     if device not in _DOUBTED:
-        with _questions(_Round(asks=False)) as noted:
+        with _collecting(_Round(asks=False)) as noted:
             try:
                 found = work()
             except Exception:  # such as of a factorization that saw what is not finite
@@ -97,7 +98,7 @@ def unasked(device: torch.device, work: Callable[[], Found]) -> Found:
                     return found
                 del found  # before the next is made
         _DOUBTED.add(device)
-    with _questions(_Round(asks=True)) as asked:
+    with _collecting(_Round(asks=True)) as asked:
         found = work()
     if asked.held:
         _DOUBTED.discard(device)
@@ -105,7 +106,7 @@ def unasked(device: torch.device, work: Callable[[], Found]) -> Found:
 
 
 @contextmanager
-def _questions(of: _Round) -> Iterator[_Round]:
+def _collecting(of: _Round) -> Iterator[_Round]:
     token = _round.set(of)
     try:
         yield of
@@ -113,9 +114,9 @@ def _questions(of: _Round) -> Iterator[_Round]:
         _round.reset(token)
 
 
-def sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The host's numbers on a device, which need not be idle for them: from pinned memory, as CUDA
-    waits for its queue before it reads any other."""
+def to_device(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy the host's numbers to a device without waiting for it. Before CUDA reads memory that is
+    not pinned, it waits for its queue."""
     values = values if dtype is None else values.to(dtype)
     if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)

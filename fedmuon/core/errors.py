@@ -1,10 +1,22 @@
-"""The errors that a user causes and can mend, the wish to stop, and words for their sentences."""
+"""Errors that a user can fix, the request to stop, and the boundary to custom objects.
+
+Whatever a custom object raises becomes one `InputError`. Every slot wraps its object once, when the
+object is loaded. The error names the slot, the object, the round and client, and the user's own
+line. The original error stays chained as its cause.
+"""
 
 import contextlib
 import difflib
 import signal
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 KEYWORDS = {
     "--resume it": "go on with it by resume=True",
@@ -13,6 +25,8 @@ KEYWORDS = {
 }
 AGAIN = "give the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # where no command began, or its folder is empty
+NEAR = 0.75  # of difflib's ratio: one wrong letter in four; suggestions below it are guesses
+LONG = 120  # characters of a value in a message
 
 
 class InputError(ValueError):
@@ -23,22 +37,22 @@ class NonFinite(InputError):
     """A loss, gradient or model that is NaN or infinite."""
 
 
+class OwnError(InputError):
+    """An error in a custom object; its cause is what the object raised."""
+
+
 class Interrupted(BaseException):
-    """Somebody asks the program to stop; no `KeyboardInterrupt`, which other libraries catch."""
+    """A request to stop the program. Not a `KeyboardInterrupt`, which other libraries catch."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = int(number)
-
-    @property
-    def exit_code(self) -> int:
-        """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
-        return 128 + self.number
+        self.exit_code = 128 + self.number  # as shells count: 130 after Ctrl-C, 143 after SIGTERM
 
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-    """A refusal names keywords where the command line has options."""
+    """Let messages name Python's keywords where the command line has options."""
     try:
         yield
     except InputError as error:
@@ -47,52 +61,235 @@ def in_python() -> Iterator[None]:
 
 
 def as_keywords(said: str) -> str:
-    """A sentence with keywords in place of the command line's options."""
+    """A message with keywords in place of the command line's options."""
     for option, keyword in KEYWORDS.items():
         said = said.replace(option, keyword)
     return said
 
 
-def shown(what: object) -> str:
-    """An argument as code, in part of a line; the type alone of what cannot say what it is."""
+def shown(value: Any) -> str:
+    """A value as part of a message: its repr on one line, shortened in the middle."""
     try:
-        return plain(" ".join(repr(what).split()), 60)
-    except Exception:  # of an object of the user's
-        return f"a {type(what).__name__}"
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number of thousands of digits"
+    except Exception:  # in a custom object
+        return f"a {type(value).__name__}"
+    if "\n" in text:  # such as a tensor's
+        text = " ".join(text.split())
+    text = plain(text, None)
+    return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
 
 
 def plain(what: object, most: int | None = 200) -> str:
-    """Anybody's words as part of a line: control characters become visible, `most` are kept."""
+    """Foreign text as part of a line: control characters become visible, `most` are kept."""
     words = str(what) if most is None else str(what)[: most + 1]
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
     return text if most is None or len(text) <= most else f"{text[:most]}..."
 
 
-# What to say of a name that there is not: the one that is near, else all that there are.
-
-NEAR = 0.75  # of difflib's ratio: one letter of four wrong; below it suggestions are guesses
-
-
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Those of the known names that a slip of the keyboard makes of this, the nearest first; a
-    letter in another case is a slip."""
+    """Known names that differ from `name` by a typing error or by case, the nearest first."""
     spelt = {one.lower(): one for one in reversed(list(known))}
     close = difflib.get_close_matches(name.lower(), spelt, n=most, cutoff=NEAR)
     return [spelt[one] for one in close]
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
-    """`did you mean lr?`, or `use one of` all."""
+    """`did you mean lr?` if a known name is near, else `use one of` and all of them."""
     names = list(known)
     if close := near(name, names):
         return f"did you mean {close[0]}?"
     return f"{words} {', '.join(names)}"
 
 
-# Numbers that a sentence asks for, in few digits.
-
-
 def rounded_up(least: float) -> str:
-    """A positive number in three digits that is no less, so that what is set is enough."""
+    """A positive number rounded up to three digits, so that a user who sets it sets enough."""
     digits = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(digits.create_decimal(repr(least))):g}"
+
+
+# The boundary to custom objects
+
+NOT_THEIRS = {*sys.stdlib_module_names, "torch", "numpy", "fedmuon", "functorch"}
+PASSED = ("OutOfMemoryError",)  # a network is called again with fewer samples
+WANTED = {
+    "task": "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)",
+    "loss": "a function (outputs, targets) that returns one number for each sample",
+    "metric": "a function (outputs, targets) that returns one number for each sample",
+    "data": "(inputs, labels), a torch Dataset of pairs, or a function that returns either",
+    "test": "(inputs, labels) or a torch Dataset of pairs",
+    "partition": "one index array per client, or a function (labels, clients, rng)",
+    "recipe": "a fedmuon.Recipe, a fedmuon.Chain or a list of links",
+    "init": "a function of the parameters that returns a state, a mapping of names to tensors",
+    "update": "a function (direction, state, context) that returns (direction, state), or for "
+    "links.stateless one (direction, context) that returns a direction: mappings of names to "
+    "tensors",
+    "server rule": "a function that takes (old, mean, states) and returns (model, states)",
+    "orthogonalizer": "a function on stacks of matrices [..., m, n]",
+    "aggregate": "a function of a round's replies that returns a mapping of names to tensors",
+    "schedule": "a function of the round that returns a number of 0 or more",
+    "callback": "a function (record, state) or a fedmuon.callbacks.Callback",
+    "callbacks": "a list of functions (record, state) or of fedmuon.callbacks.Callback",
+    "params": "parameters, or dictionaries of them as for any optimizer of torch's",
+    "model": "an nn.Module with parameters that learn",
+    "lr": "a number of 0 or more",
+    "weight_decay": "a number of 0 or more",
+    "momentum": "a number of 0 or more",
+    "eps": "a number of 0 or more",
+    "ns_steps": "a whole number of 0 or more",
+    "ns_coefficients": "a triple of numbers, a list of triples, or a name",
+    "population": "how many samples there are, a whole number",
+    "seed": "a whole number of 0 or more",
+}
+_where: ContextVar[tuple[int, Sequence[int]] | None] = ContextVar("where", default=None)
+
+
+@contextlib.contextmanager
+def in_round(round: int, clients: Sequence[int] = ()) -> Iterator[None]:
+    """Let errors name this round, counted from 0, and these clients."""
+    token = _where.set((round, clients))
+    try:
+        yield
+    finally:
+        _where.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """A context in which a custom object is used.
+
+    Attributes:
+        kind: The slot, a key of `WANTED`.
+        found: The object.
+        named: The key of the config that names it, if one does.
+    """
+
+    kind: str
+    found: Any = None
+    named: str = ""
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        passed = isinstance(error, InputError) or type(error).__name__ in PASSED
+        if isinstance(error, Exception | SystemExit) and not passed:
+            raise refusal(self, error) from error
+
+    def calling(
+        self, function: Callable[..., Any], read: Callable[[Any], Any] | None = None
+    ) -> Callable[..., Any]:
+        """The function, called within the guard; `read` checks and converts its result."""
+        return _Guarded(self, function, read)
+
+    def part(self, kind: str, found: Any) -> "Guard":
+        """The guard of a part of the object."""
+        return Guard(kind, found, self.named)
+
+
+@dataclass(eq=False)
+class _Guarded:
+    """A function within its guard; an object, so that copies of it copy what the function holds."""
+
+    guard: Guard
+    function: Callable[..., Any]
+    read: Callable[[Any], Any] | None
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        with self.guard:
+            found = self.function(*given, **named)
+            return found if self.read is None else self.read(found)
+
+
+def mapping(found: Any) -> dict[str, Any]:
+    """A mapping as a plain dictionary."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it returns a {type(found).__name__} and no mapping of names to tensors")
+    return dict(found)
+
+
+def object_name(found: Any) -> str:
+    """The name of a function or class, or that of an object's class, whatever the object does."""
+    try:
+        for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+            if within in getattr(found, "__dict__", {}) and not isinstance(found, type):
+                return object_name(getattr(found, within))
+        if isinstance(found, tuple | list) and found:
+            return object_name(found[0])
+        name = found.__name__ if isinstance(found, type) or callable(found) else ""
+        return plain(name, 60) if name and isinstance(name, str) else type(found).__name__
+    except Exception:  # in a property of the user's
+        return type(found).__name__
+
+
+def refusal(guard: Guard, error: BaseException) -> OwnError:
+    """The error that says what failed where, and what to do."""
+    label = f"{guard.kind} {object_name(guard.found)}"
+    label = f"{guard.named} ({label})" if guard.named else f"your {label}"
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:  # the error itself may be a custom object
+        lines = []
+    why = ": ".join([type(error).__name__, *map(plain, lines[:1])])
+    when = ""
+    if (place := _where.get()) is not None:
+        round, clients = place
+        when = f" in round {round + 1}"
+        if clients:
+            many = "client" if len(clients) == 1 else "one of the clients"
+            when += f", on {many} {plain(', '.join(map(str, clients)), 60)}"
+    if line := _own_line(error.__traceback__):
+        return _of_kind(type(error))(f"{label} fails{when} with {why} ({line}): fix that line")
+    defined = _definition(guard.found)
+    inside = f"{why}; {defined}" if defined else why
+    wanted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
+    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): give {wanted}")
+
+
+def _own_line(trace: TracebackType | None) -> str:
+    """File and line of the innermost call in the user's own code, if there is any."""
+    found = ""
+    while trace is not None:
+        code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
+        if _is_theirs(str(module), code.co_filename):
+            found = f"{code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_theirs(module: str, file: str) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return module.partition(".")[0] not in NOT_THEIRS and not installed and "<" not in file[:1]
+
+
+def _definition(found: Any) -> str:
+    """File and line where a function of the user's is defined."""
+    try:
+        code = found.__code__
+        theirs = _is_theirs(str(found.__module__), code.co_filename)
+        return f"{code.co_filename}, line {code.co_firstlineno}" if theirs else ""
+    except Exception:  # no function, or a property of the user's
+        return ""
+
+
+@lru_cache(maxsize=64)
+def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
+    """`OwnError` that is also an error of the user's class, so that a caller who catches that
+    class, for example to end a run from a callback, gets it."""
+    if not issubclass(kind, Exception) or not _is_theirs(str(kind.__module__), ""):
+        return OwnError
+    own = {
+        "__init__": BaseException.__init__,
+        "__str__": lambda self: str(self.args[0]),
+        "__repr__": lambda self: f"OwnError({self.args[0]!r})",
+        "__module__": kind.__module__,
+    }
+    try:
+        both = type("OwnError", (OwnError, kind), own)
+        both("tried")
+    except Exception:  # the class cannot be mixed
+        return OwnError
+    return both

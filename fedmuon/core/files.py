@@ -1,10 +1,10 @@
-"""Files that are written whole or not at all, and that say when they are damaged.
+"""Files that are written whole or not at all, with checksums that show damage.
 
 Only regular files are opened: a named pipe would wait for a writer that may never come.
 
-Two kinds of witness: `SHA256SUMS` in a folder, as the command `sha256sum` writes it, names every
-file that no longer changes; every line of a file that grows ends in a check of its own. They find
-accidents, not forgers, who would mend them as well.
+`SHA256SUMS` in a folder, as the command `sha256sum` writes it, lists every file that no longer
+changes. Every line of a file that grows ends in a checksum of its own. They find accidents, not
+forgeries.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def finite(value: float | None) -> float | None:
 
 @contextlib.contextmanager
 def mendable(path: Path, doing: str) -> Iterator[None]:
-    """Turn the operating system's refusals into one sentence."""
+    """Turn an error of the operating system into one sentence."""
     try:
         yield
     except OSError as error:
@@ -51,8 +51,10 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, as the `opener` of `open` or by itself; reject all else by what it is,
-    without waiting for it. A new file is for its owner alone."""
+    """Open a regular file, as the `opener` of `open` or by itself.
+
+    Anything else is rejected without waiting for it, and named. Only its owner may read a new file.
+    """
     if str(path).startswith(STREAMS):
         return os.open(path, flags)
     with contextlib.suppress(FileNotFoundError):
@@ -81,7 +83,7 @@ def _require_regular(path: str | Path, look: Callable[[], os.stat_result]) -> No
 
 
 def require_regular(path: Path) -> Path:
-    """The path, for libraries that open files themselves: rejected as by `regular`."""
+    """The path if it is a regular file, for libraries that open files themselves."""
     os.close(regular(path))
     return path
 
@@ -123,21 +125,21 @@ def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what killed writers of `write_bytes` left; only whoever holds the folder may."""
+    """Remove what killed calls of `write_bytes` left; only the holder of the folder's lock may."""
     with mendable(folder, "write to"):
         for draft in folder.glob(f".*{PART}"):
             draft.unlink(missing_ok=True)
 
 
 def sealed(record: Record, home: str = "") -> str:
-    """A record as one line of JSON whose last key, `check`, is the CRC-32 of all before it, behind
-    that of its `home`: it is no line of another one."""
+    """A record as one line of JSON. Its last key, `check`, is the CRC-32 of its `home` and of all
+    before it, so that a line of another home does not pass."""
     body = json.dumps(record)[:-1]
     return f'{body}, "check": "{crc(body, crc(home)):08x}"}}\n'
 
 
 def unsealed(line: str, home: str = "") -> Record | None:
-    """The record of a line sealed for that home; None where it is damaged or of another one."""
+    """The record of a sealed line; None if it is damaged or of another home."""
     body, found, _ = line.rpartition(', "check": "')
     if not found or line != f'{body}{found}{crc(body, crc(home)):08x}"}}\n':
         return None
@@ -145,15 +147,15 @@ def unsealed(line: str, home: str = "") -> Record | None:
 
 
 def crc(text: str, before: int = 0) -> int:
-    """The CRC-32 of a text, behind another whose CRC-32 is `before`."""
+    """The CRC-32 of a text after another one whose CRC-32 is `before`."""
     return zlib.crc32(text.encode(), before)
 
 
 def whole_lines(path: Path) -> list[str]:
     """The lines of a text file, each with its end; none where there is no file.
 
-    A last line that a kill cut off is left out; bytes that are no text become signs that no check
-    agrees with.
+    A last line without its end is left out. Bytes that are no text become characters that fail
+    every check.
     """
     if not path.exists():
         return []
@@ -164,15 +166,15 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256, as the folder's SHA256SUMS has them; none without such a file."""
+    """File name -> SHA-256 from the folder's SHA256SUMS; empty without that file."""
     entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
     return {name: digest for digest, _, name in entries}
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Put the sums of files that are about to be written into SHA256SUMS.
+    """Add the sums of files that are about to be written to SHA256SUMS.
 
-    Sums come first, so that a file beside which no sum stands was never written by us.
+    Sums are written first, so that every file of ours has one.
     """
     sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
     lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]
@@ -185,7 +187,7 @@ def digest(content: bytes) -> str:
 
 
 def require_sound(folder: Path, names: Iterable[str]) -> None:
-    """Refuse files that are missing, or other than SHA256SUMS says."""
+    """Reject files that are missing or disagree with SHA256SUMS."""
     sums = sums_of(folder)
     for name in names:
         file = folder / name
@@ -201,7 +203,7 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
             raise InputError(f"{file} {what} {folder / SUMS} says: it is damaged, so {AFRESH}")
 
 
-# Temporary run folders, which go with the last result that lies in them, and copies that stay.
+# Temporary run folders, which live as long as a result in them, and copies that stay
 
 
 class Temporary:
@@ -224,7 +226,7 @@ def _remove(path: Path, process: int) -> None:
 
 
 def copied(folder: Path, place: Path) -> None:
-    """Copy a folder to a place where nothing is, whole or not at all."""
+    """Copy a folder to a new place, whole or not at all."""
     if os.path.lexists(place):
         raise InputError(f"{place} exists: choose another path, or remove it first")
     if place.resolve().is_relative_to(folder.resolve()):

@@ -28,8 +28,11 @@ _handles: dict[tuple[Path, int], int] = {}  # by lock and thread
 
 @contextlib.contextmanager
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
-    """Be the only one that writes to the folder, which is made if need be; a thread may take its
-    own lock again. Another holder is waited for at most `patience` seconds, then named."""
+    """Be the only one that writes to the folder, which is made if need be.
+
+    A thread may take its own lock again. Another holder is waited for at most `patience` seconds;
+    then the error names it.
+    """
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
         made = not folder.exists()
@@ -40,23 +43,28 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
     try:
         with mendable(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
-        while not _taken(mine):
-            _wait(file, end)
+        while True:
+            with whole():  # a signal in its midst would leave a lock that nobody gives back
+                if (handle := _try(file)) is not None:
+                    _handles[mine] = handle
+                    break
+            if time.monotonic() > end:
+                raise InputError(
+                    f"{file.parent} is being written by {_holder(file)}: wait until it has "
+                    "ended, or choose another folder with --out"
+                )
+            time.sleep(PAUSE)
+        words = [Path(sys.argv[0]).name, *sys.argv[1:2]]  # without options, which may be secrets
+        command = shlex.join(word for word in words if not word.startswith("-"))
         with mendable(file, "lock"):
-            os.pwrite(_handles[mine], _myself().encode(), 0)
+            said = f"process {os.getpid()} on {socket.gethostname()} ({command})"
+            os.pwrite(handle, said.encode(), 0)
         yield
     finally:
         try:
             _give_back(mine, made)
         finally:  # a signal may have come before the first was begun
             _give_back(mine, made)
-
-
-def _taken(mine: tuple[Path, int]) -> bool:
-    with whole():  # a signal in its midst would leave a lock that nobody gives back
-        if (handle := _try(mine[0])) is not None:
-            _handles[mine] = handle
-        return handle is not None
 
 
 def _give_back(mine: tuple[Path, int], made: bool) -> None:
@@ -70,15 +78,6 @@ def _give_back(mine: tuple[Path, int], made: bool) -> None:
         if made:
             with contextlib.suppress(OSError):  # it holds something
                 file.parent.rmdir()
-
-
-def _wait(file: Path, end: float) -> None:
-    if time.monotonic() > end:
-        raise InputError(
-            f"{file.parent} is being written by {_holder(file)}: wait until it has ended, or "
-            "choose another folder with --out"
-        )
-    time.sleep(PAUSE)
 
 
 def _try(file: Path) -> int | None:
@@ -100,7 +99,7 @@ def _try(file: Path) -> int | None:
 
 
 def _is_still(file: Path, handle: int) -> bool:
-    """Whether the file is the one opened: its holder may have removed it in between."""
+    """Whether the file is the one that was opened: its holder may have removed it since."""
     try:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -108,8 +107,8 @@ def _is_still(file: Path, handle: int) -> bool:
 
 
 def require_place(folder: Path) -> None:
-    """Refuse to write to a folder of ours that was moved away or replaced: whoever holds what is
-    there now would not know."""
+    """Reject a locked folder that was moved or replaced: the lock does not protect what is there
+    now."""
     place = Path(os.path.realpath(folder))
     for (file, _), handle in list(_handles.items()):
         if file.parent == place and not _is_still(file, handle):
@@ -128,8 +127,8 @@ def _holder(file: Path) -> str:
 
 
 def writer(folder: Path) -> str:
-    """Who writes to the folder now, in words; empty if nobody does, as far as the process that the
-    lock names is of this machine."""
+    """Who writes to the folder now, in words; empty if nobody does. A process on another machine
+    counts as alive."""
     said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
     found = re.match(r"process (\d+) on (.+) \(", said)
     if found and found[2] == socket.gethostname() and not _lives(int(found[1])):
@@ -145,10 +144,3 @@ def _lives(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
-
-
-def _myself() -> str:
-    """The process and its command, without options: these may be secrets."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
-    command = shlex.join(word for word in words if not word.startswith("-"))
-    return f"process {os.getpid()} on {socket.gethostname()} ({command})"

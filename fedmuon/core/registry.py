@@ -5,70 +5,81 @@ Its name is one that was added here, or `package.module:object`, or `./file.py:o
 what a caller handed over in Python; a config only remembers that it was.
 """
 
+import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from fedmuon.core import source_files
 from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import InputError, plain
 
 Value = TypeVar("Value")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # known by their names
 USED: dict[str, list[tuple[str, Any]]] = {}  # file -> what a config names there, and the objects
+Stamp = tuple[tuple[str, int, int], ...]  # file, its time and size
+READ: dict[Path, tuple[Stamp, ModuleType]] = {}  # local modules, and their stamps when we read them
 
 
-class Registry(Generic[Value]):
+class Registry(dict[str, Callable[..., Value]], Generic[Value]):
     """What makes each value of one kind, by its name."""
-
-    def __init__(self) -> None:
-        self._makers: dict[str, Callable[..., Value]] = {}
 
     def add(self, name: str) -> Callable[[Maker], Maker]:
         """Decorate what makes, or is, the value of that name."""
 
         def keep(maker: Maker) -> Maker:
-            self._makers[name] = maker
+            self[name] = maker
             return maker
 
         return keep
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
 
-    def get(self, name: str) -> Callable[..., Value] | None:
-        """What makes the value of that name, None if nothing does."""
-        return self._makers.get(name)
-
-    def __getitem__(self, name: str) -> Callable[..., Value]:
-        return self._makers[name]
+# Objects that a config names
 
 
-def imported(name: str, key: str) -> Any:
-    """The object that `package.module:object` or `./file.py:object` names; `key` is where."""
+def import_object(name: str, key: str) -> Any:
+    """Import what a config names.
+
+    Args:
+        name: `package.module:object` or `./file.py:object`.
+        key: The key of the config that has this name, for messages.
+
+    Raises:
+        InputError: Where it cannot be imported, whatever the user's module raised.
+    """
     if name == GIVEN:
         raise InputError(
             f"{key} = '{GIVEN}' was handed over in Python, where this run has to be gone on with"
         )
     place, _, path = name.rpartition(":")
     try:
-        found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
+        if place.endswith(".py"):
+            found: Any = _read_module(Path(place).expanduser().resolve())
+        else:
+            here = str(Path.cwd())  # where a module may lie that is not installed
+            if here not in sys.path:
+                sys.path.append(here)
+            found = importlib.import_module(place)
         for part in path.split("."):
             found = getattr(found, part)
-        file = str(stands_in(settled(name).rpartition(":")[0]))
+        file = str(source_file(absolute_name(name).rpartition(":")[0]))
         USED.setdefault(file, []).append((f"{key} = '{name}'", found))
-    except (Exception, SystemExit) as error:  # whatever the user's module does when imported
-        if isinstance(error, ModuleNotFoundError) and _within(place, error.name):
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{place}.".startswith(f"{missing}."):
             raise InputError(
-                f"{key} = '{name}' cannot be imported: there is no module {error.name} here, nor "
+                f"{key} = '{name}' cannot be imported: there is no module {missing} here, nor "
                 "installed, so give the command in the folder of its project, install that, or "
                 "name another package.module:object"
             ) from error
@@ -79,30 +90,47 @@ def imported(name: str, key: str) -> Any:
     return found
 
 
-def _within(place: str, module: str | None) -> bool:
-    """Whether the module is that place, or a package that holds it."""
-    return module is not None and f"{place}.".startswith(f"{module}.")
+def absolute_name(name: str) -> str:
+    """The name under which every folder finds the same object: a file gets its whole path."""
+    place, _, path = name.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
 
-def blamed(error: BaseException) -> str | None:
-    """One sentence of an error in an object that a config names: where it was raised, or that it
-    takes other parameters than it was called with. None of any other error."""
+def source_file(place: str) -> Path | None:
+    """The source of the module or file that a name begins with."""
+    if place.endswith(".py"):
+        return Path(place)
+    file = getattr(sys.modules.get(place), "__file__", None) or ""
+    return Path(file) if file.endswith(".py") else None
+
+
+def blame(error: BaseException) -> str | None:
+    """Explain an error in an object that a config names.
+
+    It was raised in the object's file, or the object was called with parameters that it does not
+    have. The answer is None for any other error.
+    """
     why = plain(f"{type(error).__name__}: {error}")
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if used := USED.get(frame.filename):
-            names = dict.fromkeys(said for said, one in used if _runs(one, frame.name))
+            names = dict.fromkeys(
+                said
+                for said, one in used
+                if frame.name == _attribute(one, "__name__")
+                or hasattr(type(one), frame.name)
+                or (isinstance(one, type) and frame.name in vars(one))
+            )
             said = " or ".join(names or dict.fromkeys(said for said, _ in used))
-            return f"{said} ends in {why} ({frame.filename}, line {frame.lineno}): mend it"
+            return f"{said} ends in {why} ({frame.filename}, line {frame.lineno}): fix it"
     for said, one in (pair for used in USED.values() for pair in used):
-        called = _named(one, "__qualname__")
+        called = _attribute(one, "__qualname__")
         begins = str(error).startswith((f"{called}(", f"{called}."))
         if isinstance(error, TypeError) and called and begins:
-            return f"{said} cannot be called as it has to be ({why}): mend its parameters"
+            return f"{said} cannot be called as it has to be ({why}): fix its parameters"
     return None
 
 
-def _named(one: Any, attribute: str) -> str:
+def _attribute(one: Any, attribute: str) -> str:
     """A name of the user's object, which may raise anything when it is asked."""
     try:
         return str(getattr(one, attribute, ""))
@@ -110,51 +138,73 @@ def _named(one: Any, attribute: str) -> str:
         return ""
 
 
-def _runs(one: Any, name: str) -> bool:
-    """Whether a frame of that name is of the object itself."""
-    return (
-        name == _named(one, "__name__")
-        or hasattr(type(one), name)
-        or (isinstance(one, type) and name in vars(one))
-    )
+# A file of the user's as a module, and the modules that it imports from its own folder.
+#
+# Two folders may have modules of one name, and a module may be edited between two runs of a
+# process. So these local modules are put into `sys.modules` whenever the file imports anything, and
+# read again once one of them has changed.
 
 
-def settled(name: str) -> str:
-    """The same object's name in every folder: a file is named by its whole path."""
-    place, _, path = name.rpartition(":")
-    return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
+def local_imports(file: Path) -> dict[str, Path]:
+    """Module name -> file in the same folder, for all that a file imports, directly or not."""
+    found: dict[str, Path] = {}
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        package = one.parent.relative_to(file.parent).parts
+        for level, name in _import_statements(one, *_time_and_size(one)):
+            inside = package[: len(package) + 1 - level] if level else ()
+            absolute = ".".join([*inside, name])
+            if absolute in found or absolute.partition(".")[0] in LIBRARIES:
+                continue
+            place = file.parent.joinpath(*absolute.split("."))
+            choices = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+            if there := next((choice for choice in choices if choice.is_file()), None):
+                found[absolute] = there.resolve()
+                waiting.append(found[absolute])
+    return dict(sorted(found.items()))
 
 
-def stands_in(place: str) -> Path | None:
-    """The source of a module, or of a file, that a name begins with."""
-    if place.endswith(".py"):
-        return Path(place)
-    file = getattr(sys.modules.get(place), "__file__", None) or ""
-    return Path(file) if file.endswith(".py") else None
-
-
-def stamp(name: str) -> source_files.Stamp:
-    """What changes when the file of a settled name, or a neighbour of it, does; nothing for a
-    module."""
-    place = name.rpartition(":")[0]
-    if not place.endswith(".py") or not Path(place).is_file():
+@lru_cache(maxsize=256)
+def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str], ...]:
+    """The modules that a file may mean by its import statements, as it was at that time: how many
+    dots, and the name after them. `a.b` also means `a`, which is imported first."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # reported when it is imported
         return ()
-    return source_files.stamp(Path(place))
+    named: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            named += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
+    found = [
+        (level, above)
+        for level, name in named
+        for above in accumulate(name.split("."), "{}.{}".format)
+    ]
+    return tuple(dict.fromkeys(found))
 
 
-def _module(name: str) -> ModuleType:
-    """An installed module, or one that lies where the command was given."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    return importlib.import_module(name)
+def _time_and_size(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
 
 
-def _file(path: Path) -> ModuleType:
-    """A file as a module, read once until it or a neighbour changes."""
-    path = path.expanduser().resolve()
+def stamp(file: Path) -> Stamp:
+    """What changes when a file or one of its local imports does; nothing where there is no file."""
+    if file.suffix != ".py" or not file.is_file():
+        return ()
+    files = dict.fromkeys([file, *local_imports(file).values()])
+    return tuple((str(one), *_time_and_size(one)) for one in files if one.is_file())
+
+
+def _read_module(path: Path) -> ModuleType:
+    """A file as a module, read once until it or a local import changes."""
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
-    now = stamp(f"{path}:")
+    now = stamp(path)
     if name in sys.modules and getattr(sys.modules[name], "__fedmuon_stamp__", None) == now:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -162,11 +212,19 @@ def _file(path: Path) -> ModuleType:
         raise FileNotFoundError(f"there is no file {path}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+
+    def load(name: str, *given: Any, **named: Any) -> Any:
+        """`__import__` of this file, also for what its functions import when they are called."""
+        if name not in local_imports(path):
+            return builtins.__import__(name, *given, **named)
+        with _local_modules(path):
+            return builtins.__import__(name, *given, **named)
+
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    own = {**vars(builtins), "__import__": source_files.importing(path)}
+    own = {**vars(builtins), "__import__": load}
     module.__dict__.update(__fedmuon_stamp__=now, __builtins__=own)
     try:
-        with source_files.own_neighbours(path):
+        with _local_modules(path):
             exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
     except BaseException:
         del sys.modules[name]
@@ -174,34 +232,62 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the known facts that the object has a parameter for; a torch module, which passes
-    all that it is called with to its `forward`, asks for nothing."""
-    parameters = {} if _is_module(found) else _parameters(found)
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return dict(known)
-    return {
-        name: value
-        for name, value in known.items()
-        if name in parameters and parameters[name].kind not in (inspect.Parameter.POSITIONAL_ONLY,)
-    }
+@contextlib.contextmanager
+def _local_modules(file: Path) -> Iterator[None]:
+    """While the file imports, names of modules in its folder mean those modules."""
+    ours = local_imports(file)
+    others = {}  # modules of these names that others imported
+    for name in ours:
+        there = sys.modules.get(name)
+        if there is not None and _file_of(there) != ours.get(there.__name__):
+            others[name] = there
+    for name, path in ours.items():
+        _use_or_forget(name, path)
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # which can be stale
+    sys.path.insert(0, str(file.parent))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # where the user's module took it away
+            sys.path.remove(str(file.parent))
+        sys.dont_write_bytecode = written
+        for name, path in ours.items():
+            there = sys.modules.get(name)
+            if there is None or _file_of(there) != path or "__fedmuon_stamp__" in vars(there):
+                continue
+            there.__dict__["__fedmuon_stamp__"] = now = stamp(path)
+            READ[path] = (now, there)
+        read = [module for _, module in READ.values()]
+        for name, module in others.items():
+            if not any(module is one for one in read):
+                sys.modules[name] = module
 
 
-def default(found: Any, name: str) -> Any:
-    """What a parameter is where nobody gives it; None if it has to be given."""
-    parameter = _parameters(found).get(name)
-    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+def _use_or_forget(name: str, path: Path) -> None:
+    """Put the module in place as we read it, unless it has changed since; then let it be read
+    again. A module that the caller imported from the same file stays."""
+    held, there = READ.get(path), sys.modules.get(name)
+    if held is not None and held[0] == stamp(path):
+        sys.modules[name] = held[1]
+    elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
+        del sys.modules[name]
 
 
-def required(found: Any) -> list[str]:
-    """The parameters that have to be given."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = _parameters(found).items()
-    return [name for name, one in parameters if one.kind in named and one.default is one.empty]
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
 
 
-def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
-    """The value that an object is, or makes of the facts that it takes.
+# What an object asks for by the names of its parameters
+
+
+class Filled(partial):
+    """A function with those of its parameters filled in that have the names of facts."""
+
+
+def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
+    """The value that an object is, or that it makes of the facts that it takes.
 
     Objects of the types `values` are values. A function that can be called with the facts alone
     makes the value; one that needs more is the value, with the facts filled in.
@@ -212,46 +298,39 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     try:
         inspect.signature(found).bind(**facts)
     except TypeError:
-        return _Filled(found, facts) if facts else found
+        return Filled(found, **facts) if facts else found
     except ValueError:  # of a builtin
         return found
     return found(**facts)
 
 
-def says_nothing(found: Any) -> bool:
-    """Whether a callable, but a class, takes any arguments in any number: `*given`."""
+def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the known facts that the object has a parameter for; a torch module, which passes
+    all that it is called with to its `forward`, takes nothing."""
+    parameters = {} if _is_module(found) else _parameters(found)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(known)
+    by_name = {name for name, one in parameters.items() if one.kind is not one.POSITIONAL_ONLY}
+    return {name: value for name, value in known.items() if name in by_name}
+
+
+def default_of(found: Any, name: str) -> Any:
+    """The default of a parameter; None if it has to be given."""
+    parameter = _parameters(found).get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def required_parameters(found: Any) -> list[str]:
+    """The parameters that have to be given."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = _parameters(found).items()
+    return [name for name, one in parameters if one.kind in named and one.default is one.empty]
+
+
+def takes_anything(found: Any) -> bool:
+    """Whether a callable that is no class takes any number of arguments: `*given`."""
     any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
     return not isinstance(found, type) and bool(any_number)
-
-
-def _is_module(found: Any) -> bool:
-    torch = sys.modules.get("torch")  # without which there is none
-    return torch is not None and isinstance(found, torch.nn.Module)
-
-
-def function(found: Any, kind: str, mend: str) -> Any:
-    """What was given for a function, refused if it cannot be called."""
-    if not callable(found):
-        raise unfit(found, kind, mend)
-    return found
-
-
-def unfit(found: Any, kind: str, mend: str) -> InputError:
-    """What refuses an object that is no value of its kind."""
-    if isinstance(found, _Filled):  # it asks for more than there is to fill in
-        said = getattr(found.function, "__name__", "") or type(found.function).__name__
-        return InputError(f"{said} makes no {kind} of what a config has: give {mend}")
-    return InputError(f"a {kind} of type {type(found).__name__} is none: give {mend}")
-
-
-class _Filled:
-    """A function with some of its parameters filled in."""
-
-    def __init__(self, function: Callable[..., Any], facts: Mapping[str, Any]) -> None:
-        self.function, self.facts = function, dict(facts)
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.function(*given, **{**self.facts, **named})
 
 
 def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
@@ -261,3 +340,23 @@ def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(found).parameters
     except (TypeError, ValueError):
         return {}
+
+
+def _is_module(found: Any) -> bool:
+    torch = sys.modules.get("torch")  # without which there is none
+    return torch is not None and isinstance(found, torch.nn.Module)
+
+
+def require_callable(found: Any, kind: str, wanted: str) -> Any:
+    """The object if it can be called; else raise `unfit`."""
+    if not callable(found):
+        raise unfit(found, kind, wanted)
+    return found
+
+
+def unfit(found: Any, kind: str, wanted: str) -> InputError:
+    """The error that rejects an object that is no value of its kind."""
+    if isinstance(found, Filled):  # it asks for more than there is to fill in
+        said = getattr(found.func, "__name__", "") or type(found.func).__name__
+        return InputError(f"{said} makes no {kind} of what a config has: give {wanted}")
+    return InputError(f"a {kind} of type {type(found).__name__} is none: give {wanted}")

@@ -1,8 +1,8 @@
-"""Every random draw of the project, keyed by what it is for.
+"""Every random draw, keyed by what it is for.
 
 A draw is a function of (seed, what, round, client, step, block) and of nothing else: not of the
-engine, the process, the order of clients or the number of workers. This is Assumption 4.2 of the
-stability theory made mechanical: a run and all its neighbours share one realization.
+engine, the process, the order of clients or the number of workers. So a run and all its neighbours
+share one realization, as Assumption 4.2 of the stability note demands.
 """
 
 from collections.abc import Sequence
@@ -37,16 +37,13 @@ class Draw(IntEnum):
 def generator(
     seed: int, what: Draw, *, round: int = 0, client: int = 0, step: int = 0, block: int = 0
 ) -> np.random.Generator:
-    """An independent generator for one draw; `block` tells the matrices of one model apart."""
+    """An independent generator for one draw; `block` numbers the matrices of one model."""
     key = (int(what), round, client, step, block)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-# Draws that a stack's replicas share: runs that are compared must see one realization.
-
-
 class Normals(Protocol):
-    """Such as NumPy's generators."""
+    """A source of normal numbers, such as NumPy's generators."""
 
     def standard_normal(self, shape: tuple[int, ...], /) -> np.ndarray:
         """N(0, 1) entries."""
@@ -54,7 +51,8 @@ class Normals(Protocol):
 
 
 def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
-    """Standard normal entries [K S, ...] in float64: one tensor a client, for all S replicas."""
+    """Standard normal entries [K S, ...] in float64: one draw per client, shared by its S
+    replicas, because runs that are compared must see one realization."""
     import torch  # accountants and bounds draw seeds without it, and start two seconds sooner
 
     each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])

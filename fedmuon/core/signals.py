@@ -14,9 +14,11 @@ Hearer = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """The first of these signals raises `Interrupted` in the main thread; a second one does what
-    the system does, in case that saving hangs: files are written whole or not at all. Inside
-    another of its kind it changes nothing, and under nohup a hangup stays ignored."""
+    """Let the first of these signals raise `Interrupted` in the main thread.
+
+    A second one does what the system does, in case saving hangs: files are written whole or not at
+    all. Within another `interruptible` this changes nothing. Under nohup a hangup stays ignored.
+    """
     nested = signal.getsignal(signal.SIGINT) is _unwind
     if nested or threading.current_thread() is not threading.main_thread():
         yield
@@ -27,8 +29,10 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(ask: Callable[[int], None]) -> Iterator[None]:
-    """Within it the first of these signals is a wish that is told to `ask`: there is code, such as
-    Ray's, that does not survive an exception raised in its midst. A second one is the system's."""
+    """Pass the first of these signals to `ask`; a second one does what the system does.
+
+    Some code, for example Ray's, does not survive an exception that is raised in its midst.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,7 +50,7 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """What is within is not broken off: such a signal comes to whoever hears it when this ends."""
+    """Delay these signals until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -61,8 +65,8 @@ def whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
-    """These signals go to `hear`, and afterwards, unless it has heard one that is still to be
-    heeded, to those who had them."""
+    """Let `hear` handle these signals. Their handlers before come back at the end, unless `unless`
+    holds a signal by then."""
     found = {end: signal.getsignal(end) for end in _ours()}
     before = {end: handler for end, handler in found.items() if handler is not None}  # not C's
     try:
@@ -76,23 +80,16 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Those that end a program; under nohup a hangup is none."""
-    return [end for end in ENDS if not _under_nohup(end)]
-
-
-def _under_nohup(end: signal.Signals) -> bool:
-    return end == signal.SIGHUP and signal.getsignal(end) is signal.SIG_IGN
+    """The signals that end a program. Under nohup, which ignores it, a hangup does not."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [end for end in ENDS if not (nohup and end == signal.SIGHUP)]
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
     ends = _ours()
     for end in ends:
-        signal.signal(end, _heed_no_more)
+        signal.signal(end, lambda number, frame: None)  # several signals at once are one request
     signal.raise_signal(number)  # what came at the same time is heard while somebody hears it
     for end in ends:
         signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)
-
-
-def _heed_no_more(number: int, frame: FrameType | None) -> None:
-    """Several signals at once are one wish."""

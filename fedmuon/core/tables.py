@@ -1,4 +1,4 @@
-"""Typed tables and TOML: whatever is wrong is refused in one sentence that names key and mend."""
+"""Typed tables and TOML. One sentence says which key is wrong, and what to do."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,12 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedmuon.core.errors import InputError, instead
+from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import read_text
 
 Scalar = str | int | float | bool
 Model = TypeVar("Model", bound=BaseModel)
 NESTED = "arrays or tables are nested too deeply"
-LONG = 120  # characters of a value in a sentence
 RENAMED: dict[tuple[str, ...], str] = {
     ("federation", "weights"): "risk-weights",
     ("orthogonalizer", "gamma"): "clip-level",
@@ -52,8 +51,12 @@ class Table(BaseModel):
 def validate(
     model: type[Model], tables: Mapping[str, Any], context: Mapping[str, bool] | None = None
 ) -> Model:
-    """Nested tables -> one of our models, or InputError with one sentence; a model's own checks
-    may look at the context."""
+    """Make a model of nested tables.
+
+    Raises:
+        InputError: With one sentence on what is wrong. The model's own checks may look at the
+            context.
+    """
     try:
         return model.model_validate(dict(tables), context=context)
     except ValidationError as error:
@@ -65,9 +68,25 @@ def validate(
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Nested tables with `table.key=value` overrides put into them."""
     for text in overrides:
-        table, key, value = _override(text)
-        put(tables, f"{table}.{key}", value)
+        name, equals, value = text.partition("=")
+        table, dot, key = name.strip().partition(".")
+        if not (equals and dot and table and key):
+            raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
+        put(tables, f"{table}.{key}", _parsed(f"{table}.{key}", value.strip()))
     return tables
+
+
+def _parsed(name: str, text: str) -> Scalar:
+    """The value that a text is in TOML; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    except RecursionError:
+        why = NESTED
+    except ValueError:
+        why = "the number has too many digits"
+    raise InputError(f"--set {name} is refused ({why}): give a plain value")
 
 
 def put(tables: dict[str, Any], name: str, value: Any) -> None:
@@ -94,25 +113,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"cannot read the config {path} ({error.strerror}): check the path"
         ) from None
     except RecursionError:
-        raise InputError(f"{path} is not valid TOML ({NESTED}): mend it") from None
+        raise InputError(f"{path} is not valid TOML ({NESTED}): fix it") from None
     except ValueError as error:  # also a number of more digits than Python reads
-        raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
-
-
-def _override(text: str) -> tuple[str, str, Scalar]:
-    name, equals, value = text.partition("=")
-    table, dot, key = name.strip().partition(".")
-    if not (equals and dot and table and key):
-        raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
-    try:
-        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return table, key, value.strip()  # a bare word is a string
-    except RecursionError:
-        why = NESTED
-    except ValueError:
-        why = "the number has too many digits"
-    raise InputError(f"--set {table}.{key} is refused ({why}): give a plain value")
+        raise InputError(f"{path} is not valid TOML ({error}): fix that line") from None
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
@@ -129,10 +132,10 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
         whole = said.startswith("[") or not place
         return said if whole else f"{name} = {shown(given)} is refused: {said}"
-    return f"{name} = {shown(given)} is refused: {_mend(error)}"
+    return f"{name} = {shown(given)} is refused: {_advice(error)}"
 
 
-def _mend(error: ErrorDetails) -> str:
+def _advice(error: ErrorDetails) -> str:
     """What to give instead, in the words of docs/config.md."""
     if plain := PLAIN.get(error["type"]):
         return plain
@@ -147,17 +150,6 @@ def _mend(error: ErrorDetails) -> str:
     return f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
 
 
-def shown(value: Any) -> str:
-    """A value as a sentence has it, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no number of more than 4300 digits
-        return "a number of thousands of digits"
-    if "\n" in text:  # such as that of a tensor
-        text = " ".join(text.split())
-    return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
-
-
 @cache
 def attribute(model: type[BaseModel], key: str) -> str:
     """The attribute that files spell `key`; every config asks for some hundred."""
@@ -165,22 +157,18 @@ def attribute(model: type[BaseModel], key: str) -> str:
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
+    """What to write in place of an unknown key."""
     if where := ELSEWHERE.get(tuple(place)):
         return where
     kind: Any = model
     for part in place[:-1]:
-        kind = _inside(kind, part)
+        kind = _table(kind)
+        kind = get_args(kind)[-1] if get_origin(kind) in (dict, list) else _keys(kind)[part]
     return instead(place[-1], _keys(_table(kind)), "known here are")
 
 
-def _inside(kind: Any, part: str) -> Any:
-    """The type of what lies at the part of a table, of a dictionary or of a list."""
-    kind = _table(kind)
-    return get_args(kind)[-1] if get_origin(kind) in (dict, list) else _keys(kind)[part]
-
-
 def _table(kind: Any) -> Any:
-    """The type without what is said beside it, and of one or another the first that has keys."""
+    """The type of a table, a dictionary or a list, without annotations; of a union, the first."""
     if get_origin(kind) is Annotated:
         return _table(get_args(kind)[0])
     if get_origin(kind) not in (Union, UnionType):

@@ -1,9 +1,8 @@
-"""Work spread over the processor's cores in pieces.
+"""Work in pieces for several threads, with results that do not depend on how many there are.
 
-How work is cut is decided by its size alone, and each piece is computed by one thread, so that a
-result does not depend on how many threads there are; nor do torch's own threads wait for each
-other, which on a busy machine costs a multiple of the work. Who cuts work takes part in it, and a
-piece may be cut in turn.
+The size of the work alone decides how it is cut, and one thread computes each piece. So torch's own
+threads do not wait for each other, which on a busy machine takes several times as long as the work.
+The thread that cuts work takes part in it, and a piece may be cut in turn.
 """
 
 import atexit
@@ -27,10 +26,16 @@ _here = threading.local()  # `crew`: those who work with this thread
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
-    """The results of the pieces, in their order, by as many threads as torch was to use; the first
-    piece that fails ends it. All compute in the manner of this thread (see `_Manner`); what a
-    thread is told of gradients a piece must say itself. Pieces that are not `apart` are done one
-    after the other by all of torch's threads, or a device's."""
+    """Compute the pieces in as many threads as torch would use.
+
+    Args:
+        pieces: Functions, called with the settings of this thread (see `_Manner`). A piece must say
+            itself whether torch records gradients.
+        apart: If false, call one after the other, each with all of torch's threads or on a device.
+
+    Returns:
+        The results in the order of the pieces. The first piece that fails ends the work.
+    """
     if not apart:
         return [piece() for piece in pieces]
     with _crew() as crew:
@@ -47,16 +52,16 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
 
 
 def parts(size: int, count: float) -> list[slice]:
-    """0 to `size` in about so many even parts, at least one and none empty but of nothing."""
+    """Cut 0 to `size` into about `count` even parts: at least one, and none empty if `size` > 0."""
     many = max(1, min(size, round(count)))
     ends = [size * k // many for k in range(many + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 class Turns:
-    """An order among pieces of spread work, so that what they find is added up as by one thread.
+    """An order among pieces of spread work, in which their results are added as by one thread.
 
-    A piece waits for those before it alone, of which the first waits for none: all of them end.
+    A piece waits only for those before it, and the first waits for none. So all of them end.
     """
 
     def __init__(self) -> None:
@@ -65,7 +70,7 @@ class Turns:
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], None]]:
-        """What waits for the turn of the piece, which the end of the block passes on."""
+        """A function that waits for the turn of the piece; the end of the block passes it on."""
         turn = partial(self._wait, number)
         try:
             yield turn
@@ -86,25 +91,25 @@ class Turns:
 
 
 class PerThread(Generic[Found]):
-    """One of it for each thread that asks, as of modules, whose calls change them meanwhile."""
+    """One object for each thread that asks, for example of modules, which their calls change."""
 
     def __init__(self, make: Callable[[], Found]) -> None:
         self._make, self._local = make, threading.local()
 
     def __call__(self) -> Found:
-        """This thread's."""
+        """The object of this thread."""
         if not hasattr(self._local, "found"):
             self._local.found = self._make()
         return self._local.found
 
     def __reduce__(self) -> tuple[type, tuple[Callable[[], Found]]]:
-        """Made anew where it arrives, and in a copy."""
+        """Copies, and other processes, make their own."""
         return PerThread, (self._make,)
 
 
 @dataclass(frozen=True)
 class _Crew:
-    """The threads of one who spreads work, and of all that is spread within: so many at most."""
+    """The threads for work that one thread spreads, and for all that is spread within it."""
 
     size: int
     others: threading.Semaphore
@@ -112,7 +117,7 @@ class _Crew:
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Torch works in one thread within, and in as many as before, which is told, afterwards."""
+    """Let torch use one thread; yield how many it used before, and uses afterwards."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -123,7 +128,7 @@ def one_thread() -> Iterator[int]:
 
 @contextmanager
 def _crew() -> Iterator[_Crew]:
-    """Those who work with this thread, each in one of torch's."""
+    """The threads that work with this one; each uses one thread of torch's."""
     if hasattr(_here, "crew"):
         yield _here.crew
         return
@@ -137,7 +142,7 @@ def _crew() -> Iterator[_Crew]:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Meanwhile operations of this thread keep the precision of their operands."""
+    """Let operations of this thread keep the precision of their operands."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -146,8 +151,8 @@ def without_autocast() -> Iterator[None]:
 
 
 class _Manner:
-    """How the thread that makes it computes, which torch tells each thread alone: at which
-    precision (autocast), for inference only, with numbers below the normal ones or without."""
+    """Torch's settings of the thread that makes it: precision (autocast), inference mode, and
+    whether subnormal numbers become 0. Other threads do not inherit them."""
 
     def __init__(self) -> None:
         self._casts, self._dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -156,7 +161,7 @@ class _Manner:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Meanwhile a helper computes so, which by itself neither casts nor infers."""
+        """Let a helper, which by itself uses neither autocast nor inference mode, compute so."""
         torch.set_flush_denormal(self._flushes)
         if not (self._casts or self._inference):
             yield
@@ -166,7 +171,7 @@ class _Manner:
 
 
 class _Job:
-    """Pieces that several threads take in turn."""
+    """Pieces that several threads take one by one."""
 
     def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
         self.manner = _Manner()
@@ -178,7 +183,12 @@ class _Job:
 
     def help(self) -> None:
         """Work on what nobody has taken yet."""
-        while (number := self._take()) is not None:
+        while True:
+            with self._change:
+                if self._errors or self._taken == self._count:
+                    return
+                number = self._taken
+                self._taken += 1
             try:
                 self._found[number] = self._pieces[number]()
             except BaseException as error:  # told by `results`, once nobody works any more
@@ -188,37 +198,27 @@ class _Job:
                     self._ended += 1
                     self._change.notify_all()
 
-    def _take(self) -> int | None:
-        with self._change:
-            if self._errors or self._taken == self._count:
-                return None
-            self._taken += 1
-            return self._taken - 1
-
     def results(self) -> list[Any]:
-        """All of them, or the error that would have come first; a wish to stop before any."""
+        """All results, or the first error in the order of pieces; a request to stop goes first."""
         with self._change:
             self._change.wait_for(lambda: self._ended == self._taken)
-        for _, error in sorted(self._errors.items(), key=_urgency):
+        for _, error in sorted(
+            self._errors.items(), key=lambda one: (isinstance(one[1], Exception), one[0])
+        ):
             raise error
         return self._found
 
     def close(self) -> None:
-        """Nobody takes more, nor keeps what was found: offers may lie about for long."""
+        """Give out no more pieces, and free the results: offers may stay in the queue for long."""
         with self._change:
             self._count = self._taken
             if self._ended == self._taken:
                 self._pieces, self._found, self._errors = [], [], {}
 
 
-def _urgency(failed: tuple[int, BaseException]) -> tuple[bool, int]:
-    number, error = failed
-    return isinstance(error, Exception), number
-
-
 @dataclass
 class _Helpers:
-    """Those threads who wait for offers."""
+    """The threads that wait for jobs."""
 
     jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -229,7 +229,7 @@ _helpers = [_Helpers()]
 
 
 def _in_a_child() -> None:
-    """A process that was forked has none of the threads, whatever they held."""
+    """A forked process has none of the threads, and none of their locks."""
     _helpers[0] = _Helpers()
     if hasattr(_here, "crew"):
         torch.set_num_threads(_here.crew.size)
@@ -241,7 +241,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _offer(job: _Job) -> None:
-    """Let one more thread take part, as soon as it has nothing else to do."""
+    """Let one more thread take part as soon as it is free."""
     held = _helpers[0]
     with held.lock:
         while len(held.threads) < job.crew.size - 1:
@@ -255,7 +255,7 @@ def _offer(job: _Job) -> None:
 
 @atexit.register
 def _end_helpers() -> None:
-    """Before Python ends: a thread that it ends in the midst of C++ aborts the program."""
+    """End them before Python does: a thread that is stopped within C++ aborts the program."""
     held = _helpers[0]
     for _ in held.threads:
         held.jobs.put(None)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmuon.config.load import Config
-from fedmuon.config.paths import with_objects
-from fedmuon.config.read_if import reads
-from fedmuon.config.user_objects import guard, own_objects, schedule_of, value, with_defaults
+from fedmuon.config.load import Config, absolute_paths
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import guard, make_named, schedule_of, user_objects, with_defaults
 from fedmuon.core.choices import TABLES, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
@@ -86,7 +85,7 @@ def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
     Raises:
         InputError: If the device, the kernel or a custom object cannot be used.
     """
-    config = with_objects(with_user_sizes(with_defaults(config)))
+    config = absolute_paths(with_user_sizes(with_defaults(config)), files=False)
     device = _device(config.engine.device)
     changed = {"device": str(device), "kernel": _kernel(config, device)}
     config = config.model_copy(update={"engine": config.engine.model_copy(update=changed)})
@@ -225,7 +224,7 @@ def build_task(
     """
     engine, table = config.engine, config.task
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
-    if own_objects(config).task is not None:
+    if user_objects(config).task is not None:
         facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
         whole = stored is not None and stored.kind in "iu" and stored != np.uint8
         return _user_task(config, facts, whole, dtype, device)
@@ -256,7 +255,7 @@ def _user_task(
     known = dict(facts)
     with torch.random.fork_rng(devices=[]):  # the caller's draws go on as they would have
         torch.manual_seed(config.federation.seed)  # a class draws its first weights when called
-        made = value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
+        made = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
     within = guard(config, "task")
     with within:
         found = as_task(made)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmuon.config.incompatible import unprivate_run, without_noise
+from fedmuon.config.incompatible import missing_noise, private_recipe_problems
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import NEEDS, is_default, reads, unread_by_own_recipe
-from fedmuon.config.user_objects import guard, own_objects, value
+from fedmuon.config.schema import NEEDS, is_default, reads, unread_by_own_recipe
+from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, plain
-from fedmuon.core.registry import required, takes
+from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
@@ -62,14 +62,14 @@ def build_recipe(
     regularization: Number | None = None,
 ) -> Recipe:
     """The configured recipe with its aggregate, and at client level the release of its replies."""
-    brought, privacy, federation = own_objects(config), config.privacy, config.federation
+    brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
         found = _named_recipe(config, task, lr, regularization)
     else:  # its links may keep something between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
     # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
-    if brought.recipe is None or not is_default(config, AGGREGATE, federation.aggregate):
-        average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
+    if brought.recipe is None or not is_default(AGGREGATE, federation.aggregate):
+        average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
         found = replace(found, aggregate=as_aggregator(average, within))
     hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
@@ -127,7 +127,7 @@ def _is_centred(config: Config, task: Task) -> bool:
 
 def user_map(config: Config) -> Orthogonalizer | None:
     """The user's map, None if it is one of ours."""
-    found = value(config, "orthogonalizer", values=(Orthogonalizer,))
+    found = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
 
@@ -160,24 +160,24 @@ def matrix_counts(network: nn.Module, rule: str) -> dict[str, int]:
 @lru_cache(maxsize=4)
 def _user_recipe(config: Config, task: Task) -> Recipe:
     """The user's recipe, tried once for all clients of a worker process."""
-    mine, local = own_objects(config).recipe, config.local
+    mine, local = user_objects(config).recipe, config.local
     facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
     if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
         facts["routes"] = matrix_counts(task.module, local.route)
-    made = value(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
+    made = make_named(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
     within = guard(config, "recipe")
     found = as_recipe(made, within)
     private = found.mechanism is not None
     problems = [
         *unread_by_own_recipe(config, private),
-        *(unprivate_run(config) if private else without_noise(config)),
+        *(private_recipe_problems(config) if private else missing_noise(config)),
     ]
     if problems:
         raise InputError(problems[0])
     start = task.initial(generator(0, Draw.INITIAL))
     with within:
         seen = not private and not found.scaled  # by a probe of the links alone
-        idle = seen and not is_default(config, "local.schedule", local.schedule)
+        idle = seen and not is_default("local.schedule", local.schedule)
         if idle and not reads_factor(found.chain, start):
             raise InputError(
                 f"[local] schedule = '{local.schedule}' has no effect: no link of your recipe "
@@ -202,7 +202,7 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:
         found = getattr(table, attribute(type(table), name))
-        if not is_default(config, f"orthogonalizer.{name}", found):
+        if not is_default(f"orthogonalizer.{name}", found):
             keys.append(name)
     if not takes(mine, {"orthogonalizer": 0}):
         for name in keys:
@@ -211,10 +211,10 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
                 f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
             )
         return {}
-    if (brought := value(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
+    if (brought := make_named(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
         with guard(config, "orthogonalizer"):
             return {"orthogonalizer": as_map(brought)}
-    asked = keys or "orthogonalizer" in required(mine)
+    asked = keys or "orthogonalizer" in required_parameters(mine)
     return {"orthogonalizer": value_of_table(table)} if asked else {}
 
 
@@ -333,7 +333,7 @@ def _require_rule(recipe: Recipe, old: Params, mean: Params, states: States) -> 
 
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     """Reject a custom aggregate that makes another model of the same replies after others."""
-    brought, count = own_objects(config), config.federation.per_round
+    brought, count = user_objects(config), config.federation.per_round
     if brought.aggregate is None and brought.recipe is None:
         return
     start = task.initial(generator(0, Draw.INITIAL))

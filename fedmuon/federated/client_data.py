@@ -18,12 +18,18 @@ import torch
 from torch import Tensor
 
 from fedmuon.config.load import Config, nested, parse
-from fedmuon.config.user_objects import Own, guard, known, options, own_objects, value
+from fedmuon.config.user_objects import (
+    UserObjects,
+    facts_for,
+    guard,
+    make_named,
+    object_options,
+    user_objects,
+)
 from fedmuon.core.choices import GIVEN, TABLES, TEXTS, is_own
-from fedmuon.core.device import sent
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import Guard
-from fedmuon.core.registry import function, made, settled, takes
+from fedmuon.core.device import to_device
+from fedmuon.core.errors import Guard, InputError
+from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Scalar
 from fedmuon.data.federated import FederatedData, federate, split
@@ -55,7 +61,7 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 def read_source(config: Config) -> Source:
     """Read the configured source whole; the last one is cached, because nobody writes to it."""
-    if own_objects(config).data is not None:
+    if user_objects(config).data is not None:
         return _read_user_data(*_user_data(config))
     if config.data.name == "synthetic":
         require_room(config, (config.data.dimension,))
@@ -67,7 +73,7 @@ def read_source(config: Config) -> Source:
 
 def mapped_source(config: Config) -> Source:
     """The configured source as memory maps; the user's own as it is."""
-    if own_objects(config).data is not None:
+    if user_objects(config).data is not None:
         return _read_user_data(*_user_data(config))
     return read_mapped(config.data.name, reader_options(config))
 
@@ -93,7 +99,7 @@ forget_source = _read.cache_clear
 def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
     """The options of the configured source's reader, sorted by name."""
     table = config.data
-    found: dict[str, Scalar] = dict(options(config, "data"))
+    found: dict[str, Scalar] = dict(object_options(config, "data"))
     if table.folder:
         found["folder"] = table.folder
     if table.name in TEXTS:
@@ -110,20 +116,20 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
     return tuple(sorted(found.items()))
 
 
-def _user_data(config: Config) -> tuple[Own, Facts, str]:
+def _user_data(config: Config) -> tuple[UserObjects, Facts, str]:
     """The user's data, the facts that its reader asks for, and its name."""
-    own = own_objects(config)
-    facts = takes(own.data, known(config, "data")) if callable(own.data) else {}
+    own = user_objects(config)
+    facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
     facts.pop("digest", None)  # which is ours
-    return own, tuple(sorted(facts.items())), settled(config.data.name)
+    return own, tuple(sorted(facts.items())), absolute_name(config.data.name)
 
 
 @lru_cache(maxsize=2)
-def _read_user_data(own: Own, facts: Facts, name: str) -> Source:
+def _read_user_data(own: UserObjects, facts: Facts, name: str) -> Source:
     """Read or made once for the same facts."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
-        return as_source(made(own.data, dict(facts), (Source, tuple, list)), own.test, name)
+        return as_source(make(own.data, dict(facts), (Source, tuple, list)), own.test, name)
 
 
 def user_data_digest(config: Config) -> str:
@@ -132,7 +138,7 @@ def user_data_digest(config: Config) -> str:
 
 
 @lru_cache(maxsize=2)
-def _digest(own: Own, facts: Facts, name: str) -> str:
+def _digest(own: UserObjects, facts: Facts, name: str) -> str:
     """Hashed once: a worker resolves the config for each of its clients."""
     found = _read_user_data(own, facts, name)
     with Guard("data", own.data):
@@ -180,35 +186,35 @@ def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.nda
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
     """That of the user's partition, if there is one."""
-    brought = own_objects(config).partition is not None
+    brought = user_objects(config).partition is not None
     return guard(config, "partition") if brought else nullcontext()
 
 
 def _index_arrays(config: Config) -> tuple | list | None:
     """The user's index arrays, one per client, if that is what the partition is."""
-    found = own_objects(config).partition
+    found = user_objects(config).partition
     with _partition_guard(config):
         return found if isinstance(found, tuple | list) else None
 
 
 def _partition(config: Config) -> Any:
     """The function that deals. A partitioner's class is told the clients and the labels' column."""
-    kind = own_objects(config).partition
+    kind = user_objects(config).partition
     if isinstance(kind, type) and is_partitioner(kind):
         clients = {"num_partitions": config.federation.clients}
         try:
-            found = kind(**takes(kind, {**clients, **COLUMN, **known(config, "partition")}))
+            found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
         except Exception as error:  # of the partitioner's own checks
             raise InputError(
                 f"{kind.__name__} cannot be made ({one_line(error)}): say what it needs in "
                 "[federation.options]"
             ) from error
     else:
-        found = value(config, "partition", PARTITIONS)
+        found = make_named(config, "partition", PARTITIONS)
     if is_partitioner(found):
         return lambda labels, clients, rng: by_partitioner(found, labels, clients)
     mend = "index arrays, one a client, or a function (labels, clients, rng)"
-    return function(found, "partition", mend)
+    return require_callable(found, "partition", mend)
 
 
 def _by_column(source: Source, train: np.ndarray, clients: int) -> np.ndarray:
@@ -235,7 +241,7 @@ def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
 
 def with_user_sizes(config: Config) -> Config:
     """Set numbers that follow from the user's data and partition, if the config gives none."""
-    own, parts = own_objects(config), _index_arrays(config)
+    own, parts = user_objects(config), _index_arrays(config)
     with _partition_guard(config):
         count = partitioner_clients(own.partition) if parts is None else len(parts)
     if own.data is None and count is None:
@@ -264,7 +270,7 @@ def with_user_sizes(config: Config) -> Config:
         changed["per-round"] = min(federation.per_round, clients)
     tables = nested(config)
     tables |= {"data": tables["data"] | data, "federation": tables["federation"] | changed}
-    return parse(tables).beside(config.given)
+    return parse(tables).with_objects(config.given)
 
 
 def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
@@ -334,7 +340,7 @@ class Shard:
         """The given rows in the given order; None is the full batch, without a copy."""
         if rows is None:
             return self.data
-        chosen = sent(torch.from_numpy(rows), self.data.labels.device)
+        chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
         found = Batch(self.data.inputs[chosen], self.data.labels[chosen])
         if (there := self.data.replaced) is None:
             return found
@@ -345,8 +351,8 @@ class Shard:
         if not held.size:
             return found
         device = there.position.device
-        at = sent(torch.from_numpy(place[position[held]]), device)
-        kept = sent(torch.from_numpy(held), device)
+        at = to_device(torch.from_numpy(place[position[held]]), device)
+        kept = to_device(torch.from_numpy(held), device)
         replaced = Replaced(there.replica[kept], at, there.inputs[kept], there.labels[kept])
         return dataclasses.replace(found, replaced=replaced)
 
@@ -406,4 +412,4 @@ class Shards:
 def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
     """Labels as they are; real targets in the precision of the run."""
     found = torch.from_numpy(values)
-    return sent(found, device, dtype if found.is_floating_point() else None)
+    return to_device(found, device, dtype if found.is_floating_point() else None)

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import finite, unasked
-from fedmuon.core.errors import NonFinite
-from fedmuon.core.guard import at
+from fedmuon.core.device import is_finite, with_deferred_checks
+from fedmuon.core.errors import NonFinite, in_round
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
@@ -153,7 +152,7 @@ def client_update(
     numbers, count = [client for client, _ in clients], len(clients)
     params = _repeated(sent.params, count)
     states = {name: _repeated(state, count) for name, state in sent.states.items()}
-    with at(sent.round, numbers):
+    with in_round(sent.round, numbers):
         states = recipe.chain.init(params, states)
         for step in range(plan.steps):
             context = _context(recipe, task, plan, clients, params, (sent.round, step))
@@ -187,7 +186,7 @@ def server_update(
             rounds alike.
         factor: What the round's step sizes were multiplied by.
     """
-    with at(state.round):
+    with in_round(state.round):
         ordered = sorted(replies, key=lambda reply: reply.client)
         mean, states, kept = _combined(recipe, state, ordered)
         before = {name: one for name, one in state.states.items() if name not in kept}
@@ -242,7 +241,7 @@ def client_updates(
 
     if recipe.mechanism is not None and not recipe.mechanism.again:
         return computed()
-    replies = unasked(task.device, computed)
+    replies = with_deferred_checks(task.device, computed)
     if level is None:
         return replies
     return [privatize_reply(recipe, level, sent, reply) for reply in replies]
@@ -316,7 +315,7 @@ def _checked_gradient(
 ) -> tuple[Tensor, Params]:
     """The task's gradient; an error at the first loss that is not finite."""
     loss, slope = task.gradient(params, batches)
-    if not finite(loss.sum()):
+    if not is_finite(loss.sum()):
         raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or fix the data")
     return loss, slope
 

@@ -18,9 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import Guard, called, mapping
-from fedmuon.core.hidden_state import Held
+from fedmuon.core.errors import Guard, InputError, mapping, object_name
+from fedmuon.core.hidden_state import HiddenState
 from fedmuon.core.registry import Registry
 from fedmuon.tasks.base import Params, stack_results
 
@@ -156,7 +155,7 @@ def _guard_aggregator(guard: Guard, found: Aggregator) -> Aggregator:
     """The aggregator, whose functions are called within the guard."""
     apply = found.apply
     with guard:
-        held = Held(apply)
+        held = HiddenState(apply)
 
     def read(made: Any) -> Any:
         if found.init is None:
@@ -165,10 +164,11 @@ def _guard_aggregator(guard: Guard, found: Aggregator) -> Aggregator:
             raise TypeError(f"it returns a {type(made).__name__} and no pair (params, state)")
         if name := held.changed():
             raise InputError(
-                f"your aggregate {called(apply)} changes {name} when it is called, and a resumed "
-                "run would begin without that: declare it as a state, fedmuon.Aggregator(apply, "
-                "init=init) with init(params) -> state and apply(replies, state) -> (params, "
-                "state), or keep it in a state of the recipe, which its server's rule changes"
+                f"your aggregate {object_name(apply)} changes {name} when it is called, and a "
+                "resumed run would begin without that: declare it as a state, "
+                "fedmuon.Aggregator(apply, init=init) with init(params) -> state and "
+                "apply(replies, state) -> (params, state), or keep it in a state of the recipe, "
+                "which its server's rule changes"
             )
         return made if found.init is None else (mapping(made[0]), mapping(made[1]))
 

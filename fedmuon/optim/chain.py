@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import sent
+from fedmuon.core.device import to_device
 from fedmuon.core.errors import InputError, plain
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
@@ -143,7 +143,7 @@ def per_client(number: Number, template: Tensor) -> Number:
     """Repeat a number per replica [S] for the K blocks of a template [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
-    return sent(number, template.device, template.dtype).repeat(len(template) // len(number))
+    return to_device(number, template.device, template.dtype).repeat(len(template) // len(number))
 
 
 def per_replica(number: Number, template: Tensor) -> Number:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import at_hand, sent
+from fedmuon.core.device import at_hand, to_device
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, normal
 from fedmuon.optim.chain import Chain, Context, Link, Number, State, per_replica, stateless, zeros
@@ -131,7 +131,7 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
             return found
 
         direction, inner = link.update(direction, inner, replace(context, released=released))
-        moved = quantile.moved(log_bound, sent(shares[0], log_bound.device, log_bound.dtype))
+        moved = quantile.moved(log_bound, to_device(shares[0], log_bound.device, log_bound.dtype))
         return direction, inner | {LOG_BOUND: moved}
 
     return replace(link, init=init, update=update, lasting=True)
@@ -463,7 +463,7 @@ def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
 def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
     """A standard normal tensor like [K S, ...]: one draw per client, shared by its replicas."""
     draws = [draw(what, block=block) for draw in context.draws]
-    return sent(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
+    return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:

@@ -29,8 +29,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import AdamW, Optimizer
 
 from fedmuon import orthogonalize as maps
-from fedmuon.core.errors import InputError, shown
-from fedmuon.core.guard import Guard
+from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
 from fedmuon.orthogonalize import schedule

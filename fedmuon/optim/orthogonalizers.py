@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import Guard
-from fedmuon.core.registry import function
+from fedmuon.core.errors import Guard, InputError
+from fedmuon.core.registry import require_callable
 from fedmuon.optim.chain import Context
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
@@ -116,7 +115,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
     apply: Any = made.apply.func if isinstance(made.apply, partial) else made.apply
     module = apply.__module__ if isinstance(apply, FunctionType) else ""
     built_in = (module or "").startswith("fedmuon.orthogonalize")
-    if built_in or type(apply).__module__ == "fedmuon.core.guard":  # in its guard already
+    if built_in or type(apply).__module__ == "fedmuon.core.errors":  # in its guard already
         return made
     return replace(made, apply=guard.calling(made.apply))
 
@@ -126,7 +125,7 @@ def as_map(found: Any) -> Orthogonalizer:
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
-    return Orthogonalizer(function(found, "map", mend))
+    return Orthogonalizer(require_callable(found, "map", mend))
 
 
 def map_of_value(value: Orthogonalizer) -> Map:

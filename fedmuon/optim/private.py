@@ -22,11 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedmuon.config.incompatible import unprivate
+from fedmuon.config.incompatible import mechanism_problems
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import PRIVATE
-from fedmuon.core.errors import InputError, shown
-from fedmuon.core.guard import WANTED, Guard
+from fedmuon.core.errors import WANTED, Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import validate
 from fedmuon.core.threads import without_autocast
@@ -231,7 +230,7 @@ def _table(name: str, given: Any) -> Mapping[str, Any]:
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     """Reject options that the accountant cannot cover, or that need a run of known length."""
-    problems = [*unprivate(privacy, local)]
+    problems = [*mechanism_problems(privacy, local)]
     if privacy.epsilon:
         problems.append(
             "privacy epsilon is a target for a known number of steps, which a custom loop does not "

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import InputError, plain
-from fedmuon.core.guard import Guard, mapping
+from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean

@@ -7,7 +7,7 @@ singular values s. `fedmuon.orthogonalize.lipschitz` returns the constants that 
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import at_hand, holds, sent
+from fedmuon.core.device import at_hand, holds, to_device
 from fedmuon.orthogonalize.spectral import (
     TARGETS,
     Divisor,
@@ -133,7 +133,7 @@ def quotient_sign(matrix: Tensor) -> Tensor:
     count = torch.arange(1, n, dtype=torch.float64)
     helmert = torch.ones(n, n - 1, dtype=torch.float64).triu()
     helmert[1:].diagonal().copy_(-count)
-    basis = sent(helmert / (count * (count + 1)).sqrt(), matrix.device, matrix.dtype)
+    basis = to_device(helmert / (count * (count + 1)).sqrt(), matrix.device, matrix.dtype)
     return (basis @ exact_sign(basis.mT @ matrix.mT)).mT
 
 
@@ -161,7 +161,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
     """
     mend = "choose sigma >= 0 (0 is exact_sign)."
     level = per_matrix("sigma", sigma, matrix, mend, zero=True).to(matrix.dtype)
-    shift = sent(noise, matrix.device, matrix.dtype) * level[..., None, None]
+    shift = to_device(noise, matrix.device, matrix.dtype) * level[..., None, None]
     return exact_sign(matrix + shift)
 
 

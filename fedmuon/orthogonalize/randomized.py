@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import holds, sent
+from fedmuon.core.device import holds, to_device
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
@@ -210,7 +210,7 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     shape = (stack.shape[-1], width)
     omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
     runs = stack.reshape(len(generators), -1, shape[0])
-    samples = multiply(runs, sent(omega, stack.device, stack.dtype))
+    samples = multiply(runs, to_device(omega, stack.device, stack.dtype))
     return samples.view(*stack.shape[:-1], width)
 
 
@@ -226,7 +226,7 @@ def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     share = torch.stack(blocks).sum(0)
     edges = share.cumsum(-1)
     uniforms = torch.from_numpy(np.stack([draw.random(width) for draw in generators]))
-    uniforms = sent(uniforms, stack.device).repeat_interleave(len(stack) // len(generators), 0)
+    uniforms = to_device(uniforms, stack.device).repeat_interleave(len(stack) // len(generators), 0)
     points = (uniforms * edges[..., -1:]).sort(-1).values
     chosen = torch.searchsorted(edges, points, right=True).clamp_max(stack.shape[-1] - 1)
     columns = stack.gather(-1, chosen.unsqueeze(-2).expand(*stack.shape[:-1], width))

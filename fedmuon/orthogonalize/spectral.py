@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import at_hand, holds, sent
+from fedmuon.core.device import at_hand, holds, to_device
 from fedmuon.core.errors import InputError, NonFinite
 
 Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
@@ -105,7 +105,7 @@ def per_matrix(
         parameter = torch.full((), value, dtype=torch.float64, device=matrix.device)
         sound = (value >= 0 if zero else value > 0) and value < math.inf
     else:
-        parameter = sent(torch.as_tensor(value, dtype=torch.float64), matrix.device)
+        parameter = to_device(torch.as_tensor(value, dtype=torch.float64), matrix.device)
         least, most = parameter.detach().aminmax()
         sound = holds((least >= 0 if zero else least > 0) & (most < math.inf))
     if not sound:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import Guard, at
-from fedmuon.core.registry import Registry, required
+from fedmuon.core.errors import Guard, InputError, in_round
+from fedmuon.core.registry import Filled, Registry, required_parameters
 
 Listener = Callable[[Mapping[str, Any], Any], bool | str | None]
 
@@ -42,12 +41,12 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
     reported by its guard."""
     within = guard or Guard("callback", found)
     with within:
-        kind = getattr(found, "function", found)  # one that waits for more than it was told
+        kind = found.func if isinstance(found, Filled) else found  # it needs more than it was given
         if isinstance(kind, type):
+            missing = ", ".join(required_parameters(kind))
             raise InputError(
-                f"a callback of {kind.__name__} cannot be made without "
-                f"{', '.join(required(kind))}: set it in [output.options], or give the callback "
-                "itself"
+                f"a callback of {kind.__name__} cannot be made without {missing}: set it in "
+                "[output.options], or give the callback itself"
             )
         if hasattr(found, "on_round") and hasattr(found, "on_end"):
             return _Guarded(found, within)
@@ -70,7 +69,7 @@ class _Guarded(Callback):
             for link, held in state.states.items()
         }
         copied = replace(state, params=params, states=states)
-        with at(record["round"] - 1), self._guard:
+        with in_round(record["round"] - 1), self._guard:
             answer = self._callback.on_round(copy.deepcopy(record), copied)
             if isinstance(answer, str):
                 return answer

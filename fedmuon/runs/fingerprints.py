@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads
-from fedmuon.config.user_objects import NAMED, guard, own_objects
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import NAMED, guard, user_objects
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, Record
-from fedmuon.core.registry import settled, stands_in
-from fedmuon.core.source_files import LIBRARIES, neighbours
+from fedmuon.core.registry import LIBRARIES, absolute_name, local_imports, source_file
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import digest
 from fedmuon.federated.client_data import user_data_digest
@@ -57,7 +56,7 @@ def described(
     Returns:
         `name:digest` of each object, and digests of data and stored weights, by kind.
     """
-    own, found = own_objects(config), {}
+    own, found = user_objects(config), {}
     for kind in KINDS:
         if (mine := getattr(own, kind)) is not None:
             key = (folder.resolve(), kind, id(mine))
@@ -99,7 +98,7 @@ def with_factors(
     plan: RandomnessPlan, config: Config, known: Record
 ) -> tuple[RandomnessPlan, Record]:
     """The plan with the values of the user's schedule, which is called once per run."""
-    if own_objects(config).schedule is None:
+    if user_objects(config).schedule is None:
         return plan, {}
     factors = known.get(FACTORS)
     if factors is None:
@@ -125,9 +124,9 @@ def _digest(config: Config, kind: str, mine: Any) -> str:
     names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
     words = []
     if getattr(config.given, kind) is None:
-        for place in {settled(name).rpartition(":")[0] for name in names} - {""}:
-            if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
-                beside = neighbours(file).values() if place.endswith(".py") else ()
+        for place in {absolute_name(name).rpartition(":")[0] for name in names} - {""}:
+            if place.partition(".")[0] not in LIBRARIES and (file := source_file(place)):
+                beside = local_imports(file).values() if place.endswith(".py") else ()
                 words += [sha256(files.read_bytes(one)).hexdigest() for one in (file, *beside)]
     # A schedule's values are written, so what it remembers between calls does not matter.
     words += parts(mine, {}, state=kind != "schedule")

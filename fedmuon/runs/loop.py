@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon.config import load as tables
-from fedmuon.config.user_objects import guard, value
+from fedmuon.config.user_objects import guard, make_named
 from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
 from fedmuon.core.choices import OF_A_ROUND
-from fedmuon.core.errors import InputError, Interrupted, NonFinite
+from fedmuon.core.errors import Guard, InputError, Interrupted, NonFinite
 from fedmuon.core.files import AFRESH
-from fedmuon.core.guard import Guard
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
 from fedmuon.federated.accountant import RunAccountant, require_accountable, with_noise
@@ -112,7 +111,7 @@ def prepare(
     if known or not (out / "summary.json").exists():  # older versions end without it
         fixed |= fingerprints.as_bytes(objects | factors)
     directory.fix(fixed, more_files)
-    named = value(config, "callback", CALLBACKS, (Callback,))
+    named = make_named(config, "callback", CALLBACKS, (Callback,))
     with Guard("callbacks", callbacks):
         given = [*callbacks]
     listeners = [*map(as_callback, given)]

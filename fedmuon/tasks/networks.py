@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedmuon.core.guard import Guard
+from fedmuon.core.errors import Guard
 from fedmuon.core.threads import PerThread, spread
 from fedmuon.tasks.base import (
     Batch,

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN, SPREAD
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import Guard
+from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
 from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy

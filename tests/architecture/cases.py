@@ -33,7 +33,6 @@ class Case:
 
 
 def merged(below: Tables, above: Tables) -> dict[str, Any]:
-    """Nested tables, those of `above` on top."""
     found = dict(below)
     for key, value in above.items():
         old = found.get(key)
@@ -77,17 +76,14 @@ def on_base(tables: Tables) -> dict[str, Any]:
 
 
 def run(name: str, *options: str, command: str = "run", **tables: Tables) -> Step:
-    """A step on `BASE` and these tables."""
     return Step(name, command, on_base(tables), options)
 
 
 def single(*options: str, **tables: Tables) -> Case:
-    """A case of one run."""
     return Case((run("out", *options, **tables),))  # type: ignore
 
 
 def suite(*varying: str, **tables: Any) -> Case:
-    """A case of one suite."""
     return Case((Step("out", "suite", tables),), varying=varying)
 
 
@@ -222,11 +218,7 @@ RUNS = {
     ),
     "client-level": Case(
         (
-            run(
-                "central",
-                local={"recipe": "fedmuon"},
-                privacy=CLIENT,
-            ),
+            run("central", local={"recipe": "fedmuon"}, privacy=CLIENT),
             run("local", local={"recipe": "local-muon"}, privacy={**FIXED, "trust": "local"}),
         )
     ),
@@ -367,12 +359,7 @@ SUITES = {
         "dp-vanishing", kind="dp-vanishing", noises=[1.0], steps=[8, 16], seeds=2, people=64
     ),
     "heavy-tail": like(
-        "heavy-tail",
-        kind="heavy-tail",
-        alphas=[1.2, 2.0],
-        steps=[8, 16],
-        seeds=2,
-        factors=[1.0],
+        "heavy-tail", kind="heavy-tail", alphas=[1.2, 2.0], steps=[8, 16], seeds=2, factors=[1.0]
     ),
     "polar-error": like(
         "polar-error",

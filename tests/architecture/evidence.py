@@ -121,7 +121,6 @@ def stepped(key: str, value: Any) -> Any:
 
 
 def has_steps(case: Case) -> bool:
-    """Whether the case sets a step size."""
     return any(stepped("", step.tables) != step.tables for step in case.steps)
 
 
@@ -260,7 +259,6 @@ def compared(
 
 
 def verdict(before: str | None, after: str | None) -> str:
-    """One cell of the table."""
     failed = [one for one in (before, after) if one and one.startswith("failed")]
     if failed:
         return failed[0]

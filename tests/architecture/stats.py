@@ -131,7 +131,6 @@ def main() -> None:
 
 
 def files(*rooms: str) -> list[str]:
-    """The Python files that git knows, or that it does not ignore, in these folders."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *rooms]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = (name for name in listed.stdout.splitlines() if name.endswith(".py"))
@@ -139,12 +138,10 @@ def files(*rooms: str) -> list[str]:
 
 
 def length(file: Path) -> int:
-    """Its lines."""
     return len(file.read_text(encoding="utf-8").splitlines())
 
 
 def read(names: list[str]) -> Tree:
-    """What these files hold."""
     tree = Tree({}, [], 0, [], {})
     for name in names:
         parsed = ast.parse((ROOT / name).read_text(encoding="utf-8"))
@@ -158,7 +155,6 @@ def read(names: list[str]) -> Tree:
 
 
 def _add(tree: Tree, file: str, node: ast.AST) -> None:
-    """Count one node."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         last = node.end_lineno or node.lineno
         tree.functions.append(
@@ -218,7 +214,6 @@ def public() -> set[str]:
 
 
 def shared_names(tree: Tree) -> Counter[str]:
-    """How many files have each file name, if more than one has it."""
     names = Counter(Path(name).name for name in tree.lines)
     return Counter({name: n for name, n in names.items() if n > 1 and name not in TWICE})
 
@@ -257,12 +252,10 @@ def class_bodies(names: set[str]) -> set[tuple[str, int]]:
 
 
 def sizes(called: list[tuple[str, int, str]]) -> dict[str, int]:
-    """How many functions, in how many files."""
     return {"functions": len(called), "files": len({one[0] for one in called})}
 
 
 def print_counts(found: Mapping[str, float]) -> None:
-    """A line for each count, with its target."""
     for name, value in found.items():
         target = f"{TARGETS[name]:>10,}" if name in TARGETS else ""
         print(f"{name:<46} {value:>10,}  {target}".rstrip())
@@ -270,12 +263,10 @@ def print_counts(found: Mapping[str, float]) -> None:
 
 
 def counted(counts: Mapping[str, int]) -> Iterator[str]:
-    """A line for each name, the most frequent first."""
     return (f"{n:>5}  {name}" for name, n in Counter(counts).most_common())
 
 
 def print_list(title: str, lines: Iterator[str] | list[str]) -> None:
-    """A title and its lines."""
     lines = list(lines)
     print(f"\n{title}: {len(lines)}\n" + "\n".join(f"  {line}" for line in lines))
 

@@ -18,14 +18,10 @@ from architecture.cases import CASES, Case, Step
 # What `fedmuon list` calls them, and the key of a config that names one. Data sources and callbacks
 # are left out: most need files or packages that a machine may lack.
 LISTS = {
-    "recipes": ("local", "recipe"),
-    "maps": ("orthogonalizer", "name"),
-    "aggregators": ("federation", "aggregate"),
-    "partitions": ("federation", "partition"),
-    "models": ("task", "model"),
-    "tasks": ("task", "name"),
-    "schedules": ("local", "schedule"),
-}
+    "recipes": ("local", "recipe"), "maps": ("orthogonalizer", "name"),
+    "aggregators": ("federation", "aggregate"), "partitions": ("federation", "partition"),
+    "models": ("task", "model"), "tasks": ("task", "name"), "schedules": ("local", "schedule"),
+}  # fmt: skip
 KEYS = (
     *(("engine", key) for key in ("name", "dtype")),
     *(("privacy", key) for key in ("level", "trust", "cohorts", "sampling", "noise-correlation")),

@@ -116,7 +116,6 @@ def test_an_example_on_ray_is_that_inline(
 
 
 def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """To 1e-12 in float64."""
     assert set(a) == set(b)
     for name, value in a.items():
         assert value.dtype == torch.float64

@@ -2,13 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import quick
+from fuzz.properties import command, environment
+from replay import read
 
-from tests.fuzz import campaign, found, reports, templates, workers
+from tests.fuzz import base, campaign, outcome, reports, workers
 from tests.fuzz.calls import Ending, judged, load, snapshot
 from tests.fuzz.outcome import Case
 
@@ -20,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the templates; cases run in children, which alone are barred from networks."""
     folder = tmp_path_factory.mktemp("fuzz")
     load()
-    workers.apart(lambda: templates.make(folder))
+    workers.apart(lambda: base.make(folder))
     return folder
 
 
@@ -36,7 +40,7 @@ def ends(cases: list[Case], place: Path) -> dict[str, str]:
 
 def saved(bare: bool) -> list[Case]:
     """The cases once found that need no templates, or those that do."""
-    cases = [found.load(file) for file in found.saved()]
+    cases = [outcome.load(file) for file in outcome.saved()]
     return [case for case in cases if (case["kind"] in ("configs", "files", "messages")) == bare]
 
 
@@ -66,20 +70,17 @@ def test_a_seed_gives_the_same_cases() -> None:
 REFUSAL = "fedmuon: no: mend it\n"
 
 
-@pytest.mark.parametrize(
-    ("ending", "wanted"),
-    [
-        (Ending(0, "fine", ""), "done"),
-        (Ending(2, "", REFUSAL), "refused"),
-        (Ending(2, "", "no\n"), "other"),
-        (Ending(2, "", REFUSAL + "and more\n"), "other"),
-        (Ending(1, "", REFUSAL), "other"),
-        (Ending(0, "", "a warning\n"), "other"),
-        (Ending(0, "\x1b[31m", ""), "other"),
-        (Ending(None, "", "", "traceback: KeyError"), "other"),
-        (Ending(None, "", "", "it hangs at x.py:1"), "other"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ending", "wanted"), [
+    (Ending(0, "fine", ""), "done"),
+    (Ending(2, "", REFUSAL), "refused"),
+    (Ending(2, "", "no\n"), "other"),
+    (Ending(2, "", REFUSAL + "and more\n"), "other"),
+    (Ending(1, "", REFUSAL), "other"),
+    (Ending(0, "", "a warning\n"), "other"),
+    (Ending(0, "\x1b[31m", ""), "other"),
+    (Ending(None, "", "", "traceback: KeyError"), "other"),
+    (Ending(None, "", "", "it hangs at x.py:1"), "other"),
+])  # fmt: skip
 def test_endings_are_told_apart(ending: Ending, wanted: str, tmp_path: Path) -> None:
     assert judged(ending, tmp_path, {}).end == wanted
 
@@ -115,3 +116,67 @@ def test_markup_that_got_through_is_seen() -> None:
     assert reports.leaks(page.replace("&lt;script&gt;", "<script>1</script>"))
     assert reports.leaks(page.replace("<p>", '<p onclick="x">'))
     assert reports.leaks(page.replace("<p>", '<a href="http://x">'))
+
+
+# What exploring finds is kept and replayed: a planted mistake, in a suite of its own
+
+INF = float("inf")
+CONFTEST = """
+from pathlib import Path
+
+import replay
+
+replay.FOLDER = Path(__file__).parent / "found"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        replay.replayed(item)
+"""
+PLANTED = """
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@settings(max_examples=1, deadline=None, database=None)
+@given(x=st.integers(0, 10**6), rest=st.lists(st.floats()))
+def test_planted(x, rest):
+    assert x < 1000
+"""
+
+
+def pytest_says(folder: Path, *command: str) -> tuple[int, str]:
+    """The exit code of a pytest, and what it says."""
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", str(folder)],
+        cwd=folder, env=environment(200), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_planted_mistake_is_found_kept_and_replayed(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    ordinary = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
+    assert pytest_says(tmp_path, *ordinary)[0] == 0  # the control: one example does not find it
+    code, said = pytest_says(tmp_path, *command(5))
+    assert code == 1 and "explored: FAILED test_planted.py::test_planted, kept in" in said, said
+    assert (tmp_path / "found" / "test_planted.test_planted.txt").read_text() == (
+        "found(x=1000, rest=[])\n"
+    )
+    code, said = pytest_says(tmp_path, *ordinary)
+    assert code == 1 and "explicit" in said and "x=1000" in said, said
+
+
+def test_printed_examples_are_read() -> None:
+    long = "test_a(\n    x=-1,\n    y=(0.5, [-inf]),  # or any other generated value\n)"
+    assert read(long) == {"x": -1, "y": (0.5, [-INF])}
+    assert read("test_a(name='a\\n', ok=True)") == {"name": "a\n", "ok": True}
+
+
+def test_what_is_no_literal_is_not_kept() -> None:
+    for call in ("test_a(x=Config())", "test_a(1)", "x"):
+        with pytest.raises(ValueError):
+            read(call)

@@ -49,7 +49,6 @@ ONLY_IN = {
 
 @cache
 def parsed(file: Path) -> ast.Module:
-    """What a file says."""
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
@@ -70,13 +69,11 @@ OUTSIDE = ("fedmuon", "fedmuon.__main__")
 
 
 def name_of(file: Path) -> str:
-    """The module that a file is, when installed."""
     name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     return name if name.split(".")[0] == "fedmuon" else f"fedmuon.{name}"
 
 
 def package_of(module: str) -> str:
-    """The package of `ORDER` that holds a module of ours."""
     return ".".join(module.split(".")[:2])
 
 

@@ -18,7 +18,6 @@ Names = dict[str, Any]
 
 
 def cells(file: Path) -> list[dict[str, Any]]:
-    """Of a notebook, all of them."""
     return json.loads(file.read_text(encoding="utf-8"))["cells"]
 
 

@@ -14,7 +14,6 @@ from packages.pins import Pin, Pins
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sdist and the wheel of the tree."""
     folder = tmp_path_factory.mktemp("archives")
     return {
         target: archives.build(archives.ROOT, folder / target, target)
@@ -113,13 +112,10 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "editable",
-    [
-        pytest.param(False, id="wheel"),
-        pytest.param(True, id="editable", marks=pytest.mark.slow),  # as the tests are run from
-    ],
-)
+@pytest.mark.parametrize("editable", [
+    pytest.param(False, id="wheel"),
+    pytest.param(True, id="editable", marks=pytest.mark.slow),  # as the tests are run from
+])  # fmt: skip
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
     """Installed, everything is found beside folders that are called as our rooms are."""
     what = ("--editable", archives.ROOT) if editable else (built["wheel"],)

@@ -40,7 +40,6 @@ def typed(shells: Iterable[str]) -> list[str]:
 
 
 def lines() -> list[str]:
-    """What is typed in shells."""
     return typed(block for _, block in blocks("sh"))
 
 
@@ -54,7 +53,6 @@ def commands() -> list[str]:
 
 
 def written(command: str) -> str | None:
-    """The folder that a command makes."""
     words = shlex.split(command)
     return words[words.index("--out") + 1] if "--out" in words and "--resume" not in words else None
 
@@ -95,12 +93,10 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """One folder for all commands, as a reader has."""
     return Reader(tmp_path_factory.mktemp("readme"))
 
 
 def layer(command: str) -> list[pytest.MarkDecorator]:
-    """The marks of a command."""
     known = "README.md" in {page.name for page, block in blocks("sh") if command in typed([block])}
     return [pytest.mark.slow] if any(one in command for one in LONG) and not known else []
 
@@ -137,13 +133,10 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
         assert tests and (ROOT / tests[0]).exists()
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text))
-        for k, (page, text) in enumerate(blocks("python"))
-    ],
-)
+@pytest.mark.parametrize("block", [
+    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text))
+    for k, (page, text) in enumerate(blocks("python"))
+])  # fmt: skip
 def test_python_lines_run(block: str) -> None:
     exec(block, {})
 

@@ -95,7 +95,6 @@ def strings() -> tuple[str, ...]:
 
 
 def said_somewhere(fragment: str) -> bool:
-    """Whether a study, a report or a suite says it."""
     return any(fragment in one for one in strings())
 
 
@@ -159,7 +158,6 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 
 def site(folder: Path, **pages: str) -> Path:
-    """A folder with these pages."""
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text)
     return folder

@@ -9,19 +9,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import clocks, engines, flips, interrupts, kills, writers, writes
+from . import disturbances, engines, flips, writes
 from .laboratory import HEAD, Laboratory
 from .nursery import nursery
 
 SCENARIOS = {
-    "kills": kills.scenario,
-    "writes": writes.scenario,
-    "writers": writers.scenario,
-    "clocks": clocks.scenario,
-    "flips": flips.scenario,
-    "interrupts": interrupts.scenario,
+    "kills": disturbances.kills, "writes": writes.scenario, "writers": disturbances.writers,
+    "clocks": disturbances.clocks, "flips": flips.scenario, "interrupts": disturbances.interrupts,
     "engines": engines.scenario,
-}
+}  # fmt: skip
 MOST = 4  # trials side by side; one more than there are processors, as some wait for the disk
 
 

@@ -11,7 +11,6 @@ LONGEST = 300.0  # seconds; then it ends by itself
 
 
 def main(folder: Path) -> None:
-    """Until it is told to stop."""
     import ray
     from ray.cluster_utils import Cluster
 

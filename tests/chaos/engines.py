@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import jobs
-from .interrupts import interrupted
+from .disturbances import interrupted
 from .jobs import Job
 from .laboratory import GOES_ON, OTHER, SAME, Laboratory, Trial, Verdict, improper
 from .nursery import ROOT, Child

@@ -38,7 +38,6 @@ class Damage:
     bit: int = 0
 
     def do(self, folder: Path) -> None:
-        """Do it."""
         file = folder / self.file
         held = bytearray(file.read_bytes())
         if self.kind == "gone":
@@ -109,7 +108,6 @@ def scenario(lab: Laboratory) -> None:
 
 
 def tried(lab: Laboratory, case: Case, every: Iterable[Damage]) -> None:
-    """These damages, through every reader of the case."""
     told = {look: _looked(lab, case.folder, look) for look in case.looks}
     lab.reference(case.job)  # before it is asked for by several threads
     lab.side_by_side(partial(_tried, lab, case, told, damage) for damage in every)

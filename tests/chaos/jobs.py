@@ -34,7 +34,6 @@ class Job:
         return self.command == other.command and set(self.given) <= set(other.given)
 
     def start(self, out: Path) -> list[str]:
-        """The command line that begins it."""
         return [self.command, *self.given, "--out", str(out)]
 
     def resume(self, out: Path) -> list[str]:
@@ -45,17 +44,14 @@ class Job:
 
 
 def settings(*changes: Sequence[str]) -> tuple[str, ...]:
-    """Tables' keys as options."""
     return tuple(f"--set={one}" for group in changes for one in group)
 
 
 def run(*changes: str, name: str = "run") -> Job:
-    """A plain run."""
     return Job(name, "run", settings(RUN, changes))
 
 
 def private(name: str = "private run") -> Job:
-    """Of secret noise."""
     return Job(name, "run", settings(BASE, PRIVATE), secret=True)
 
 
@@ -71,7 +67,6 @@ def census() -> Job:
 
 
 def suite(place: Path, kind: str) -> Job:
-    """A suite of that kind, whose file is written to `place`."""
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{kind}.toml"
     file.write_text(SUITES[kind])

@@ -138,11 +138,9 @@ class Trial:
 
     @property
     def out(self) -> Path:
-        """The folder that the command writes."""
         return self.folder / "out"
 
     def copy(self, folder: Path) -> None:
-        """Begin with what another folder holds."""
         shutil.copytree(folder, self.out)
 
     def kill_after(self, arguments: list[str], seconds: float) -> Ended:

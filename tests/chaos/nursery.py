@@ -45,7 +45,6 @@ class Child:
     born: float = field(default_factory=time.monotonic)
 
     def send(self, sign: signal.Signals) -> None:
-        """A signal, to it alone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.number, sign)
 
@@ -91,11 +90,9 @@ class Nursery:
         return Child(self._ask({"start": order}), folder, self._reap_forked)
 
     def run(self, arguments: Sequence[str], seconds: float = 60.0, **how: Any) -> Ended:
-        """The same, and its end."""
         return self.start(arguments, **how).wait(seconds)
 
     def close(self) -> None:
-        """End the process that forks."""
         if self._parent is not None:
             assert self._parent.stdin and self._parent.stdout
             self._parent.stdin.close()
@@ -140,7 +137,6 @@ class Nursery:
 
 @contextlib.contextmanager
 def nursery(place: Path, real: bool = False, quick: bool = False) -> Iterator[Nursery]:
-    """A nursery, ended afterwards."""
     one = Nursery(place, real, quick)
     try:
         yield one

@@ -30,7 +30,6 @@ PIPES: dict[int, int] = {}  # stream -> the process that carries it on
 
 
 def command(arguments: Sequence[str]) -> int:
-    """`fedmuon ARGUMENTS` here; the exit code."""
     from fedmuon.experiments.cli import main
 
     try:
@@ -136,7 +135,6 @@ def _listing(below: str, listed: str) -> None:
 
 
 def _asked_by() -> list[str]:
-    """FILE:LINE of every frame of the package."""
     frame, found = sys._getframe(1), []
     while frame is not None:
         file = frame.f_code.co_filename

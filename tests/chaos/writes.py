@@ -20,7 +20,6 @@ SIZES = (0, 1, 100, 250, 700, 1000, 1400, 2000, 3000, 5000, 20000, 100000)  # by
 
 
 def scenario(lab: Laboratory) -> None:
-    """Every job, at each of its writes; and with room for so many bytes a file."""
     for job in lab.jobs():
         for code, again in FAULTS:
             if job.command == "suite":

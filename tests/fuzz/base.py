@@ -1,7 +1,13 @@
-"""The small experiment that cases disturb."""
+"""The small experiment that cases disturb, and its folders, which cases copy and damage."""
 
+import html
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fuzz.calls import call
 from tests.fuzz.values import written
 from tests.helpers.small_suites import STABILITY
 
@@ -38,7 +44,6 @@ def tables(*layers: dict[str, dict]) -> Tables:
 
 
 def toml(content: Tables) -> str:
-    """The tables as a TOML file."""
     return "\n".join(
         f"[{table}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items())
         for table, keys in content.items()
@@ -49,3 +54,101 @@ def write(file: Path, text: str) -> Path:
     """The text in a file, byte for byte; what is no UTF-8 in it came from bytes."""
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     return file
+
+
+# Results that must be the reference's when a damaged folder is accepted.
+RESULTS = ("model.safetensors", "momentum.safetensors", "schedule.npy", "partition.npz",
+           "config.toml", "initial.safetensors", "neighbours.csv", "runs.csv")  # fmt: skip
+NAMES = ("run", "private", "network", "stopped", "stopped-private", "stability", "suite", "empty")
+
+
+class Stop(BaseException):
+    """What ends a run in the middle, as a kill would."""
+
+
+def make(folder: Path) -> None:
+    place = folder / "templates"
+    place.mkdir()
+    write(place / "tiny.toml", toml(tables()))
+    write(place / "private.toml", toml(tables(PRIVATE)))
+    write(place / "network.toml", toml(tables(NETWORK)))
+    write(place / "suite.toml", SUITE)
+    (place / "empty").mkdir()
+    _call(place, "run", "tiny.toml", "--out", "run")
+    _call(place, "run", "private.toml", "--out", "private")
+    _call(place, "run", "network.toml", "--out", "network")
+    _call(place, "stability", "tiny.toml", "--trials", "3", "--out", "stability")
+    _call(place, "suite", "suite.toml", "--out", "suite")
+    _stopped(place / "tiny.toml", place / "stopped")
+    _stopped(place / "private.toml", place / "stopped-private")
+
+
+def copied(folder: Path, name: str, place: Path) -> Path:
+    shutil.copytree(folder / "templates" / name, place / name)
+    return place / name
+
+
+def _call(place: Path, *arguments: str) -> None:
+    ending = call(arguments, place, 60)
+    if ending.code != 0:
+        raise RuntimeError(f"{arguments} failed: {ending.err}{ending.trouble}")
+
+
+def _stopped(config: Path, out: Path) -> None:
+    """A run that ends without a word after its second round."""
+    from fedmuon.config.load import load
+    from fedmuon.experiments.run import execute
+
+    def watch(record: dict) -> None:
+        if record["round"] == 2:
+            raise Stop
+
+    try:
+        execute(load(config), out, on_round_end=watch)
+    except Stop:
+        return
+    raise RuntimeError(f"{out} was not stopped")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a command makes of the sound template: its result files, its words, its page."""
+
+    files: dict[str, bytes]
+    said: str
+    page: str
+
+
+_known: dict[tuple[str, tuple[str, ...]], Reference] = {}
+
+
+def reference(folder: Path, name: str, reader: tuple[str, ...]) -> Reference:
+    """The reference of a reader, made once in each worker."""
+    if (name, reader) not in _known:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="sound-") as here:
+            _known[name, reader] = _read(folder, name, reader, Path(here))
+    return _known[name, reader]
+
+
+def _read(folder: Path, name: str, reader: tuple[str, ...], here: Path) -> Reference:
+    held = copied(folder, name, here)
+    write(here / "suite.toml", SUITE)
+    ending = call([*reader, name], here, 60)
+    if ending.code != 0:
+        raise RuntimeError(f"{reader} refuses the sound {name}: {ending.err}{ending.trouble}")
+    page = held / "report.html"
+    return Reference(results(held), ending.out, told(page) if page.exists() else "")
+
+
+def results(held: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(held.parent)): file.read_bytes()
+        for file in held.rglob("*")
+        if file.name in RESULTS
+    }
+
+
+def told(page: Path) -> str:
+    """The words of a report, without its pictures."""
+    text = re.sub(r'data:image/svg[+]xml;base64,[^"]*', "", page.read_text(encoding="utf-8"))
+    return html.unescape(re.sub(r"<[^>]*>", " ", text))

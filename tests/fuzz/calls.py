@@ -60,7 +60,6 @@ def clock(seconds: float) -> Iterator[None]:
 
 
 def call(arguments: Sequence[str], place: Path, seconds: float = SECONDS) -> Ending:
-    """Run `fedmuon ARGUMENTS` in that folder."""
     from fedmuon.experiments.cli import main
 
     code, trouble, out, err = None, "", io.StringIO(), io.StringIO()

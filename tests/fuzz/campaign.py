@@ -9,16 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tests.fuzz import (
-    commands,
-    configs,
-    data_files,
-    folders,
-    found,
-    messages,
-    reports,
-    templates,
-)
+from tests.fuzz import base, commands, configs, data_files, folders, messages, outcome, reports
 from tests.fuzz.calls import load
 from tests.fuzz.outcome import ENDS, Case, Outcome
 from tests.fuzz.workers import apart, perform_all
@@ -32,8 +23,6 @@ BATCH = 200  # cases drawn at once
 
 @dataclass(frozen=True)
 class Tried:
-    """A case and how it ended."""
-
     case: Case
     outcome: Outcome
 
@@ -45,7 +34,7 @@ def campaign(
     tried: list[Tried] = []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         load()
-        apart(lambda: templates.make(Path(folder)))
+        apart(lambda: base.make(Path(folder)))
         while len(tried) < cases and time.monotonic() < end:
             count = min(BATCH, cases - len(tried))
             drawn = [draw(kinds, seed, len(tried) + number) for number in range(count)]
@@ -66,13 +55,12 @@ def draw(kinds: Sequence[str], seed: int, number: int) -> Case:
 
 
 def perform(case: Case, place: Path) -> Outcome:
-    """The case in an empty folder of its own."""
     return KINDS[case["kind"]].perform(case, place)
 
 
 def tell(one: Tried, keep: bool) -> None:
     """Print a finding, and save it unless one like it is there."""
-    file = found.save(one.case, one.outcome.why) if keep else None
+    file = outcome.save(one.case, one.outcome.why) if keep else None
     print(f"{one.case['kind']}: {one.outcome.why}" + (f"  [{file.name}]" if file else ""))
 
 

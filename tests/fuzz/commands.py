@@ -7,62 +7,22 @@ from typing import Any
 
 import click
 
-from tests.fuzz import base, templates, values
+from tests.fuzz import base, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
 
 KIND = "commands"
 PLACES = (
-    "tiny.toml",
-    "suite.toml",
-    "run",
-    "private",
-    "stability",
-    "suite",
-    "empty",
-    "new",
-    "missing",
-    "tiny.toml/x",
-    "run/config.toml",
-    "run/partition.npz",
-    "run/model.safetensors",
-)
+    "tiny.toml", "suite.toml", "run", "private", "stability", "suite", "empty", "new", "missing",
+    "tiny.toml/x", "run/config.toml", "run/partition.npz", "run/model.safetensors",
+)  # fmt: skip
 # Words that some option knows, so that not every case ends at the parser.
 WORDS = (
-    "small",
-    "full",
-    "synthetic",
-    "paper",
-    "sharp",
-    "explicit",
-    "muon",
-    "adamw",
-    "sgd",
-    "gpt",
-    "cnn",
-    "nanogpt",
-    "cubic",
-    "quintic",
-    "jordan",
-    "taylor-4",
-    "gaussian",
-    "kaczmarz",
-    "e2e",
-    "dart",
-    "restaurants",
-    "lodgings",
-    "inline",
-    "ray",
-    "deployment",
-    "local",
-    "poisson",
-    "add-remove",
-    "joint",
-    "per-release",
-    "001",
-    "002",
-    "003",
-)
+    "small", "full", "synthetic", "paper", "sharp", "explicit", "muon", "adamw", "sgd", "gpt",
+    "cnn", "nanogpt", "cubic", "quintic", "jordan", "taylor-4", "gaussian", "kaczmarz", "e2e",
+    "dart", "restaurants", "lodgings", "inline", "ray", "deployment", "local", "poisson",
+    "add-remove", "joint", "per-release", "001", "002", "003",
+)  # fmt: skip
 ORDINARY = {"int": ("1", "2", "3", "10", "100"), "float": ("0.5", "1", "0.01", "2", "64", "1e-5")}
 
 
@@ -88,9 +48,9 @@ def perform(case: Case, place: Path) -> Outcome:
         for word in case["arguments"]
         if word and "\0" not in word and Path(word).parts
     }
-    for name in templates.NAMES:
+    for name in base.NAMES:
         if name in named:
-            templates.copied(place.parent, name, place)
+            base.copied(place.parent, name, place)
     base.write(place / "tiny.toml", base.toml(base.tables()))
     base.write(place / "suite.toml", base.SUITE)
     before = snapshot(place)

@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedmuon.config.load import UNFINISHED, Config
-from fedmuon.config.read_if import unread
+from fedmuon.config.schema import unread
 from tests.fuzz import base, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
@@ -29,7 +29,6 @@ LONG = {"rounds", "steps", "trials", "train", "test", "clients", "width", "depth
 
 
 def draw(rng: Random) -> Case:
-    """A small experiment, or suite, with some keys changed."""
     command = rng.choice(COMMANDS)
     if command[0] == "suite":
         return {"kind": KIND, "toml": _suite(rng), "command": command}
@@ -45,7 +44,6 @@ def draw(rng: Random) -> Case:
 
 
 def perform(case: Case, place: Path) -> Outcome:
-    """Write the file and run the command on it."""
     base.write(place / "c.toml", case["toml"].replace("{here}", str(place)))
     before = snapshot(place)
     return judged(call(case["command"], place), place, before)
@@ -82,7 +80,6 @@ def _change(rng: Random, content: base.Tables) -> None:
 
 
 def override(rng: Random) -> str:
-    """A setting as `--set` takes it."""
     table, key, value = _setting(rng)
     return f"{table}.{key}={value}"
 
@@ -155,15 +152,11 @@ def _suite(rng: Random) -> str:
         odd = values.toml(rng)
         lines[at : at + 1] = rng.choice(
             (
-                [],
-                [lines[at]] * 2,
-                [f"{key} = {odd}"],
-                [f"{key} = [{odd}]"],
-                [f"{odd} = 1"],
+                [], [lines[at]] * 2, [f"{key} = {odd}"], [f"{key} = [{odd}]"], [f"{odd} = 1"],
                 [lines[at], f'like = "{rng.choice(("A1", "cnn", "odd", ""))}"'],
                 [lines[at], f'kind = "{rng.choice(("training", "dp-bias", "stability", "odd"))}"'],
             )
-        )
+        )  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import mutations, templates
+from tests.fuzz import base, mutations
 from tests.fuzz.calls import Ending, call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome, other
 
@@ -41,7 +41,7 @@ def draw(rng: Random) -> Case:
 
 def perform(case: Case, place: Path) -> Outcome:
     """Damage a copy, read it, and compare with what the sound folder says."""
-    held = templates.copied(place.parent, case["template"], place)
+    held = base.copied(place.parent, case["template"], place)
     (place / "suite.toml").write_bytes((place.parent / "templates/suite.toml").read_bytes())
     mutations.spoil(held, case["mutations"], case["suffix"])
     before = snapshot(place)
@@ -54,13 +54,13 @@ def perform(case: Case, place: Path) -> Outcome:
 
 def _compared(outcome: Outcome, ending: Ending, case: Case, place: Path) -> Outcome:
     """The outcome, unless the damaged folder led to another result than the sound one."""
-    reference = templates.reference(place.parent, case["template"], tuple(case["reader"]))
+    reference = base.reference(place.parent, case["template"], tuple(case["reader"]))
     if case["reader"][0] in ("run", "stability", "suite"):
         odd = [name for name, held in reference.files.items() if _bytes(place / name) != held]
     else:
         odd = ["what is printed"] if ending.out != reference.said else []
         page = place / case["template"] / "report.html"
-        odd += ["report.html"] if page.exists() and templates.told(page) != reference.page else []
+        odd += ["report.html"] if page.exists() and base.told(page) != reference.page else []
     return other(f"accepted with another result: {odd[0]}") if odd else outcome
 
 

@@ -1,20 +1,40 @@
 """Flower messages to the ClientApp and replies to the strategy, as no honest peer sends them."""
 
 import base64
+import contextlib
 import io
 import struct
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.supercore.task_identity import TaskIdentity
 
+from fedmuon.clients import client_app
+from fedmuon.config.load import parse
+from fedmuon.core.errors import InputError
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.rounds import Fault, begin
+from fedmuon.server.strategy import FedMuonStrategy
 from tests.fuzz import base, values
 from tests.fuzz.calls import TooLong, clock
 from tests.fuzz.outcome import Case, Outcome, done, other, refused
-from tests.fuzz.peers import Peers, context
 
 KIND = "messages"
 SHAPES = ((), (0,), (1,), (5, 3), (1, 5, 3), (2, 5, 3), (1, 3, 5), (1, 5, 3, 1), (1, 5, 4))
@@ -22,6 +42,106 @@ DTYPES = ("float64", "float16", "int64", "uint8", "bool", "complex128", "U3", "S
 HUGE = ((10**12,), (2**62, 4), (1 << 40, 1 << 40), (2**31, 2**31), (10**6, 10**6), (-1,), (5, -3))
 NUMBERS = (-1, 0, 1, 2, 7, 2**31, 2**63 - 1, -(2**63))
 ASKED = ("train", "evaluate", "query")
+
+
+Lie = Callable[[Any], None]
+
+
+def context(partition: int) -> Context:
+    """What a SuperNode with that partition tells its app."""
+    return Context(
+        run_id=1,
+        node_id=100 + partition,
+        node_config={"partition-id": partition},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def inflated(content: RecordDict) -> RecordDict:
+    """The records as they come off the wire."""
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+def _stale(content: RecordDict) -> None:
+    """A reply of another round, which nobody takes for one of this."""
+    content["who"] = ConfigRecord({**content.config_records["who"], "round": 99})
+
+
+class Line:
+    """A grid whose nodes 100, 101, ... answer at once, each as partition 0, 1, ...; the replies of
+    the one that lies to training messages are disturbed before they are delivered."""
+
+    def __init__(self, clients: int, liar: int, lie: Lie) -> None:
+        self.clients, self.liar, self.lie = clients, liar, lie
+        self.replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(100, 100 + self.clients)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Answer each, and say under which id."""
+        return [self._answer(number, message) for number, message in enumerate(messages)]
+
+    def pull_messages(self, ids: Iterable[str]) -> Iterable[Message]:
+        return [self.replies.pop(one) for one in list(ids) if one in self.replies]
+
+    def _answer(self, number: int, message: Message) -> str:
+        name = f"message-{number}"
+        message.metadata.__dict__["_message_id"] = name
+        node = message.metadata.dst_node_id
+        reply = self._reply(message, node - 100)
+        if message.metadata.message_type == MessageType.TRAIN and node - 100 == self.liar:
+            self.lie(reply.content)
+            with contextlib.suppress(ValueError):  # numbers that no wire carries
+                reply = Message(inflated(reply.content), reply_to=message)
+        self.replies[name] = reply
+        return name
+
+    def _reply(self, message: Message, partition: int) -> Message:
+        act = client_app.train if message.metadata.message_type == MessageType.TRAIN else (
+            client_app.query)  # fmt: skip
+        try:
+            return act(message, context(partition))
+        except Exception as error:
+            return Message(Error(1, str(error)), reply_to=message)
+
+
+class Peers:
+    """An experiment with its strategy; `both` and `alone` are the models after an honest round of
+    both participants, and of the honest one alone."""
+
+    def __init__(self, toml: str) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as if Flower ran us
+        self.config = resolve(parse(tomllib.loads(toml)))
+        samples = read_source(self.config)
+        self.data = build_data(self.config, samples)
+        self.experiment = build_experiment(self.config, self.data)
+        self.liar = int(self.experiment.plan.participants(0)[0])
+        self.both = self.round(lambda content: None)[0]
+        drops = self.config.faults.policy == "drop"
+        self.alone = self.round(_stale)[0] if drops else {}
+
+    def round(self, lie: Lie) -> tuple[dict[str, np.ndarray], Sequence[Fault]]:
+        """The model after the first round, and the faults that it survived."""
+        grid = Line(self.config.federation.clients, self.liar, lie)
+        finished = next(self._strategy().rounds(grid))  # type: ignore[arg-type]
+        model = {name: value.numpy() for name, value in finished.state.params.items()}
+        return model, finished.faults
+
+    def request(self, kind: str) -> Message:
+        strategy = self._strategy()
+        strategy.nodes = {0: 100}
+        if kind == "query":
+            return Message(RecordDict({"config": ConfigRecord({})}), 100, MessageType.QUERY, ttl=60)
+        (message,) = strategy.messages(kind, [0])
+        return Message(inflated(message.content), 100, kind, ttl=60)
+
+    def _strategy(self) -> FedMuonStrategy:
+        fresh = begin(self.experiment.recipe, self.experiment.task, self.config.federation.seed)
+        return FedMuonStrategy(self.config, self.experiment, fresh)
 
 
 def draw(rng: Random) -> Case:
@@ -56,9 +176,6 @@ def perform(case: Case, place: Path) -> Outcome:
 
 
 def _to_client(case: Case) -> Outcome:
-    from fedmuon.clients import client_app
-    from fedmuon.core.errors import InputError
-
     peers = _peers(case["recipe"], "strict")
     message = peers.request(case["asked"])
     for wrong in case["wrongs"]:
@@ -77,8 +194,6 @@ def _to_client(case: Case) -> Outcome:
 def _to_server(case: Case) -> Outcome:
     """One of two participants lies; under `drop` the round is the honest one's alone, or the lie
     was none."""
-    from fedmuon.core.errors import InputError
-
     peers = _peers(case["recipe"], case["policy"])
 
     def lie(content: Any) -> None:
@@ -144,20 +259,10 @@ def _arrays(rng: Random) -> dict[str, Any]:
     """What is wrong with one array, or with the names."""
     what = rng.choice(
         (
-            "shape",
-            "dtype",
-            "huge",
-            "bytes",
-            "nan",
-            "name",
-            "missing",
-            "extra",
-            "stype",
-            "large",
-            "pickle",
-            "declared",
+            "shape", "dtype", "huge", "bytes", "nan", "name", "missing", "extra", "stype", "large",
+            "pickle", "declared",
         )
-    )
+    )  # fmt: skip
     found: dict[str, Any] = {"what": what, "which": rng.random()}
     if what == "shape":
         found["shape"] = rng.choice(SHAPES)
@@ -181,19 +286,10 @@ def _numbers(rng: Random) -> dict[str, Any]:
     )
     key = rng.choice(
         (
-            "round",
-            "partition",
-            "stack",
-            "rows",
-            "data.train",
-            "local.lr",
-            "odd",
-            "task.name",
-            "engine.device",
-            "data.name",
-            "federation.clients",
+            "round", "partition", "stack", "rows", "data.train", "local.lr", "odd", "task.name",
+            "engine.device", "data.name", "federation.clients",
         )
-    )
+    )  # fmt: skip
     return {"what": rng.choice(("value", "value", "value", "remove")), "key": key, "value": value}
 
 
@@ -206,7 +302,6 @@ def _records(rng: Random) -> dict[str, Any]:
 
 
 def disturb(content: Any, wrong: dict[str, Any], numbers: str) -> None:
-    """Put one wrong into the records of a message."""
     try:
         if wrong["where"] == "arrays":
             ARRAYS[wrong["what"]](content.array_records["arrays"], wrong)
@@ -226,8 +321,6 @@ def _disturb_numbers(record: Any, wrong: dict[str, Any]) -> None:
 
 
 def _disturb_records(content: Any, wrong: dict[str, Any], numbers: str) -> None:
-    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-
     names = sorted(content)
     name = names[int(wrong["which"] * len(names))]
     if wrong["what"] == "clear":
@@ -250,8 +343,6 @@ def _chosen(record: Any, wrong: dict[str, Any]) -> tuple[str, np.ndarray]:
 
 
 def _put(record: Any, name: str, array: np.ndarray) -> None:
-    from flwr.app import Array
-
     record[name] = Array(array)
 
 
@@ -259,8 +350,6 @@ def _raw(
     record: Any, name: str, content: bytes, shape: Iterable[int], stype: str | None = None
 ) -> None:
     """An array as bytes of the sender's own making."""
-    from flwr.app import Array
-
     one = record[name]
     record[name] = Array(one.dtype, tuple(shape), one.stype if stype is None else stype, content)
 
@@ -335,16 +424,7 @@ def _pickled(record: Any, wrong: dict[str, Any]) -> None:
 
 
 ARRAYS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "shape": _shape,
-    "dtype": _dtype,
-    "huge": _huge,
-    "declared": _declared,
-    "bytes": _cut,
-    "nan": _not_finite,
-    "name": _named,
-    "extra": _extra,
-    "missing": _missing,
-    "stype": _stype,
-    "large": _large,
-    "pickle": _pickled,
-}
+    "shape": _shape, "dtype": _dtype, "huge": _huge, "declared": _declared, "bytes": _cut,
+    "nan": _not_finite, "name": _named, "extra": _extra, "missing": _missing, "stype": _stype,
+    "large": _large, "pickle": _pickled,
+}  # fmt: skip

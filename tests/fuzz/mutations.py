@@ -34,7 +34,6 @@ def drawn(rng: Random, suffix: str) -> dict[str, Any]:
 
 
 def damage(file: Path, how: dict[str, Any], others: list[Path]) -> None:
-    """Apply a mutation to the file."""
     if how["op"] in WHOLE:
         _whole(file, how, others)
         return
@@ -122,7 +121,6 @@ def _spots(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _celled(content: bytes, how: dict[str, Any]) -> bytes:
-    """A CSV with one cell replaced."""
     rows = list(csv.reader(io.StringIO(content.decode())))
     row = rows[int(how["at"] * len(rows))]
     if row:
@@ -133,7 +131,6 @@ def _celled(content: bytes, how: dict[str, Any]) -> bytes:
 
 
 def _set(content: bytes, how: dict[str, Any]) -> bytes:
-    """TOML with one value replaced."""
     lines = content.decode().splitlines()
     keyed = [number for number, line in enumerate(lines) if " = " in line]
     number = keyed[int(how["at"] * len(keyed))]

@@ -1,6 +1,10 @@
-"""How a case may end."""
+"""How a case may end, and the cases that once ended as none may."""
 
+import hashlib
+import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Case = dict[str, Any]  # JSON: `kind`, and what that kind's module reads
@@ -16,15 +20,42 @@ class Outcome:
 
 
 def done(why: str = "") -> Outcome:
-    """The program did what it was asked."""
     return Outcome("done", why)
 
 
 def refused(why: str = "") -> Outcome:
-    """The program said in one sentence why not."""
     return Outcome("refused", why)
 
 
 def other(why: str) -> Outcome:
-    """Anything else: `why` says what."""
     return Outcome("other", why)
+
+
+# Cases that once ended as none may, one small JSON file each; they are replayed for ever.
+
+FOLDER = Path(__file__).resolve().parent / "found"
+
+
+def save(case: Case, why: str) -> Path | None:
+    """Write the case; None when one with the same ending was saved already."""
+    name = f"{case['kind']}-{hashlib.sha256(_gist(why).encode()).hexdigest()[:10]}.json"
+    file = FOLDER / name
+    if file.exists():
+        return None
+    FOLDER.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**case, "why": why}, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def saved() -> list[Path]:
+    return sorted(FOLDER.glob("*.json"))
+
+
+def load(file: Path) -> Case:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _gist(why: str) -> str:
+    """The ending without numbers, names and paths, so that one cause is saved once."""
+    what, at, where = why.partition(" at ")
+    return where if at else re.sub(r"[\d/][\w./-]*", "", what)[:60]

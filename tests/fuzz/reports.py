@@ -6,91 +6,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.fuzz import base, mutations, templates, values
+from tests.fuzz import base, mutations, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome, other
 
 KIND = "reports"
 TAGS = {
-    "html",
-    "head",
-    "meta",
-    "title",
-    "style",
-    "body",
-    "h1",
-    "h2",
-    "h3",
-    "p",
-    "ul",
-    "li",
-    "a",
-    "table",
-    "thead",
-    "tbody",
-    "tr",
-    "th",
-    "td",
-    "span",
-    "div",
-    "figure",
-    "picture",
-    "source",
-    "img",
-    "figcaption",
-    "strong",
-    "section",
-    "details",
-    "summary",
-    "small",
-    "code",
-    "dl",
-    "dt",
-    "dd",
-    "pre",
-}
+    "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a",
+    "table", "thead", "tbody", "tr", "th", "td", "span", "div", "figure", "picture", "source",
+    "img", "figcaption", "strong", "section", "details", "summary", "small", "code", "dl", "dt",
+    "dd", "pre",
+}  # fmt: skip
 ATTRIBUTES = {
-    "lang",
-    "charset",
-    "name",
-    "content",
-    "class",
-    "id",
-    "tabindex",
-    "role",
-    "aria-label",
-    "href",
-    "src",
-    "srcset",
-    "media",
-    "alt",
-    "scope",
-    "colspan",
-    "data-name",
-}
+    "lang", "charset", "name", "content", "class", "id", "tabindex", "role", "aria-label", "href",
+    "src", "srcset", "media", "alt", "scope", "colspan", "data-name",
+}  # fmt: skip
 HOSTILE = [one for one in values.TEXTS if "\0" not in one]
 NAMES = (
-    "title",
-    "data",
-    "suite",
-    "scale",
-    "again",
-    "note",
-    "constant",
-    "status",
-    "assumptions",
-    "machine",
-    "versions",
-    "published",
-    "seconds",
-    "trajectories",
-    "delta",
-    "kind",
-    "told",
-    "card",
-    "seeds",
-    "alone",
-)
+    "title", "data", "suite", "scale", "again", "note", "constant", "status", "assumptions",
+    "machine", "versions", "published", "seconds", "trajectories", "delta", "kind", "told", "card",
+    "seeds", "alone",
+)  # fmt: skip
 FORMULAS = "=+-@\t\r"
 
 
@@ -126,7 +62,7 @@ def _folder(case: Case, place: Path) -> Path:
     from tests.helpers import made_suite
 
     if case["what"] == "stability":
-        held = templates.copied(place.parent, "stability", place)
+        held = base.copied(place.parent, "stability", place)
         mutations.spoil(held, [{"file": 0.0, **case["how"]}], Path(case["file"]).suffix)
         return held
     name = _name(case["text"]) if case["what"] == "folder" else "made"
@@ -175,22 +111,12 @@ def _odd(rng: Random) -> Any:
         if rng.random() < 0.6
         else rng.choice(
             (
-                None,
-                True,
-                -1,
-                1e308,
-                float("nan"),
-                10**400,
-                [],
-                {},
-                [["<script>"]],
-                {"<b>": "<i>"},
-                {"data": "<script>", "runs": "x"},
-                ["<img src=x>"],
+                None, True, -1, 1e308, float("nan"), 10**400, [], {}, [["<script>"]],
+                {"<b>": "<i>"}, {"data": "<script>", "runs": "x"}, ["<img src=x>"],
                 {"runs": 10**400},
             )
         )
-    )
+    )  # fmt: skip
 
 
 def _cell(rng: Random) -> dict[str, Any]:

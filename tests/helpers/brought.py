@@ -17,7 +17,6 @@ SMALL = {
 
 
 def tables(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """`SMALL` with changes."""
     return {name: SMALL.get(name, {}) | changes.get(name, {}) for name in {*SMALL, *changes}}
 
 

@@ -30,7 +30,6 @@ def in_one_font(page: str) -> str:
 
 
 def dom(browser: str, url: str, folder: Path, *options: str) -> str:
-    """What the browser has made of a page."""
     return subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", *options,
          f"--user-data-dir={folder / 'profile'}", "--dump-dom", url],
@@ -54,7 +53,6 @@ def _working() -> str:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser; tests are skipped where there is none."""
     if not (found := _working()):
         pytest.skip("needs a Chromium that reads temporary folders")
     return found

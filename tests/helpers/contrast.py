@@ -44,5 +44,4 @@ def inks(figure: Figure) -> set[Any]:
 
 
 def pale(figure: Figure) -> list[Any]:
-    """The inks that have less than three to one on either paper."""
     return [one for one in inks(figure) if min(contrast(one, paper) for paper in PAPERS) < 3]

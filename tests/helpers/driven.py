@@ -88,7 +88,6 @@ def _state(process: int) -> str:
 
 
 def key_files(folder: Path) -> list[Path]:
-    """What must not outlive the driver."""
     return [file for pattern in KEYS for file in folder.glob(pattern)]
 
 
@@ -120,13 +119,11 @@ def is_loopback(address: str) -> bool:
 
 
 def rounds(out: Path) -> int:
-    """How many rounds are written down."""
     file = out / "rounds.jsonl"
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def settings() -> list[str]:
-    """--set of a tiny experiment that does not end by itself."""
     return [part for one in TINY for part in ("--set", one)]
 
 

@@ -38,7 +38,6 @@ class LiveGrid:
         return answer.result(seconds)
 
     def close(self) -> None:
-        """End the workers; the next work opens the grid anew."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join()

@@ -58,7 +58,6 @@ def made(trials: int = 6, **levels: Any) -> tuple[Table, Table]:
 
 
 def columns(rows: list[dict]) -> Table:
-    """Rows of equal keys as columns."""
     return {
         name: np.array([row[name] for row in rows], dtype=str if name in WORDS else float)
         for name in rows[0]
@@ -71,14 +70,12 @@ def phase_grid(**more: Any) -> tuple[Table, Table]:
 
 
 def changed(table: Table, name: str, place: int, value: float) -> Table:
-    """The table with one number replaced."""
     column = table[name].copy()
     column[place] = value
     return {**table, name: column}
 
 
 def write(folder: Path, runs: Table, neighbours: Table, **about: object) -> Path:
-    """A suite folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("runs", runs), ("neighbours", neighbours)):
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:

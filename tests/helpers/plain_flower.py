@@ -40,7 +40,6 @@ def train(message: Message, context: Context) -> Message:
 
 
 def run_scale(context: Context) -> float:
-    """What the run's config says."""
     return float(context.run_config.get("scale", 1.0))
 
 

@@ -131,7 +131,6 @@ class Draws(nn.Module):
         self.called = forward
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Whatever it is told."""
         return self.called(self, x)
 
 
@@ -365,11 +364,9 @@ class Telling(fedmuon.callbacks.Callback):
         self.heard, self.ended = on_round, on_end
 
     def on_round(self, record: Any, state: Any) -> Any:
-        """As told."""
         return None if self.heard is None else self.heard(record, state)
 
     def on_end(self, result: Any) -> None:
-        """As told."""
         if self.ended is not None:
             self.ended(result)
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from .archives import ROOMS
@@ -32,16 +33,15 @@ def environment(home: Path, *install: str | Path) -> Path:
     return home / BINS
 
 
-def folder_of_others(folder: Path) -> Path:
-    """A folder whose packages have our rooms' names, and must not be imported."""
-    for name in BESIDE:
+def folder_of_others(folder: Path, names: Sequence[str] = BESIDE) -> Path:
+    """A folder whose packages have these names, by default our rooms', and must not be imported."""
+    for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')\n")
     return folder
 
 
 def said(command: tuple[str | Path, ...], folder: Path, path: str = "") -> str:
-    """What a command says in a folder that it may import from."""
     held = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return _run(command, folder, held | ({"PYTHONPATH": path} if path else {}))
 

@@ -25,14 +25,12 @@ def build(source: Path, folder: Path, target: str) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """The tree that an sdist holds, laid into a folder."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     return folder / sdist.name.removesuffix(".tar.gz")
 
 
 def names(archive: Path) -> set[str]:
-    """The files in a wheel, or in an sdist without its own folder."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as opened:
             return set(opened.namelist())

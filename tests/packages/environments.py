@@ -10,21 +10,20 @@ import tempfile
 from pathlib import Path
 
 from . import archives
+from .apart import BINS, UV, folder_of_others
 from .pins import CONSTRAINTS, ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13")
 # Folders that a user may well have beside the runs, named as ours are.
 BESIDE = ("tests", "data", "fedmuon", "analysis", "server", "clients", "experiments")
 RUN = ("run", "--set", "federation.rounds=3", "--out", "runs/a")
-UV = (sys.executable, "-m", "uv")
 
 
 def attempt(python: str, wheel: Path, folder: Path) -> str:
-    """What comes of the wheel under one Python, in a few words."""
     home = folder / python
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    bins = home / ("Scripts" if os.name == "nt" else "bin")
-    elsewhere = _elsewhere(folder / f"run-{python}")
+    bins = home / BINS
+    elsewhere = folder_of_others(folder / f"run-{python}", BESIDE)
     version = "import platform; print(platform.python_version())"
     steps = {
         "is not here": (*UV, "venv", "--quiet", "--no-python-downloads", "--python", python, home),
@@ -43,14 +42,6 @@ def attempt(python: str, wheel: Path, folder: Path) -> str:
             return f"{failure}: {(ended.stderr or ended.stdout).strip()[-300:]}"
         said = ended.stdout.strip()
     return f"runs ({said})"
-
-
-def _elsewhere(folder: Path) -> Path:
-    """A folder with packages of our names in it that must not be imported."""
-    for name in BESIDE:
-        (folder / name).mkdir(parents=True)
-        (folder / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')\n")
-    return folder
 
 
 def main(pythons: tuple[str, ...]) -> int:

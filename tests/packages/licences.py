@@ -19,18 +19,12 @@ ACCEPTED = {
 EXCEPTIONS = {"LLVM-exception"}
 # How metadata spells them where it does not use SPDX.
 SPELLINGS = {
-    "Apache 2.0": "Apache-2.0",
-    "Apache 2.0 License": "Apache-2.0",
-    "Apache License, Version 2.0": "Apache-2.0",
-    "Apache Software License": "Apache-2.0",
-    "3-Clause BSD License": "BSD-3-Clause",
-    "BSD License": "BSD",
-    "ISC License (ISCL)": "ISC",
-    "MIT License": "MIT",
-    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
-    "Public Domain": "Public-Domain",
-    "Python Software Foundation License": "PSF-2.0",
-}
+    "Apache 2.0": "Apache-2.0", "Apache 2.0 License": "Apache-2.0",
+    "Apache License, Version 2.0": "Apache-2.0", "Apache Software License": "Apache-2.0",
+    "3-Clause BSD License": "BSD-3-Clause", "BSD License": "BSD", "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT", "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Public Domain": "Public-Domain", "Python Software Foundation License": "PSF-2.0",
+}  # fmt: skip
 NO_LICENCE = "DFSG approved"  # a classifier that names none
 EXTRAS = ("", "lm", "text")
 
@@ -86,7 +80,6 @@ def judged() -> dict[str, str]:
 
 
 def refused(licences: dict[str, str]) -> list[str]:
-    """A sentence for each licence that is not accepted."""
     return [
         f"{name} comes under {terms}, which is not among the accepted licences."
         for name, terms in licences.items()
@@ -95,7 +88,6 @@ def refused(licences: dict[str, str]) -> list[str]:
 
 
 def table() -> str:
-    """The licences as a Markdown table."""
     first, direct = needed(), _direct()
     lines = ["| package | version | licence | needed |", "|---|---|---|---|"]
     for name, terms in judged().items():

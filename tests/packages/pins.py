@@ -86,7 +86,6 @@ def normal(name: str) -> str:
 
 
 def read(name: str) -> Pins:
-    """The pins of one of `NAMES`."""
     return parse((FOLDER / f"{name}.txt").read_text(encoding="utf-8"))
 
 
@@ -141,7 +140,6 @@ def _home(name: str, dev: Pins, docs: Pins, build: Pins) -> str:
 
 
 def write(homes: Mapping[str, Iterable[Pin]]) -> None:
-    """Put the pins into their files, and their versions into constraints.txt."""
     FOLDER.mkdir(exist_ok=True)
     how = "# Made from constraints.txt by `PYTHONPATH=tests python -m packages.pins`.\n"
     for name, pins in homes.items():

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial, reduce
 
 from fedmuon.config.incompatible import LEAST_DELTA
-from fedmuon.core.errors import InputError
-from fedmuon.core.tables import shown
+from fedmuon.core.errors import InputError, shown
 from fedmuon.privacy.accounting import pld, renyi
 from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES, Event
 from fedmuon.privacy.accounting.pld import GRID

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.choices import Arithmetic, NoiseSource
-from fedmuon.core.device import sent
+from fedmuon.core.device import to_device
 from fedmuon.core.rng import Draw, generator, normal
 from fedmuon.privacy.mechanisms import distributed, lattice
 from fedmuon.privacy.mechanisms.distributed import Tree
@@ -210,7 +210,7 @@ class ClientLevel:
     def _continuous(self, sums: Flat, stream: Callable[[int], Stream]) -> Flat:
         found: Flat = {}
         for block, (key, one) in enumerate(sums.items()):
-            entries = sent(normal([stream(block)], tuple(one.shape)), one.device, one.dtype)
+            entries = to_device(normal([stream(block)], tuple(one.shape)), one.device, one.dtype)
             found[key] = one + self.noise * self.bound * entries
         return found
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedmuon.config.incompatible import OF_REALS, UNTRUE, in_turns
 from fedmuon.core.choices import Arithmetic, NoiseSource
-from fedmuon.core.device import finite, sent, unasked
+from fedmuon.core.device import is_finite, to_device, with_deferred_checks
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw
 from fedmuon.privacy.accounting.composition import require_supported
@@ -91,7 +91,7 @@ def require_finite(public: Params, what: str) -> None:
     Stopping at a lot's own loss would reveal its examples. One such number spoils the sum, which
     takes a fifth of the time of a test of each entry.
     """
-    if not all(finite(value.sum()) for value in public.values()):
+    if not all(is_finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a private step: lower [local] lr")
 
 
@@ -116,7 +116,7 @@ def release(
         return Released({name: value / expected_lot for name, value in sums.items()})
     scale, found = noise_multiplier * clipping.bound, Params()
     for block, (name, value) in enumerate(sums.items()):
-        entries = sent(drawn(tuple(value.shape), block), value.device, value.dtype)
+        entries = to_device(drawn(tuple(value.shape), block), value.device, value.dtype)
         found[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
     return Released(found)
 
@@ -350,7 +350,7 @@ class Mechanism:
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
             else:
                 # Clipping may be repeated. A release may not, even if its result is thrown away.
-                sums = unasked(
+                sums = with_deferred_checks(
                     task.device, lambda: clipped_sums(task, points, batches, self.clipping)
                 )
                 found = self._noisy(sums, streams, step)
@@ -389,7 +389,9 @@ class Mechanism:
             at = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
             own = [(c, stack[k]) for c, stack in each]
             # Clipping may be repeated, the release may not: see `releases`.
-            total, count = unasked(task.device, partial(counted_sums, task, own, batches[k], at))
+            total, count = with_deferred_checks(
+                task.device, partial(counted_sums, task, own, batches[k], at)
+            )
             noise = quantile.of_sums(self.noise, at.blocks(total))
             gradients.append(release(total, at, noise, self.lot, drawn[k]).gradient)
             last = float(drawn[k]((1, 1), len(total))) if self.noise else 0.0

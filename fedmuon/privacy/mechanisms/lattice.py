@@ -50,7 +50,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import sent
+from fedmuon.core.device import to_device
 from fedmuon.core.errors import InputError
 from fedmuon.privacy.mechanisms.discrete import STRIPS, Words, gaussian
 from fedmuon.tasks.base import Params
@@ -85,7 +85,7 @@ def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[f
         each = [gaussian(source, math.prod(shape[1:]), BITS, np.float64) for source in words]
         drawn = torch.from_numpy(np.stack(each)).reshape(-1, *shape[1:])
         drawn = drawn.repeat_interleave(shape[0] // len(words), 0)
-        found[name] = rounded(value, step).add_(sent(drawn, value.device))
+        found[name] = rounded(value, step).add_(to_device(drawn, value.device))
     return step, found
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmuon.core.device import at_hand, holds, sent
+from fedmuon.core.device import at_hand, holds, to_device
 from fedmuon.core.threads import Turns, spread
 from fedmuon.core.threads import parts as even
 from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stack_results
@@ -47,7 +47,7 @@ def sums_without_clipping(
     for c, params in points:
         loss, slopes = gradient(params, batches)
         total = _add(total, c, slopes)
-    many = sent(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
+    many = to_device(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
     return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
 

@@ -23,8 +23,8 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import describe
 from fedmuon.config.describe import KEYS, commented
 from fedmuon.config.load import Config, load, parse
-from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
-from fedmuon.config.read_if import NEEDS
+from fedmuon.config.schema import NEEDS
+from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main

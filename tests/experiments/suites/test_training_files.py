@@ -11,7 +11,7 @@ from made_training import TINY, read, training
 
 from fedmuon.analysis.report.comparisons import at_seconds, parts, sweep_curves, trend
 from fedmuon.config.load import Config
-from fedmuon.config.read_if import reads
+from fedmuon.config.schema import reads
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.studies import find as kinds

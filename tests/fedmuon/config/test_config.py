@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedmuon.config.load import Config, dump, flatten, load, parse, unflatten
-from fedmuon.config.read_if import NEEDS
+from fedmuon.config.schema import NEEDS
 from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.tables import validate
 from fedmuon.data.partition import PARTITIONS
@@ -97,33 +97,30 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     assert (config.local.lr, config.local.steps) == (0.25, 2)
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("local.lrr=1", "[local] lrr: did you mean lr"),
-        ("lokal.lr=1", "[lokal]: did you mean local"),
-        ("local.lr=abc", "[local] lr = 'abc'"),
-        ("local.lr=-1", "[local] lr = -1"),
-        ("local.lr=nan", "[local] lr = nan is refused: nan is no number"),
-        ("local.lr=0", "[local] lr = 0 is refused: give a number above 0 (1e-15 or more)"),
-        ("local.lr=1e16", "give a number of at most 1e+15"),
-        ("local.momentum=1", "give a number below 1"),
-        ("federation.rounds=1000001", "give a number of at most 1000000"),
-        ("faults.deadline=0", "give a number above 0"),
-        ("engine.threads=2", "unknown key [engine] threads: set OMP_NUM_THREADS"),
-        ("engine.workers=2", "unknown key [engine] workers: there are as many as fit"),
-        ("compute.threads=2", "unknown key [compute]: known here are data, federation"),
-        ("engine.thread=2", "unknown key [engine] thread: known here are"),
-        ("local.steps=1.5", "[local] steps = 1.5"),
-        ("federation.per-round=21", "per-round = 21 exceeds clients = 20"),
-        ("data.minimum=500", "train = 4000 cannot give 20 clients minimum = 500"),
-        ("orthogonalizer.lambda=0", "[orthogonalizer] lambda = 0"),
-        ("orthogonalizer.coefficients=septic", "septic"),
-        ("local.recipe=fedprox", "fedavg, fedavgm, local-muon, fedmuon"),
-        ("data.name=imagenet", "mnist5k"),
-        ("nonsense", "table.key=value"),
-    ],
-)
+@pytest.mark.parametrize(("override", "words"), [
+    ("local.lrr=1", "[local] lrr: did you mean lr"),
+    ("lokal.lr=1", "[lokal]: did you mean local"),
+    ("local.lr=abc", "[local] lr = 'abc'"),
+    ("local.lr=-1", "[local] lr = -1"),
+    ("local.lr=nan", "[local] lr = nan is refused: nan is no number"),
+    ("local.lr=0", "[local] lr = 0 is refused: give a number above 0 (1e-15 or more)"),
+    ("local.lr=1e16", "give a number of at most 1e+15"),
+    ("local.momentum=1", "give a number below 1"),
+    ("federation.rounds=1000001", "give a number of at most 1000000"),
+    ("faults.deadline=0", "give a number above 0"),
+    ("engine.threads=2", "unknown key [engine] threads: set OMP_NUM_THREADS"),
+    ("engine.workers=2", "unknown key [engine] workers: there are as many as fit"),
+    ("compute.threads=2", "unknown key [compute]: known here are data, federation"),
+    ("engine.thread=2", "unknown key [engine] thread: known here are"),
+    ("local.steps=1.5", "[local] steps = 1.5"),
+    ("federation.per-round=21", "per-round = 21 exceeds clients = 20"),
+    ("data.minimum=500", "train = 4000 cannot give 20 clients minimum = 500"),
+    ("orthogonalizer.lambda=0", "[orthogonalizer] lambda = 0"),
+    ("orthogonalizer.coefficients=septic", "septic"),
+    ("local.recipe=fedprox", "fedavg, fedavgm, local-muon, fedmuon"),
+    ("data.name=imagenet", "mnist5k"),
+    ("nonsense", "table.key=value"),
+])  # fmt: skip
 def test_refusals_name_the_key_and_the_mend(override: str, words: str) -> None:
     with pytest.raises(InputError) as refusal:
         load(None, [override])

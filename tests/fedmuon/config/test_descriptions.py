@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from fedmuon.config import describe, reference_page
+from docs.making import config_page
+from fedmuon.config import describe
 from fedmuon.config.describe import KEYS
 from fedmuon.config.load import Config
-from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
-from fedmuon.config.read_if import NEEDS
-from fedmuon.config.schema import FIELDS, TABLES_OF_A_CONFIG
+from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
 from fedmuon.core import choices
+from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
 from fedmuon.data.partition import PARTITIONS
@@ -43,11 +43,11 @@ MAKERS = {
 def test_the_page_is_made_of_the_descriptions() -> None:
     """`make reference` writes what is committed; and would mend a page that says otherwise."""
     text = PAGE.read_text(encoding="utf-8")
-    assert reference_page.written(text) == text, "give `make reference`"
+    assert config_page.written(text) == text, "give `make reference`"
     other = text.replace("η, the step size", "no such thing").replace(
         "## `[local]`", "## `[local]` "
     )
-    assert other != text and reference_page.written(other) == text
+    assert other != text and config_page.written(other) == text
     sections = re.findall(r"^## `\[([a-z]+)\]`", text, re.MULTILINE)
     assert sections == [*Config.model_fields]
 
@@ -121,20 +121,17 @@ def test_options_have_the_defaults_of_their_makers() -> None:
             assert {one for one, (default, _) in said.items() if default} <= set(taken)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("local.lrr", "did you mean local.lr"),
-        ("lrr", "did you mean local.lr"),
-        ("privacy.epsilo", "did you mean privacy.epsilon?"),
-        ("epsilo", "did you mean privacy.epsilon?"),
-        ("steps", "ask for local.steps or orthogonalizer.steps"),
-        ("engine.threads", "OMP_NUM_THREADS"),
-        ("privacy.gamma", "it is called privacy.lookahead now"),
-        ("xyzzy", "one of the tables data, federation"),
-        ("", "one of the tables data, federation"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "said"), [
+    ("local.lrr", "did you mean local.lr"),
+    ("lrr", "did you mean local.lr"),
+    ("privacy.epsilo", "did you mean privacy.epsilon?"),
+    ("epsilo", "did you mean privacy.epsilon?"),
+    ("steps", "ask for local.steps or orthogonalizer.steps"),
+    ("engine.threads", "OMP_NUM_THREADS"),
+    ("privacy.gamma", "it is called privacy.lookahead now"),
+    ("xyzzy", "one of the tables data, federation"),
+    ("", "one of the tables data, federation"),
+])  # fmt: skip
 def test_near_misses_are_told_what_is_near(asked: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         describe.find(asked)
@@ -144,22 +141,19 @@ def test_a_name_alone_is_enough_where_one_table_has_it() -> None:
     assert describe.find("lora_rank").whole == describe.find("lora-rank").whole == "task.lora-rank"
 
 
-@pytest.mark.parametrize(
-    ("limits", "said"),
-    [
-        ({"ge": 1, "le": 10**9}, "1 to 10⁹"),
-        ({"ge": 0, "le": 2**63 - 1}, "0 to 2⁶³ − 1"),
-        ({"ge": 1e-15, "le": 1e15}, "above 0"),
-        ({"ge": 1e-15}, "above 0, `inf`"),
-        ({"ge": 0, "le": 1e15}, "0 or more"),
-        ({"ge": 0, "lt": 1}, "0 to below 1"),
-        ({"gt": 0, "lt": 1}, "above 0, below 1"),
-        ({"gt": 0, "le": 1}, "above 0 to 1"),
-        ({"gt": 0, "le": 1e7}, "above 0"),
-        ({"ge": 1e-3, "le": 10**9}, "0.001 to 10⁹"),
-        ({"ge": 1, "le": 1024}, "1 to 1024"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "said"), [
+    ({"ge": 1, "le": 10**9}, "1 to 10⁹"),
+    ({"ge": 0, "le": 2**63 - 1}, "0 to 2⁶³ − 1"),
+    ({"ge": 1e-15, "le": 1e15}, "above 0"),
+    ({"ge": 1e-15}, "above 0, `inf`"),
+    ({"ge": 0, "le": 1e15}, "0 or more"),
+    ({"ge": 0, "lt": 1}, "0 to below 1"),
+    ({"gt": 0, "lt": 1}, "above 0, below 1"),
+    ({"gt": 0, "le": 1}, "above 0 to 1"),
+    ({"gt": 0, "le": 1e7}, "above 0"),
+    ({"ge": 1e-3, "le": 10**9}, "0.001 to 10⁹"),
+    ({"ge": 1, "le": 1024}, "1 to 1024"),
+])  # fmt: skip
 def test_limits_in_words(limits: dict[str, float], said: str) -> None:
     assert describe._range(limits) == said
 

@@ -11,10 +11,9 @@ import tomli_w
 from conftest import small
 from flwr.common.config import flatten_dict, fuse_dicts
 
-from fedmuon.config.load import Config, flatten, load, nested
-from fedmuon.config.paths import with_files
+from fedmuon.config.load import Config, absolute_paths, flatten, load, nested
 from fedmuon.core.errors import InputError
-from fedmuon.core.registry import imported
+from fedmuon.core.registry import import_object
 from fedmuon.experiments.engines.processes import importable
 from fedmuon.federated.build import resolve
 from fedmuon.server.run_config import packed, unpacked
@@ -76,7 +75,7 @@ def test_options_that_are_none_are_one_sentence(text: str) -> None:
 
 def test_a_file_is_found_from_another_folder(own: Config, tmp_path: Path) -> None:
     assert own.local.recipe == f"{tmp_path.resolve() / 'mine.py'}:mine"
-    assert imported(own.local.recipe, "[local] recipe").__name__ == "mine"
+    assert import_object(own.local.recipe, "[local] recipe").__name__ == "mine"
     assert resolve(own) == own
 
 
@@ -84,14 +83,14 @@ def test_what_is_ours_or_a_modules_stays(tmp_path: Path) -> None:
     plain = small()
     assert resolve(plain).local == plain.local
     named = load(None, ["task.name=torch.nn:Linear"])
-    assert with_files(named) == named
+    assert absolute_paths(named) == named
 
 
 def test_files_of_processes_elsewhere_have_whole_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = with_files(load(None, ["data.name=csv", "data.folder=table.csv"]))
+    found = absolute_paths(load(None, ["data.name=csv", "data.folder=table.csv"]))
     assert found.data.folder == str(tmp_path.resolve() / "table.csv")
 
 

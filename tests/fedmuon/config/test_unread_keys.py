@@ -18,7 +18,7 @@ from conftest import small
 from fedmuon.analysis import Realized
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config, load, parse
-from fedmuon.config.read_if import NEEDS, is_default, reads, unread
+from fedmuon.config.schema import NEEDS, is_default, reads, unread
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import attribute, validate
 from fedmuon.experiments.cli import main
@@ -84,10 +84,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 CLIENTS = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
-ALONE = {
-    "federation": {"clients": 1, "per-round": 1},
-    "local": {"recipe": "dp-sgd", "steps": 3},
-}
+ALONE = {"federation": {"clients": 1, "per-round": 1}, "local": {"recipe": "dp-sgd", "steps": 3}}
 NETWORK = {
     "data": {"name": "digits", "train": 60, "test": 20},
     "federation": {"rounds": 1, "per-round": 1},
@@ -181,7 +178,6 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def as_set(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """What a setting leaves behind, run once."""
     return cache(lambda name: left_behind(tiny(SETTINGS[name]), tmp_path_factory.mktemp("set")))
 
 
@@ -341,7 +337,7 @@ def test_a_schedule_is_resolved_where_momentum_is_and_is_not_read(recipe: str) -
 
 def test_a_kernel_of_the_matrix_task_is_not_looked_for_by_networks() -> None:
     config = resolve(tiny({**NETWORK, "engine": {"dtype": "float32"}}))
-    assert is_default(config, "engine.kernel", config.engine.kernel)
+    assert is_default("engine.kernel", config.engine.kernel)
 
 
 SHARED = """
@@ -397,16 +393,13 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"privacy": {"epsilon": 8.0}}, "only private recipes"),
-        ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
-        ({"local": {"lr": 0.5}}, "[grid] settles it"),
-        ({"engine": {"name": "ray"}}, "--ray-address"),
-        ({"stability": {"trials": 3}}, "trials settles it"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"privacy": {"epsilon": 8.0}}, "only private recipes"),
+    ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
+    ({"local": {"lr": 0.5}}, "[grid] settles it"),
+    ({"engine": {"name": "ray"}}, "--ray-address"),
+    ({"stability": {"trials": 3}}, "trials settles it"),
+])  # fmt: skip
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
     content = contents.at(contents.read("A1"), "synthetic", "small")
     with pytest.raises(InputError) as refusal:

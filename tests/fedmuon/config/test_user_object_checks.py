@@ -1,7 +1,6 @@
 """What the user brings is held to what a certificate, a resumed run and other processes need."""
 
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 import fedmuon
 from fedmuon import links
 from fedmuon.config.load import parse
-from fedmuon.config.user_objects import Own
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.data.federated import federate
 from fedmuon.data.user_data import as_source
@@ -28,14 +27,9 @@ from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
 
+pytestmark = pytest.mark.usefixtures("runs_apart")
 MATRIX = tables(local={"recipe": "fedmuon"})
 ONE = fedmuon.Chain((links.gradient(), links.descend(0.1)))
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
 
 
 def refused(mend: str, config: Any, **given: Any) -> None:
@@ -56,8 +50,8 @@ def test_own_samples_stay_in_the_ball_of_the_certificate(name: str) -> None:
 def test_rows_outside_the_ball_have_no_constants() -> None:
     """However they came to be there; the check sees what the config says nothing of."""
     source, deal = as_source((5 * X, CLASSES)), np.arange(60) % 3
-    given = Own(data=(5 * X, CLASSES))
-    config = resolve(parse({**MATRIX, "data": {"name": "given"}}).beside(given))
+    given = UserObjects(data=(5 * X, CLASSES))
+    config = resolve(parse({**MATRIX, "data": {"name": "given"}}).with_objects(given))
     for normalize, sound in (("unit", True), ("ball", True), ("pixels", False)):
         data = federate(source, np.arange(50), deal[:50], np.arange(50, 60), normalize)
         if sound:
@@ -101,9 +95,9 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
         return rng.permutation(np.arange(len(labels)) % clients)
 
     for partition, sound in ((seeded, True), (shuffled, False)):
-        given = Own(data=(X, Y), task=linear, partition=partition)
+        given = UserObjects(data=(X, Y), task=linear, partition=partition)
         named = {"data": {"name": "given"}, "task": {"name": "given"}}
-        config = parse({**tables(federation={"partition": "given"}), **named}).beside(given)
+        config = parse({**tables(federation={"partition": "given"}), **named}).with_objects(given)
         config = resolve(config)
         data = build_data(config, read_source(config))
         dealt = Shards.of(data, torch.float64, torch.device("cpu")).partition_digest
@@ -140,7 +134,6 @@ def test_runs_of_two_partitions_are_two_experiments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [list, tuple])
 def test_a_list_of_clients_is_told_from_index_arrays(made: Any) -> None:
-    """Which are what a list is of."""
     mend = "one array of indices per client.* a numpy array with the client of each sample"
     refused(mend, tables(), **PLAIN, partition=lambda y, n, rng: made(np.arange(len(y)) % n))
 
@@ -174,7 +167,6 @@ def test_a_mechanism_of_another_class_has_no_account(mechanism: Mechanism) -> No
 
 
 def after(update: Any, *before: fedmuon.Link) -> list[fedmuon.Link]:
-    """A chain with a link of that update."""
     return [links.gradient(), *before, links.stateless("mine", update), links.descend(0.1)]
 
 
@@ -295,8 +287,6 @@ def test_an_aggregate_that_remembers_is_refused(all: bool) -> None:
 
 
 def test_an_aggregate_may_write_into_its_replies() -> None:
-    """They are its own."""
-
     def summed(replies: Any) -> dict[str, Tensor]:
         for one in replies[1:]:
             for name, value in one.params.items():
@@ -338,8 +328,10 @@ def test_a_constant_is_tried_on_small_and_large_matrices(
 
 @pytest.mark.parametrize("gives", ["x", -1, [1.0, 2.0], np.ones(2), torch.ones(2), None])
 def test_a_schedule_that_is_none_is_one_sentence(gives: Any) -> None:
-    given = Own(schedule=lambda round: gives)
-    config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}}).beside(given)
+    given = UserObjects(schedule=lambda round: gives)
+    config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}}).with_objects(
+        given
+    )
     with pytest.raises(
         InputError, match=r"\[local\] schedule gives .* a number of 0 or more"
     ) as said:

@@ -15,7 +15,7 @@ from torch import nn
 import fedmuon
 from fedmuon import links
 from fedmuon.config.load import Config, load, parse
-from fedmuon.config.user_objects import Own, schedule_of
+from fedmuon.config.user_objects import UserObjects, schedule_of
 from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN
 from fedmuon.core.errors import InputError
 from fedmuon.data.user_data import as_source
@@ -30,14 +30,9 @@ from fedmuon.optim.recipes import as_recipe
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
 
+pytestmark = pytest.mark.usefixtures("runs_apart")
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
 
 
 class Stop(Exception):
@@ -45,11 +40,15 @@ class Stop(Exception):
 
 
 class Stopping(fedmuon.callbacks.Callback):
-    """Raises after round 3."""
-
     def on_round(self, record: Any, state: Any) -> None:
         if record["round"] == 3:
             raise Stop
+
+
+def cut(config: Any, out: Path, **given: Any) -> None:
+    """A run that ends in the middle of its third round."""
+    with pytest.raises(Stop):
+        fedmuon.run(config, **given, out=out, callbacks=[Stopping()])
 
 
 def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path: Path) -> None:
@@ -57,8 +56,7 @@ def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path:
     config = tables(federation={"rounds": 6}, output={"checkpoint-every": 2})
     given = {**PLAIN, "aggregate": "by-samples", "schedule": lambda round: 1 / (round + 1)}
     whole = fedmuon.run(config, **given)
-    with pytest.raises(Stop):
-        fedmuon.run(config, **given, out=tmp_path, callbacks=[Stopping()])
+    cut(config, tmp_path, **given)
     other = {**given, "data": (X, Y + 1)}
     for config_again in (config, None):
         with pytest.raises(InputError):
@@ -95,10 +93,8 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_no_run_is_gone_on_with_by_another_object(kind: str, tmp_path: Path) -> None:
-    """Nor is it judged beside it."""
     given = {**DATA, **BEGUN}
-    with pytest.raises(Stop):
-        fedmuon.run(tables(federation={"rounds": 4}), **given, out=tmp_path, callbacks=[Stopping()])
+    cut(tables(federation={"rounds": 4}), tmp_path, **given)
     with pytest.raises(InputError, match=f"the {kind} is another one"):
         fedmuon.run(**{**given, kind: OTHERS[kind]}, out=tmp_path, resume=True)
     whole = fedmuon.run(**given, out=tmp_path, resume=True)
@@ -150,8 +146,7 @@ def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
         return said[-1]
 
     given = {**PLAIN, "schedule": schedule}
-    with pytest.raises(Stop):
-        fedmuon.run(tables(federation={"rounds": 5}), **given, out=tmp_path, callbacks=[Stopping()])
+    cut(tables(federation={"rounds": 5}), tmp_path, **given)
     done = fedmuon.run(**given, out=tmp_path, resume=True)
     fedmuon.bound(done)
     assert len(said) == 5
@@ -240,13 +235,8 @@ class Wide(nn.Linear):
 def test_a_key_that_nobody_set_is_what_its_parameter_says(
     table: dict[str, Any], width: int, tmp_path: Path
 ) -> None:
-    """Then, and when the run is gone on with."""
     given: dict[str, Any] = {**DATA, "task": Wide, "schedule": lambda round: 0.0}
-    with pytest.raises(Stop):
-        fedmuon.run(
-            tables(task=table, federation={"rounds": 4}), **given, out=tmp_path,
-            callbacks=[Stopping()],
-        )  # fmt: skip
+    cut(tables(task=table, federation={"rounds": 4}), tmp_path, **given)
     done = fedmuon.run(**given, out=tmp_path, resume=True)
     assert done.model["bias"] == width == done.config.task.width
 
@@ -265,12 +255,12 @@ def test_a_map_keeps_its_own_defaults() -> None:
 
 def test_a_keyword_replaces_what_the_config_was_given() -> None:
     """A name the object of its kind, new data the samples that were held out beside the old."""
-    given = Own(data=(X, Y), test=(X[:7], Y[:7]), task=linear(), schedule=lambda round: 0.0)
+    given = UserObjects(data=(X, Y), test=(X[:7], Y[:7]), task=linear(), schedule=lambda round: 0.0)
     named = tables(
         data={"name": "given"}, task={"name": "given"}, local={"schedule": "given"},
         output={"evaluate-every": 1},
     )  # fmt: skip
-    config = parse(named).beside(given)
+    config = parse(named).with_objects(given)
     still = fedmuon.run(config)
     moved = fedmuon.run(config, schedule="constant", data=(X, Y))
     assert still.config.data.test == 7 and moved.config.data.test == 12
@@ -283,7 +273,6 @@ def module(*layers: nn.Module) -> nn.Module:
 
 
 def options(table: str, **given: Any) -> dict[str, Any]:
-    """A table with those options."""
     return {table: {"options": given}}
 
 
@@ -521,17 +510,17 @@ def test_samples_that_differ_from_process_to_process_are_refused() -> None:
             x = drawn.standard_normal((60, 3))
             return x, x.sum(1)
 
-        given = Own(data=samples, task=linear)
-        return parse(tables(data={"name": "given"}, task={"name": "given"})).beside(given)
+        given = UserObjects(data=samples, task=linear)
+        return parse(tables(data={"name": "given"}, task={"name": "given"})).with_objects(given)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(1)
 
     unseeded = config_of(drawn := rng())
     told = resolve(unseeded)
-    assert build_worker(told.beside(config_of(rng()).given), 0).shard.size
+    assert build_worker(told.with_objects(config_of(rng()).given), 0).shard.size
     with pytest.raises(InputError, match="seed it"):
-        build_worker(told.beside(config_of(drawn).given), 0)
+        build_worker(told.with_objects(config_of(drawn).given), 0)
 
 
 @pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])
@@ -561,9 +550,9 @@ def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype
 
 def test_a_name_beside_an_object_is_refused() -> None:
     named = tables(data={"name": "given"}, task={"name": "given"})
-    given = Own(data=(X, Y), task=linear(), partition=PARTS)
+    given = UserObjects(data=(X, Y), task=linear(), partition=PARTS)
     with pytest.raises(InputError, match="set it to 'given'"):
-        execute(parse(named).beside(given), Path(tempfile.mkdtemp()))
+        execute(parse(named).with_objects(given), Path(tempfile.mkdtemp()))
 
 
 def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
@@ -608,6 +597,16 @@ KEYS = ["local.schedule", "federation.aggregate", "output.callback", "task.name"
         "federation.partition"]  # fmt: skip
 
 
+def refused_command(setting: str, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `fedmuon run` says of that setting."""
+    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
+             "data.test=10", "data.minimum=1", setting]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(out), *(f"--set={one}" for one in small)])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -615,15 +614,10 @@ def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     """Of the key, the object, its error and where that is."""
     (file := tmp_path / "failing.py").write_text(FAILING)
     kind = key.removesuffix(".name").rpartition(".")[2]
-    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
-             "data.test=10", "data.minimum=1", f"{key}={file}:{kind}"]  # fmt: skip
-    sets = [part for one in small for part in ("--set", one)]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--out", str(tmp_path / "run"), *sets])
+    said = refused_command(f"{key}={file}:{kind}", tmp_path / "run", capsys)
     table, _, name = key.partition(".")
-    said = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
-    assert "line " in said or "mend its parameters" in said
+    assert f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
+    assert "line " in said or "fix its parameters" in said
 
 
 def test_a_project_s_module_is_looked_for_in_its_folder(
@@ -665,14 +659,8 @@ def test_an_object_that_exits_is_an_error(
     (file := tmp_path / "leaving.py").write_text(
         f"import sys\n\n\ndef aggregate(replies):\n    {body}\n"
     )
-    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
-             "data.test=10", "data.minimum=1"]  # fmt: skip
-    small += [f"federation.aggregate={file}:aggregate"]
-    sets = [part for one in small for part in ("--set", one)]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--out", str(tmp_path / "run"), *sets])
-    said = " ".join(capsys.readouterr().err.split())
-    assert ended.value.code == 2 and "leaving.py:aggregate" in said and "SystemExit" in said
+    said = refused_command(f"federation.aggregate={file}:aggregate", tmp_path / "run", capsys)
+    assert "leaving.py:aggregate" in said and "SystemExit" in said
 
 
 def test_a_callback_that_fails_costs_no_privacy(tmp_path: Path) -> None:
@@ -680,8 +668,7 @@ def test_a_callback_that_fails_costs_no_privacy(tmp_path: Path) -> None:
     private = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 5.0}}
     config = tables(**private, federation={"rounds": 4})
     del config["engine"]["device"]
-    with pytest.raises(Stop):
-        fedmuon.run(config, data=(X, CLASSES), out=tmp_path, callbacks=[Stopping()])
+    cut(config, tmp_path, data=(X, CLASSES))
     fedmuon.run(data=(X, CLASSES), out=tmp_path, resume=True)
     ledger = (tmp_path / "ledger.jsonl").read_text().splitlines()
     rounds = [one["round"] for one in map(json.loads, ledger) if "round" in one]
@@ -689,8 +676,6 @@ def test_a_callback_that_fails_costs_no_privacy(tmp_path: Path) -> None:
 
 
 class Half(nn.Module):
-    """A map, an aggregate or a schedule that is a module."""
-
     def forward(self, what: Any) -> Any:
         if isinstance(what, torch.Tensor):
             return what / 2
@@ -766,15 +751,12 @@ def test_a_constant_of_any_kind_is_a_float(constant: Any) -> None:
     assert found == 2 and type(found) is float
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("a,b\n1,2", "no column 'label': choose one of a, b"),
-        ("a,label\nx,1\ny,0", "column 'a' holds words"),
-        ("a,label\n1,1\n2", "no readable table"),
-        ("", "no readable table"),
-    ],
-)
+@pytest.mark.parametrize(("table", "words"), [
+    ("a,b\n1,2", "no column 'label': choose one of a, b"),
+    ("a,label\nx,1\ny,0", "column 'a' holds words"),
+    ("a,label\n1,1\n2", "no readable table"),
+    ("", "no readable table"),
+])  # fmt: skip
 def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
     (file := tmp_path / "held.csv").write_text(table)
     with pytest.raises(InputError, match=words):

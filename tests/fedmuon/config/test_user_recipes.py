@@ -1,6 +1,5 @@
 """Beside a recipe of the user's, and in the making of one, nothing is ignored in silence."""
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +11,8 @@ import fedmuon
 from fedmuon import links, recipes
 from fedmuon.core.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("runs_apart")
 NS = {"name": "newton-schulz", "steps": 7}
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
 
 
 def plain(lr: float = 0.1) -> list[fedmuon.Link]:
@@ -37,7 +31,6 @@ def made(**keys: Any) -> fedmuon.Recipe:
 
 
 def config(**local: Any) -> dict[str, Any]:
-    """Without a recipe, which is given."""
     held = tables(local=local)
     return {**held, "local": {k: one for k, one in held["local"].items() if k != "recipe"}}
 

@@ -28,7 +28,6 @@ HOLD = (
 
 @contextmanager
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the folder's lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -73,7 +73,6 @@ def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind that a command writes."""
     root = tmp_path_factory.mktemp("special")
     found = {name: root / name for name in ("plain", "private", "neighbours", "cut", "suite")}
     short = {"federation": {"rounds": 3}}

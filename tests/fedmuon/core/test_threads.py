@@ -265,7 +265,6 @@ def test_all_threads_compute_in_the_manner_of_the_one_that_spreads(threads: int)
 
 
 def last_model(*keys: str) -> bytes:
-    """Of a small run, its losses included."""
     with tempfile.TemporaryDirectory() as folder:
         execute(load(None, keys), Path(folder) / "run")
         return b"".join(

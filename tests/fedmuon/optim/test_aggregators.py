@@ -18,7 +18,7 @@ from torch import Tensor
 import fedmuon
 from fedmuon import aggregators
 from fedmuon.core.arrays import read_tensors
-from fedmuon.core.registry import made
+from fedmuon.core.registry import make
 from fedmuon.data.partition import PARTITIONS, clients_of_samples
 from fedmuon.federated.rounds import Reply
 
@@ -143,7 +143,7 @@ def test_a_function_sees_one_model_at_a_time() -> None:
 @pytest.mark.parametrize(("n", "clients"), [(40, 7), (200, 3), (31, 1)])
 def test_a_partition_deals_every_sample_once(name: str, n: int, clients: int) -> None:
     labels = RNG.integers(0, 5, n)
-    deal = made(PARTITIONS[name], {"alpha": 0.5, "minimum": 2})
+    deal = make(PARTITIONS[name], {"alpha": 0.5, "minimum": 2})
     client = clients_of_samples(deal(labels, clients, np.random.default_rng(1)), n, clients)
     assert client.shape == (n,) and set(client.tolist()) <= set(range(clients))
     again = clients_of_samples(deal(labels, clients, np.random.default_rng(1)), n, clients)

@@ -14,8 +14,7 @@ from torch import nn
 
 import fedmuon
 from fedmuon import links
-from fedmuon.core.errors import InputError
-from fedmuon.core.guard import OwnError
+from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.cli import main
 from fedmuon.federated.rounds import Fault
 from fedmuon.server.messaging import raised, reason

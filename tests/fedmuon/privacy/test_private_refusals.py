@@ -14,9 +14,9 @@ from conftest import small
 
 import fedmuon
 from fedmuon import links
-from fedmuon.config.incompatible import noiseless
+from fedmuon.config.incompatible import has_no_noise
 from fedmuon.config.load import Config, dump, nested, parse
-from fedmuon.config.read_if import NEEDS
+from fedmuon.config.schema import NEEDS
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.auditing import one_run
@@ -398,7 +398,7 @@ def test_a_private_recipe_without_noise_says_what_to_set(recipe: str) -> None:
 def test_a_client_level_without_noise_says_what_to_set() -> None:
     with pytest.raises(InputError, match=r"level = 'client' adds no noise by itself"):
         parse({"privacy": {"level": "client"}})
-    assert noiseless(parse({"privacy": {"level": "client", "noise": 0.0}}))
+    assert has_no_noise(parse({"privacy": {"level": "client", "noise": 0.0}}))
 
 
 def test_a_private_loop_without_noise_says_what_to_set() -> None:

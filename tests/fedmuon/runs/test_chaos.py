@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from chaos import flips, kills, writers, writes
+from chaos import disturbances, flips, writes
+from chaos.disturbances import interrupted
 from chaos.folders import contents, difference
-from chaos.interrupts import interrupted
 from chaos.jobs import run
 from chaos.laboratory import OTHER, SAME, Laboratory, Trial, improper
 from chaos.nursery import ROOT, Ended, Nursery
@@ -33,7 +33,7 @@ def none_other(lab: Laboratory, count: int) -> None:
 
 @pytest.mark.slow
 def test_kills(lab: Laboratory) -> None:
-    kills.scenario(lab)
+    disturbances.kills(lab)
     none_other(lab, 6)
 
 
@@ -49,9 +49,9 @@ def test_failing_writes(lab: Laboratory) -> None:
 def test_two_writers(lab: Laboratory) -> None:
     job, private = lab.jobs()[:2]
     for first, second in ((job, job), (private, private)):
-        for gap, resumed in writers.STARTS:
+        for gap, resumed in disturbances.STARTS:
             with lab.trial("two writers", f"{first.name}, {gap}") as trial:
-                trial.verdict = writers.pair(trial, first, second, gap, resumed)
+                trial.verdict = disturbances.pair(trial, first, second, gap, resumed)
     none_other(lab, 4)
 
 

@@ -17,7 +17,7 @@ from cut_off import interrupted
 
 import fedmuon
 from fedmuon.config.load import parse
-from fedmuon.config.user_objects import Own
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.runs import fingerprints
@@ -36,7 +36,9 @@ def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def digest(found: Any, folder: Path) -> str:
     """What a run that begins would write of a map."""
-    config = parse({"orthogonalizer": {"name": "given"}}).beside(Own(orthogonalizer=found))
+    config = parse({"orthogonalizer": {"name": "given"}}).with_objects(
+        UserObjects(orthogonalizer=found)
+    )
     return fingerprints.described(config, folder, afresh=True)["orthogonalizer"]
 
 

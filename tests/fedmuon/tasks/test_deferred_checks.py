@@ -98,7 +98,7 @@ def _is_masked(values: Tensor, by: Any = (), *others: Any) -> bool:
 
 def _is_sent() -> bool:
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not device.sent.__code__:
+    while frame is not None and frame.f_code is not device.to_device.__code__:
         frame = frame.f_back
     return frame is not None
 
@@ -306,7 +306,7 @@ def test_a_replica_sees_its_own_sample(silent: Callable[[], None]) -> None:
 
     plain = samples()
     silent()
-    found, seen = counted(lambda: device.unasked(CPU, samples))
+    found, seen = counted(lambda: device.with_deferred_checks(CPU, samples))
     for mine, theirs in zip(found, plain, strict=True):
         assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
     assert not seen.asked and not torch.equal(plain[0][0], plain[2][0])
@@ -319,7 +319,7 @@ def test_lengths_of_any_scale(dtype: torch.dtype, silent: Callable[[], None]) ->
     values = torch.randn(7, 5, dtype=dtype) * scales.to(dtype)[:, None]
     plain = scaled_norms(values)
     silent()
-    found, seen = counted(lambda: device.unasked(CPU, lambda: scaled_norms(values)))
+    found, seen = counted(lambda: device.with_deferred_checks(CPU, lambda: scaled_norms(values)))
     torch.testing.assert_close(found, plain, rtol=1e-15, atol=0.0, equal_nan=True)
     assert not seen.asked
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
-from fedmuon.core.guard import Guard
+from fedmuon.core.errors import Guard
 from fedmuon.tasks import base, user_task, work_split
 from fedmuon.tasks.base import Batch, cross_entropy
 from fedmuon.tasks.decoder import sentence_tokens

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedmuon.core.registry import imported, settled, stamp
-from fedmuon.core.source_files import neighbours
+from fedmuon.core.registry import absolute_name, import_object, local_imports, stamp
 
 EAGER = "from helper import SCALE\n\n\ndef said():\n    return SCALE\n"
 LATE = "def said():\n    from helper import SCALE\n\n    return SCALE\n"
@@ -21,17 +20,17 @@ def folder(place: Path, text: str, scale: float) -> str:
     (place / "pack/__init__.py").write_text("")
     (place / "pack/inner.py").write_text("from .more import SCALE\n")
     (place / "pack/more.py").write_text(f"SCALE = {scale}\n")
-    return settled(f"{place / 'mine.py'}:said")
+    return absolute_name(f"{place / 'mine.py'}:said")
 
 
 def said(name: str) -> Any:
-    return imported(name, "key")()
+    return import_object(name, "key")()
 
 
 @pytest.mark.parametrize("text", [EAGER, LATE, DEEP])
 def test_two_folders_have_modules_of_one_name(text: str, tmp_path: Path) -> None:
     one, other = (folder(tmp_path / name, text, x) for name, x in (("one", 0.1), ("other", 0.7)))
-    first = imported(one, "key")
+    first = import_object(one, "key")
     assert (said(one), said(other), said(one), first()) == (0.1, 0.7, 0.1, 0.1)
 
 
@@ -40,9 +39,9 @@ def test_a_neighbour_that_was_edited_is_read_again(text: str, tmp_path: Path) ->
     """By an edit of the same length, within the same second."""
     name = folder(tmp_path, text, 0.1)
     assert said(name) == 0.1
-    before = stamp(name)
+    before = stamp(tmp_path / "mine.py")
     folder(tmp_path, text, 0.7)
-    assert stamp(name) != before and said(name) == 0.7
+    assert stamp(tmp_path / "mine.py") != before and said(name) == 0.7
 
 
 def test_an_edit_of_the_same_length_is_seen(tmp_path: Path) -> None:
@@ -68,4 +67,4 @@ def test_libraries_are_nobody_s_neighbours(tmp_path: Path) -> None:
     folder(tmp_path, "import torch, json, helper\n", 0.1)
     for name in ("torch", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
-    assert list(neighbours(tmp_path / "mine.py")) == ["helper"]
+    assert list(local_imports(tmp_path / "mine.py")) == ["helper"]

@@ -1,6 +1,6 @@
 """docs/config.md: its headings and tables are made from the descriptions, its prose is its own.
 
-python -m fedmuon.config.reference_page docs/config.md
+python -m docs.making.config_page docs/config.md
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmuon.config.describe import KEYS, keys, title
-from fedmuon.config.name_texts import NAMES, OPTIONS
+from fedmuon.core.choices import NAMES, OPTIONS
 
 Rows = Sequence[Sequence[str]]
 
