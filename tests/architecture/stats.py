@@ -234,7 +234,7 @@ def trace(words: tuple[str, ...]) -> list[tuple[str, int, str]]:
     named = {
         (str(Path(file).relative_to(ROOT)), line, name)
         for file, line, name in called
-        if not name.endswith(inner)
+        if file.endswith(".py") and not name.endswith(inner)  # templates are called like Python
     }
     bodies = class_bodies({one[0] for one in named})
     return sorted(one for one in named if one[:2] not in bodies)
