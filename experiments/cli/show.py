@@ -92,19 +92,18 @@ class Progress(bars.Progress):
             self.remove_task(ended)
         self._whole = done == 0
         self._total, self._printed = total, done
-        for record in self._before[:done]:
-            self._remember(record)
-        self.add_task(self._counted, total=total, completed=done, note=self._bar_note())
+        note = self._remember(self._before[:done])
+        self.add_task(self._counted, total=total, completed=done, note=note)
 
     def on_round_end(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
-        self._remember(record)
+        note = self._remember([record])
         done = record["done"] if "done" in record else record["round"]
         if not self.disable:
             for bar in self.task_ids:
-                self.update(bar, completed=done, note=self._bar_note())
+                self.update(bar, completed=done, note=note)
             return
         total = max(self._total, 1)
         due = done == self._total or done * MOST // total > self._printed * MOST // total
@@ -128,15 +127,17 @@ class Progress(bars.Progress):
             f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
         )
 
-    def _remember(self, record: Record) -> None:
-        if "client_loss" in record:
-            self._losses_seen.add(record["client_loss"])
-        self._known |= _noted(record)
-        self._unprinted |= dict.fromkeys(_noted(record), record)
-
-    def _bar_note(self) -> str:
-        """The last measurements, and the curve of the loss."""
-        return f"{_note(self._known)}  {self._losses_seen.curve(self._bars)}".strip()
+    def _remember(self, records: Sequence[Record]) -> str:
+        """The note of a bar after these records: the last measurements, and the loss's curve."""
+        for record in records:
+            if "client_loss" in record:
+                self._losses_seen.add(record["client_loss"])
+            self._known |= _noted(record)
+            self._unprinted |= dict.fromkeys(_noted(record), record)
+        if self.disable:
+            return ""
+        curve = plots.sparkline(self._losses_seen.values, self._bars)
+        return f"{_note(self._known)}  {curve}".strip()
 
 
 class Remembered:
@@ -153,10 +154,6 @@ class Remembered:
         self._seen += 1
         if len(self.values) > 2 * MOST:
             self.values, self._every = self.values[::2], 2 * self._every
-
-    def curve(self, width: int) -> str:
-        """A sparkline of the numbers."""
-        return plots.sparkline(self.values, width)
 
 
 class NotebookLine:
