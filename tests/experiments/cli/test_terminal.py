@@ -41,10 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     short = {"federation": {"rounds": 3}, "output": {"evaluate-every": 1}}
     execute(small(short), root / "plain")
     neighbours.execute(small(short, stability={"trials": 2}), root / "near")
-    execute(
-        small(short, local={"recipe": "dp-muon"}, privacy={"lot": 5.0, "noise": 1.0}),
-        root / "private",
-    )
+    private = {"local": {"recipe": "dp-muon"}, "privacy": {"lot": 5.0, "noise": 1.0}}
+    execute(small(short, **private), root / "private")
     return root
 
 
@@ -79,7 +77,6 @@ def test_every_command_prints_in_any_encoding(
 
 
 def test_what_an_encoding_lacks_is_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In words where it means something; what makes up a picture, by one character each."""
     stream = output("ascii", monkeypatch)
     print_anywhere()
     print("η = 10⁻⁵, |x| ≤ 2², a – b, x₀, λ, Δ, ±1")
@@ -92,25 +89,14 @@ def test_what_an_encoding_lacks_is_spelled(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("said", "columns", "lines"),
-    [
-        ("0", None, None),
-        ("1", None, "1"),
-        ("-5", None, None),
-        ("wide", None, None),
-        ("²", None, None),
-        ("", None, None),
-        ("9" * 5000, None, None),
-        ("100000", "1000", "1000"),
-        ("20", "20", "20"),
-        ("120", "120", "120"),
-    ],
-)
+@pytest.mark.parametrize(("said", "columns", "lines"), [
+    *((one, None, None) for one in ("0", "-5", "wide", "²", "", "9" * 5000)),
+    ("1", None, "1"), ("100000", "1000", "1000"), ("20", "20", "20"), ("120", "120", "120"),
+])  # fmt: skip
 def test_no_size_of_a_terminal_hides_what_is_printed(
     said: str, columns: str | None, lines: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where COLUMNS or LINES cannot be, the terminal itself is asked, as if they were not set."""
+    """Impossible values of COLUMNS and LINES count as not set."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.setenv(name, said)
     require_room()

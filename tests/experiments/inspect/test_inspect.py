@@ -110,11 +110,10 @@ def test_a_panel_is_as_large_as_it_should_be(width: int, height: int, ys: list[f
     assert digits(max(ys)) in lines[1] and digits(min(ys)) in lines[height]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e−05"), (-0.5, "−0.5000"),
-     (float("nan"), "nan"), (1.5e7, "1.500e+07"), (0.0, "0.000")],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "text"), [
+    (0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e−05"), (-0.5, "−0.5000"),
+    (float("nan"), "nan"), (1.5e7, "1.500e+07"), (0.0, "0.000"),
+])  # fmt: skip
 def test_the_rule_of_digits(value: float, text: str) -> None:
     assert digits(value) == text
 
