@@ -1,5 +1,6 @@
 """The `fedmuon` command: its subcommands, and its exit codes."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -71,35 +72,26 @@ def whole(
     """Options that come before a subcommand; the help is the app's own."""
 
 
-def prefer_wide_vectors() -> None:
-    """Let OpenBLAS use AVX-512 on AMD processors, where it would choose a narrower kernel.
+def set_thread_defaults() -> None:
+    """Set what numpy and torch read when they are imported, unless the user has set it.
 
-    It reads the variable when numpy is first imported.
-    """
-    try:
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return
-    if "AuthenticAMD" in processor and "avx512f" in processor and "numpy" not in sys.modules:
-        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
-
-
-def spin_briefly() -> None:
-    """Let torch's threads sleep after waiting for about 20 us for each other. By default they spin
-    for milliseconds, and on a busy machine take the processor from the thread they wait for.
-
-    OpenMP reads the variable when torch is first imported.
+    OpenBLAS uses AVX-512 on AMD processors, where it would choose a narrower kernel. Threads of
+    torch sleep after waiting for about 20 us for each other. By default they spin for milliseconds,
+    and on a busy machine take the processor from the thread they wait for.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    with contextlib.suppress(OSError):
+        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if "AuthenticAMD" in processor and "avx512f" in processor and "numpy" not in sys.modules:
+            os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 when done, 2 if the user can fix it, 130 or 143 if stopped."""
     with interruptible():
         try:
-            prefer_wide_vectors()
-            spin_briefly()
+            set_thread_defaults()
             for argument in arguments or ():
                 if "\0" in argument:  # no system call would see it whole
                     raise InputError(

@@ -306,6 +306,8 @@ def tell(record: dict[str, Any], as_json: bool, *tables: object) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print one sentence on stderr, its [brackets] as they are: they are tables of the config."""
+    """Print a sentence, if there is one, on stderr; its [brackets] are tables of the config."""
+    if not sentence:
+        return
     text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)

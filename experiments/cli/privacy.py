@@ -334,7 +334,7 @@ def audit(
 
     require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, _note)
+    record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, complain)
     tell(record, as_json, auditing.table(record))
 
 
@@ -356,18 +356,19 @@ def _audit_run(
     shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
     with resumable(folder, []), Progress(shown) as progress:
         record = one_run.execute(
-            config, folder, canaries, sees, None, progress.on_round_end, progress.on_start, _note
+            config,
+            folder,
+            canaries,
+            sees,
+            None,
+            progress.on_round_end,
+            progress.on_start,
+            complain,
         )
     tell(record, as_json, one_run.table(record))
     if not as_json:
         print_path("The run is in", folder)
         print_path("The coins are in", one_run.coins(folder))
-
-
-def _note(words: str) -> None:
-    """Print what to know before an audit runs, if anything."""
-    if words:
-        complain(words)
 
 
 def _among(given: list[str], unread: tuple[str, ...]) -> str:

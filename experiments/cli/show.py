@@ -6,6 +6,7 @@ This module loads torch, so commands import it when they run.
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -140,12 +141,13 @@ class Progress(bars.Progress):
         return f"{_note(self._known)}  {curve}".strip()
 
 
+@dataclass
 class Remembered:
     """Numbers in their order; of many, every second, every fourth and so on."""
 
-    def __init__(self) -> None:
-        self.values: list[float] = []
-        self._every, self._seen = 1, 0
+    values: list[float] = field(default_factory=list)
+    _every: int = 1
+    _seen: int = 0
 
     def add(self, value: float) -> None:
         """Append one more."""
