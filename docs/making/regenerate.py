@@ -23,7 +23,7 @@ from typing import NoReturn
 from docs.making import results
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
-from fedmuon.data import sources
+from fedmuon.data import readers
 from fedmuon.experiments.cli.options import console
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import OF_RUNS, find
@@ -64,7 +64,7 @@ def data_of(name: str) -> str | None:
     content = contents.read(name)
     own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS
     if own == FASHION or (own is None and of_runs):
-        return FASHION if sources.found_folder(FASHION) else contents.DATA
+        return FASHION if readers.found_folder(FASHION) else contents.DATA
     return own
 
 

@@ -106,7 +106,7 @@ def doctor() -> None:
     """Show what this machine has: devices and their speed, data sources, and versions."""
     import torch
 
-    from fedmuon.data.sources import available
+    from fedmuon.data.readers import available
     from fedmuon.experiments.tables import columns
     from fedmuon.runs.provenance import processor, versions
     from fedmuon.tasks import matrix

@@ -32,7 +32,7 @@ from fedmuon.core.registry import (
 )
 from fedmuon.core.tables import attribute
 from fedmuon.data.partition import PARTITIONS
-from fedmuon.data.sources import READERS
+from fedmuon.data.readers import READERS
 
 Config = Any  # a `fedmuon.config.load.Config`, which holds what was given
 

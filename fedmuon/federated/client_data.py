@@ -45,8 +45,8 @@ from fedmuon.data.partition import (
     partitioner_clients,
     require_samples,
 )
+from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
-from fedmuon.data.sources import Stamp, read, read_mapped, stamp
 from fedmuon.data.user_data import as_source, digest
 from fedmuon.federated.memory import require_room
 from fedmuon.tasks.base import Batch, Replaced

@@ -270,7 +270,7 @@ def test_the_longest_cells_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_processes_of_a_machine_read_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmuon.data.sources import _read_cached
+    from fedmuon.data.readers import _read_cached
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
     config = parse({"data": {"name": "mnist5k"}})

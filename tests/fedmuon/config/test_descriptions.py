@@ -20,7 +20,7 @@ from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
 from fedmuon.data.partition import PARTITIONS
-from fedmuon.data.sources import READERS
+from fedmuon.data.readers import READERS
 from fedmuon.optim.aggregators import AGGREGATORS
 from fedmuon.optim.schedules import SCHEDULES
 from fedmuon.runs.callbacks import CALLBACKS

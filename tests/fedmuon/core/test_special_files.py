@@ -16,7 +16,7 @@ from fedmuon.config import load as tables
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import LOCK, held
-from fedmuon.data.sources import read_idx
+from fedmuon.data.readers import read_idx
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import main

@@ -19,12 +19,12 @@ from hypothesis.extra.numpy import arrays
 from sklearn.datasets import load_digits
 
 from fedmuon.core.errors import InputError
-from fedmuon.data import available, load, read, sources
+from fedmuon.data import available, load, read, readers
 from fedmuon.data.federated import FederatedData, federate, split
 from fedmuon.data.neighbours import replace
 from fedmuon.data.partition import dirichlet_partition
+from fedmuon.data.readers import _read_cached, read_idx, read_mapped
 from fedmuon.data.source import Source, unit_rows
-from fedmuon.data.sources import _read_cached, read_idx, read_mapped
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
@@ -304,7 +304,7 @@ def test_fashion_mnist() -> None:
 def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMUON_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedmuon.data.sources.hub_installed", lambda: False)
+    monkeypatch.setattr("fedmuon.data.readers.hub_installed", lambda: False)
     with pytest.raises(InputError, match=rf"{tmp_path}/mnist .*fedmuon\[hub\]"):
         read("mnist")
     assert not {row[0]: row[1] for row in available()}["mnist"]
@@ -313,9 +313,9 @@ def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(read("mnist").labels) == 10
     assert ("mnist", True, str(tmp_path / "mnist")) in available()
     monkeypatch.delenv("FEDMUON_DATA")
-    assert sources.folders("mnist") == [Path("data/mnist")]
+    assert readers.folders("mnist") == [Path("data/mnist")]
     monkeypatch.delenv("FEDMUON_SYSTEM_DATA")
-    assert sources.folders("fashion-mnist")[0] == FASHION
+    assert readers.folders("fashion-mnist")[0] == FASHION
 
 
 # --- CIFAR-10 ---
@@ -460,7 +460,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, reachable: bool) -> None:
     module = types.ModuleType("flwr_datasets")
     module.FederatedDataset = FederatedDataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flwr_datasets", module)
-    monkeypatch.setattr("fedmuon.data.sources.hub_installed", lambda: True)
+    monkeypatch.setattr("fedmuon.data.readers.hub_installed", lambda: True)
 
 
 def test_the_hub_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

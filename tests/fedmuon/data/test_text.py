@@ -15,8 +15,8 @@ from torch.nn import functional
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.data.readers import read, read_mapped
 from fedmuon.data.source import Source
-from fedmuon.data.sources import read, read_mapped
 from fedmuon.data.text import Pair, corpus, make_text, prompts, tokens_of, windows
 from fedmuon.experiments.studies.dp_text import bleu, rouge_l
 from fedmuon.federated.client_data import read_source
