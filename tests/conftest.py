@@ -89,7 +89,6 @@ GROUPS = {
     "transformers": (  # which take two seconds to import
         "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",
         "tests/fedmuon/tasks/test_decoder.py",
-        "tests/fedmuon/tasks/test_lora.py",
         "tests/fedmuon/tasks/test_decoder_clipping.py",
         "tests/fedmuon/tasks/test_deferred_checks.py::test_networks_ask_once",
         "tests/fedmuon/tasks/test_clipping_sound.py::test_others_are_not",
