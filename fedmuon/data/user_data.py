@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -79,10 +79,7 @@ def as_array(part: Any, what: str) -> np.ndarray:
     if _is_tensor(part):
         return _of_tensor(part, what)
     if _has_columns(part):
-        columns = [_column(*one, what) for one in _columns(part)]
-        if not columns:
-            raise InputError(f"{what} are a {_kind(part)} without columns: give at least one")
-        return np.stack(columns, axis=1)
+        return _of_table(part, what)
     if isinstance(part, Iterable) and not hasattr(part, "__array__"):
         part = [  # numpy would read wrong values, or none
             as_array(one, what) if _is_tensor(one) or _problem(one) else one for one in part
@@ -157,33 +154,34 @@ def _has_columns(part: Any) -> bool:
     )
 
 
-def _columns(frame: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the names and columns of a table of any library."""
+def _of_table(frame: Any, what: str) -> np.ndarray:
+    """The numbers [rows, columns] of a table of any library."""
     if hasattr(frame, "items"):  # pandas; a name may occur twice
-        yield from frame.items()
+        named = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
-        yield from ((one.name, one) for one in frame.iter_columns())
+        named = ((one.name, one) for one in frame.iter_columns())
     elif hasattr(frame, "itercolumns"):  # pyarrow
-        yield from zip(frame.column_names, frame.itercolumns(), strict=True)
+        named = zip(frame.column_names, frame.itercolumns(), strict=True)
     else:
         raise InputError(
             f"a table of type {_kind(frame)} cannot be read: convert it to a numpy array or a "
             "pandas DataFrame"
         )
-
-
-def _column(name: Any, column: Any, what: str) -> np.ndarray:
-    """The numbers of a column [n]."""
-    values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
-    if values.dtype == object and all(isinstance(one, Real) for one in values):
-        values = values.astype(np.float64)
-    if values.dtype.kind not in "iufb" or values.ndim != 1:
-        held = getattr(column, "dtype", values.dtype)
-        raise InputError(
-            f"{what} have a column {name!r} of type {held}, which is not numeric: encode it as "
-            "numbers, or drop it"
-        )
-    return values
+    columns = []
+    for name, column in named:
+        values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
+        if values.dtype == object and all(isinstance(one, Real) for one in values):
+            values = values.astype(np.float64)
+        if values.dtype.kind not in "iufb" or values.ndim != 1:
+            held = getattr(column, "dtype", values.dtype)
+            raise InputError(
+                f"{what} have a column {name!r} of type {held}, which is not numeric: encode it as "
+                "numbers, or drop it"
+            )
+        columns.append(values)
+    if not columns:
+        raise InputError(f"{what} are a {_kind(frame)} without columns: give at least one")
+    return np.stack(columns, axis=1)
 
 
 def _kind(what: Any) -> str:
