@@ -53,6 +53,10 @@ def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Rec
     return live.do(lambda grid: train(run, engine(run.config, grid)))
 
 
+def records(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
 def distance(a: Path, b: Path) -> float:
     """The largest relative difference of models and momenta."""
     found = []
@@ -119,9 +123,8 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     execute(small(**MATRICES[number]), tmp_path / "inline")
     assert distance(tmp_path / "inline", ray) <= 1e-12
     assert load_file(ray / "model.safetensors")["weight"].std() > 0
-    lines = [(run / "rounds.jsonl").read_text() for run in (tmp_path / "inline", ray)]
-    first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
-    assert [one["participants"] for one in first] == [one["participants"] for one in second]
+    taken = [[one["participants"] for one in records(run)] for run in (tmp_path / "inline", ray)]
+    assert taken[0] == taken[1]
 
 
 KNOWN = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
@@ -149,8 +152,7 @@ def test_client_level_on_ray_is_that_inline(
     execute(inline, tmp_path / "inline")
     on_ray(live, what, tmp_path / "ray")
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
-    lines = (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
-    taken = [json.loads(line)["participants"] for line in lines]
+    taken = [one["participants"] for one in records(tmp_path / "ray")]
     assert ([] in taken) == (not privacy)
     told = [Ledger.read(tmp_path / x / "ledger.jsonl").entries for x in ("inline", "ray")]
     assert told[0] == told[1] and len(told[0]) == 6
@@ -250,11 +252,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmuon.server.strategy.PAUSE", 0.0)
 
 
-def faults(run: Path) -> list[dict]:
-    lines = (run / "rounds.jsonl").read_text().splitlines()
-    return [fault for line in lines for fault in json.loads(line).get("faults", [])]
-
-
 WORDS = {
     "raise": "on fire",
     "nan": "not finite",
@@ -282,7 +279,8 @@ def test_strict_survives_what_passes(
     table = {"deadline": LONGEST.get(kind, 60.0), "retries": 6}
     on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
-    fault = next(one for one in faults(tmp_path / "ray") if one["client"] == given["client"])
+    faults = [fault for one in records(tmp_path / "ray") for fault in one.get("faults", [])]
+    fault = next(one for one in faults if one["client"] == given["client"])
     unanswered = kind == "kill" and "no answer" in fault["why"]
     assert WORDS[kind] in fault["why"] or unanswered
 
@@ -310,12 +308,9 @@ def test_drop_averages_the_others_and_says_so(
     table = {"policy": "drop", "deadline": LONGEST.get(kind, 60.0)}
     summary = on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
     assert summary["rounds_with_drops"] == 1
-    lines = [
-        json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
-    ]
-    assert [line.get("dropped") for line in lines].index([given["client"]]) == given["round"]
-    participants = build_plan(small()).participants(given["round"]).tolist()
-    assert lines[given["round"]]["participants"] == participants
+    lines, round = records(tmp_path / "ray"), given["round"]
+    assert [line.get("dropped") for line in lines].index([given["client"]]) == round
+    assert lines[round]["participants"] == build_plan(small()).participants(round).tolist()
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
 
 

@@ -30,20 +30,12 @@ def without_last_line(text: str) -> str:
     return text[: text.rindex("\n", 0, -1) + 1]
 
 
-def another_rate(text: str) -> str:
-    return text.replace("lr = 0.05", "lr = 0.06")
-
-
-def another_number(text: str) -> str:
-    return text.replace("5", "6", 1)
-
-
-CHANGES = {
-    "config.toml": another_rate,
+CHANGES: dict[str, Callable[[str], str]] = {
+    "config.toml": lambda text: text.replace("lr = 0.05", "lr = 0.06"),
     "rounds.jsonl": without_last_line,
-    "summary.json": another_number,
+    "summary.json": lambda text: text.replace("5", "6", 1),
     "neighbours.csv": without_last_line,
-    "bound.json": another_number,
+    "bound.json": lambda text: text.replace("5", "6", 1),
 }
 TO_COME = "its neighbours are not all run yet"
 OF_NEIGHBOURS = ("neighbours.csv", "bound.json")
@@ -60,15 +52,24 @@ def asked(*command: str) -> Result:
     return CliRunner().invoke(app, list(command), env={"COLUMNS": "100"})
 
 
+def why(*command: str) -> str:
+    return str(asked(*command).exception)
+
+
+def listed(folder: Path) -> dict[str, str]:
+    """The state of each run, as `ls` says it."""
+    rows = json.loads(asked("ls", str(folder), "--json").stdout)["runs"]
+    return {one["run"]: one["state"] for one in rows}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two plain runs, of two seeds, and two with neighbours."""
     root = tmp_path_factory.mktemp("changed") / "runs"
     for seed in (0, 1):
-        execute(small(federation={"seed": seed}), root / f"plain {seed}")
-        neighbours.execute(
-            small(federation={"seed": seed}, stability={"trials": 2}), root / f"near {seed}"
-        )
+        seeded, trials = {"seed": seed}, {"trials": 2}
+        execute(small(federation=seeded), root / f"plain {seed}")
+        neighbours.execute(small(federation=seeded, stability=trials), root / f"near {seed}")
     return root
 
 
@@ -81,19 +82,17 @@ def copied(runs: Path, tmp_path: Path) -> Path:
 def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str) -> None:
     """Of what each shows: `compare` shows nothing of neighbours."""
     folder = copied / "near 0"
-    before = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
-    assert {one["state"] for one in before} == {"finished"}
+    assert {*listed(copied).values()} == {"finished"}
     commands = ["show", "report", *([] if name in OF_NEIGHBOURS else ["compare"])]
     assert all(asked(one, str(folder)).exit_code == 0 for one in commands)
     changed(folder, name)
     for one in commands:
-        why = str(asked(one, str(folder)).exception)
-        assert f"{folder / name} is not as {folder / 'SHA256SUMS'} says" in why
-        assert "with --out" in why and "out=" not in why
+        said = why(one, str(folder))
+        assert f"{folder / name} is not as {folder / 'SHA256SUMS'} says" in said
+        assert "with --out" in said and "out=" not in said
     text = " ".join(asked("ls", str(copied)).stdout.split())
     assert text.count("│ damaged") == 1 and f"{folder}: damaged: {folder / name} is not as" in text
-    after = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
-    assert [one["run"] for one in after if one["state"] == "damaged"] == ["near 0"]
+    assert [run for run, state in listed(copied).items() if state == "damaged"] == ["near 0"]
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -105,12 +104,12 @@ def test_whoever_looks_at_a_run_that_lacks_a_file_is_told_so(copied: Path, name:
     for one in (folder, half):
         (one / name).unlink()
     for one in ("show", "report", "compare"):
-        why = str(asked(one, str(folder)).exception)
-        assert f"{folder / name} is missing" in why or f"cannot read the config {folder}" in why
-    assert f"{half / name} is missing" in str(asked("show", str(half)).exception)
-    rows = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
-    damaged = {one["run"] for one in rows if one["state"] == "damaged"}
-    assert damaged == {"half", "plain 0"} and len(rows) == 5
+        said = why(one, str(folder))
+        assert f"{folder / name} is missing" in said or f"cannot read the config {folder}" in said
+    assert f"{half / name} is missing" in why("show", str(half))
+    states = listed(copied)
+    damaged = {run for run, state in states.items() if state == "damaged"}
+    assert damaged == {"half", "plain 0"} and len(states) == 5
     assert {about(one, copied / one)["state"] for one in damaged} == {"damaged"}
     assert len(runs_of(copied)) == 5
     said = asked("report", str(copied)).stderr
@@ -207,8 +206,8 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
     """In the words of who asks."""
     changed(copied / "plain 0", "rounds.jsonl")
     bad, good = str(copied / "plain 0"), str(copied / "plain 1")
-    why = str(asked("compare", bad, good).exception)
-    assert f"{bad}/rounds.jsonl is not as" in why and "with --out" in why
+    said = why("compare", bad, good)
+    assert f"{bad}/rounds.jsonl is not as" in said and "with --out" in said
     with pytest.raises(InputError, match=r"rounds\.jsonl is not as .* with out=$"):
         fedmuon.compare([bad, good])
     done = asked("compare", str(copied))
@@ -223,17 +222,17 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
 
 def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
     """No folder, no run, and one that failed, which no --resume finishes."""
-    assert "there is no folder" in str(asked("compare", str(tmp_path / "none")).exception)
-    assert "holds no run" in str(asked("compare", str(tmp_path)).exception)
+    assert "there is no folder" in why("compare", str(tmp_path / "none"))
+    assert "holds no run" in why("compare", str(tmp_path))
     (tmp_path / "config.toml").touch()
     (tmp_path / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
-    why = str(asked("compare", str(tmp_path)).exception)
-    assert "failed (the loss is not finite" in why and "--resume" not in why
+    said = why("compare", str(tmp_path))
+    assert "failed (the loss is not finite" in said and "--resume" not in said
 
 
 def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
-    assert str(asked("compare", str(tmp_path)).exception).endswith("finish it with --resume")
+    assert why("compare", str(tmp_path)).endswith("finish it with --resume")
     with pytest.raises(InputError, match=r"finish it with resume=True$"):
         fedmuon.compare(tmp_path)
 
@@ -278,8 +277,8 @@ def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
         bad = copied / kind
         said = f"{bad / name} is {'' if (bad / name).exists() else 'missing or '}not as"
         for one in ("show", "report", "compare"):
-            why = str(asked(one, str(bad)).exception)
-            assert said in why and why.endswith("start afresh in another folder with --out")
+            told = why(one, str(bad))
+            assert said in told and told.endswith("start afresh in another folder with --out")
         assert about("x", bad)["state"] == "damaged" and said in about("x", bad)["why"]
         with pytest.raises(InputError, match=r"with out=$"):
             fedmuon.compare([bad])
@@ -287,8 +286,7 @@ def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
         assert done.exit_code == 0 and f"{bad}: damaged: {said}" in " ".join(done.stdout.split())
         rest = asked("compare", str(copied))
         assert rest.exit_code == 0 and f"left out: {said}" in rest.stderr and "1" in rest.stdout
-    rows = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
-    assert {one["run"]: one["state"] for one in rows} == {
+    assert listed(copied) == {
         "near 0": "damaged", "near 1": "finished", "plain 0": "damaged", "plain 1": "finished",
     }  # fmt: skip
     assert len(gather(copied)) == 2
