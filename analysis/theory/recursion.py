@@ -1,13 +1,13 @@
-"""How far two runs drift apart: the recursions of the Stability note and of other recipes; how much
-of that a client's participation brings to bear.
+"""How far two runs drift apart, and how much of that a client's participation brings to bear.
 
 FedMuon
 -------
-The two-state recursion of the Stability note, section 4.2: how a change of one gradient grows.
+`step_amplification` is the two-state recursion of the Stability note, section 4.2: how a change of
+one gradient grows.
 
 Other recipes
 -------------
-One stability recursion covers all other recipes, as far as the bounds need it.
+`method_amplification` is one recursion for all recipes that the bounds cover, FedMuon among them.
 
 Two coupled runs differ in one sample of client c. Let x, m, v, d >= 0 bound how far apart they are
 in the model, the momentum C, the server's velocity and the global direction, and within a round y,
@@ -39,9 +39,9 @@ round s, step k alone becomes after all later steps and rounds,
 
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
-They are had from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and (2);
-the difference x from 1 is what is held, as it keeps the digits of small increments, or with decay,
-where the row shrinks, from 0. FedMuon is the case of `recursion`.
+They are computed from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and
+(2). The code stores x, the difference from 1, which keeps the digits of small increments. With
+decay the row shrinks, and x is the difference from 0.
 
 Alignment
 ---------

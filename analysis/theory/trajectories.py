@@ -27,11 +27,10 @@ where ||v|| = 1 gives |d| <= sqrt 2, Var <= 1/2 and |D^3 f| <= sqrt(2)/2: at mos
 symmetric form is largest on its diagonal (Banach).
 
 It holds for this run and the neighbours asked about, in real arithmetic, if ||H|| is not
-underestimated: `realized`, and never `certified`. It enters no bound of a
-gap, not even with high probability: Theorem 4.1 bounds functions of the sample by differences that
-are to hold for every sample, and these are this sample's own. McDiarmid's inequality with an
-exceptional set would ask how often a fresh sample exceeds them, of which nothing is proved here but
-by suprema over a ball, and these are the certificate of `reach`.
+underestimated. So its status is `realized`, and never `certified`. It enters no bound of a gap, not
+even with high probability: Theorem 4.1 needs differences that hold for every sample, and these are
+this sample's own. McDiarmid's inequality with an exceptional set would need to know how often a
+fresh sample exceeds them. Here that is proved only by suprema over a ball (`reach`, below).
 
 Reachable ball
 --------------

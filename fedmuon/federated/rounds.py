@@ -422,8 +422,9 @@ def risk(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> Risk:
     """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
-    parts = len(labels) if weights is None else 1  # counted, then divided: 0.886 is not
-    loss, means = sums(task, params, inputs, labels, weights)  # 0.8860000000000007
+    # A count is divided at the end, so that 443 of 500 is 0.886 and not 0.8860000000000007.
+    parts = len(labels) if weights is None else 1
+    loss, means = sums(task, params, inputs, labels, weights)
     found = {name: value.cpu().numpy() / parts for name, value in means.items()}
     return Risk(loss.cpu().numpy() / parts, found)
 
