@@ -94,7 +94,7 @@ def test_the_commit_is_git_s_or_nobody_s(tmp_path: Path, monkeypatch: pytest.Mon
 def test_data_are_those_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     names = "A1", "cnn", "A4", "lm", "dp-bias"
     for there, images in ((Path("x"), "fashion-mnist"), (None, "mnist5k")):
-        monkeypatch.setattr(regenerate.sources, "found_folder", lambda _, there=there: there)
+        monkeypatch.setattr(regenerate.readers, "found_folder", lambda _, there=there: there)
         assert [*map(regenerate.data_of, names)] == [images, images, "mnist5k", "pydoc", None]
 
 
