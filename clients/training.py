@@ -1,4 +1,4 @@
-"""What clients do for a message: unpack it, call the core, mask and pack the reply.
+"""How a client answers a message: unpack it, call the core, mask and pack the reply.
 
 Clients store nothing between rounds except what can be computed again: the samples of the
 partitions that this process has served, and the objects that the config describes. Under

@@ -83,7 +83,7 @@ class Axis:
 
 
 def drawing(runs: Sequence[Run]) -> dict[str, Any]:
-    """What assets/overlay.html draws: runs with their looks, and a panel for each measure.
+    """Return the values that assets/overlay.html draws: runs with their looks, a panel per measure.
 
     The measure that most runs have comes first. The result is empty if nothing was measured.
     """

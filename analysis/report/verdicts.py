@@ -222,7 +222,7 @@ POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
 
 @dataclass(frozen=True)
 class Effect:
-    """What was measured at each place, with its interval.
+    """Effects at K places, each with its interval.
 
     Attributes:
         name: What it is, in words.

@@ -73,7 +73,7 @@ MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this 
 
 @dataclass(frozen=True)
 class Run:
-    """What was trained: Algorithm 1 of 001, and the constants of its task.
+    """A run of Algorithm 1 of the Stability note, and the constants of its task.
 
     Attributes:
         lr: Step size.

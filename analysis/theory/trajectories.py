@@ -98,7 +98,7 @@ class Path:
 
 
 class Tube(NamedTuple):
-    """What a replaced sample can do at each local step, [R, K, E] each.
+    """The influence of a replaced sample at each local step; each array is [R, K, E].
 
     Attributes:
         weights: How far X^R moves for a unit change of the gradient there.
@@ -154,7 +154,7 @@ FAR = 64.0  # from here on the suprema are those of all models
 
 @dataclass(frozen=True)
 class Start:
-    """What is known before the first sample.
+    """Properties of the start and of the data that hold for every sample.
 
     Attributes:
         classes: Number of classes c.
@@ -187,7 +187,7 @@ def reach(
     """Compute the constants of every step of a run.
 
     Args:
-        start: What is known before the first sample.
+        start: Properties that hold for every sample.
         steps: Step size of each round, [R].
         method: The recipe's recursion; a number is the beta of FedMuon.
         growth: phi of the orthogonalizer.
