@@ -28,8 +28,7 @@ from unittest import mock
 from benchmarks import page
 from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, per_trajectory, run
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
@@ -73,7 +72,7 @@ def changes(data: str, device: str = "cpu") -> dict[str, dict]:
 
 def census_config(n: int, data: str, device: str) -> Config:
     """001's controlled setting with every one of n samples replaced once."""
-    return tables.parse(
+    return parse(
         {
             "data": {"name": data, "train": n, "test": min(5000, n)},
             "local": {"steps": 1, "lr": 0.01},
@@ -215,7 +214,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         yield from before(asked.suites, data, asked.before, asked, folder)
     if asked.scaling or asked.before:
         return
-    device = str(resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
+    device = str(resolve(parse({"engine": {"device": asked.device}})).engine.device)
     ours = 0.0
     for row in suites(asked.suites, data, device, folder):
         ours = ours or row.ours or 0.0
@@ -229,7 +228,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def available() -> str:
     """Fashion-MNIST where it is installed, else rows made up."""
     try:
-        read_source(tables.parse({"data": {"name": "fashion-mnist"}}))
+        read_source(parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
         return "synthetic"
     return "fashion-mnist"

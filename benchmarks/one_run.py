@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedmuon.config import load as tables
+from fedmuon.config.load import parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.canary_clients import ClientAuditor
@@ -94,7 +94,7 @@ class Sum(nn.Module):
 
 def audited(settings: dict[str, Any], canaries: int, task: nn.Module | None = None) -> Any:
     """One run of the settings in a folder that is thrown away."""
-    chosen = tables.parse(settings).with_objects(UserObjects(task=task))
+    chosen = parse(settings).with_objects(UserObjects(task=task))
     with tempfile.TemporaryDirectory() as folder:
         return one_run.execute(chosen, Path(folder) / "run", canaries)
 
@@ -116,7 +116,7 @@ def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, A
 def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) -> dict[str, Any]:
     """A bound by counts, from so many runs with one client, whose update is the worst, and as many
     without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
-    start, config = perf_counter(), resolve(tables.parse(settings))
+    start, config = perf_counter(), resolve(parse(settings))
     source = read_source(config)
     made = build_experiment(config, build_data(config, source))
     first, level = begin(made.recipe, made.task, 0), made.recipe.client_level

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load, nested, parse, read, to_resume
 from fedmuon.config.user_objects import NAMED, NOTHING
 from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
@@ -231,7 +230,7 @@ def bound(
     if run is None:
         held = _nested(config)
         data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # from no source
-        chosen = tables.parse({**held, "data": data})
+        chosen = parse({**held, "data": data})
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
         case = of.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
@@ -290,7 +289,7 @@ def _nested(config: Configured) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return {name: dict(held) if isinstance(held, Mapping) else held
                 for name, held in config.items()}  # fmt: skip
-    return tables.read(Path(config))
+    return read(Path(config))
 
 
 def _chosen(
@@ -313,9 +312,9 @@ def _chosen(
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
     if resume and config is None and out is not None:
         with in_python():
-            known = tables.nested(tables.load(tables.to_resume(Path(out))))
+            known = nested(load(to_resume(Path(out))))
         held = {name: keys | held.get(name, {}) for name, keys in known.items()}
-    return tables.parse(held, own_recipe=kept.get("recipe") is not None).with_objects(given)
+    return parse(held, own_recipe=kept.get("recipe") is not None).with_objects(given)
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:

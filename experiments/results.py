@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config, flatten
+from fedmuon.config.load import Config, flatten, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import GIVEN, SPREAD
@@ -63,7 +62,7 @@ class Result:
     def config(self) -> Config:
         """The config with every key resolved."""
         _directory(self.path).require_config()
-        return tables.load(self.path / "config.toml")
+        return load(self.path / "config.toml")
 
     @cached_property
     @in_python()
@@ -266,7 +265,7 @@ class Finished:
         directory = _directory(folder)
         summary = directory.finished()
         directory.require_unchanged()
-        config, file = tables.load(folder / "config.toml"), folder / "objects.json"
+        config, file = load(folder / "config.toml"), folder / "objects.json"
         told = json.loads(read_text(file)) if file.exists() else {}
         objects = {kind: str(one) for kind, one in told.items()}
         neighbours = (folder / "neighbours.csv").exists()

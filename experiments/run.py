@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config, absolute_paths
+from fedmuon.config.load import Config, absolute_paths, load, to_resume
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated.build import resolve
@@ -78,9 +77,9 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     """The config of the run to resume; one that is given must say the same."""
     if config is not None and not (out / "config.toml").exists():
         return config
-    file = tables.to_resume(out)
+    file = to_resume(out)
     RunDirectory(out).require_config()
-    written = tables.load(file)
+    written = load(file)
     if config is None:
         return written
     written = written.with_objects(config.given)

@@ -9,8 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
 from fedmuon.experiments.results import adjacency_of
@@ -58,7 +57,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     split = folder / "partition.npz"
     if (folder / "config.toml").exists() and split.exists():
         with np.load(require_regular(split)) as arrays:
-            held = tables.load(folder / "config.toml"), np.bincount(arrays["client"])
+            held = load(folder / "config.toml"), np.bincount(arrays["client"])
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
         goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)

@@ -7,9 +7,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from fedmuon.analysis.report.numbers import digits
-from fedmuon.config import load as tables
 from fedmuon.config.describe import SYMBOLS
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.choices import PRIVATE
@@ -52,7 +51,7 @@ class RunStatus:
     def config(self) -> Config:
         """The resolved config."""
         RunDirectory(self.path).require_config()
-        return tables.load(self.path / "config.toml")
+        return load(self.path / "config.toml")
 
     @cached_property
     def rounds(self) -> list[Record]:

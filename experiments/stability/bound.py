@@ -16,8 +16,7 @@ from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.analysis.theory.generalization import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.analysis.theory.trajectories import Start
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import schedule_of
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
@@ -42,7 +41,7 @@ def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Cert
         at_least(name, named[name])
     if folder is None:
         size = named.pop("size", 200)
-        config = tables.load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
+        config = load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
         return from_parameters(config, size, **named)
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:

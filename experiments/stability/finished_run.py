@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedmuon.analysis import MeasuredGap, Realized, Uniform, label_shares, measured_gap
 from fedmuon.analysis.theory.checks import probability
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
@@ -76,7 +75,7 @@ class FinishedRun:
     def open(cls, out: Path, given: UserObjects = NOTHING) -> "FinishedRun":
         """Open the run in the folder. It has as many rounds as were made before a callback ended
         it; `given` has the objects that only its caller has."""
-        found = cls.of(tables.load(out / "config.toml").with_objects(given), out)
+        found = cls.of(load(out / "config.toml").with_objects(given), out)
         planned = found.experiment.plan.rounds
         made = (RunDirectory(out).summary() or {}).get("rounds", planned)
         if made == planned:
@@ -123,7 +122,7 @@ def from_directory(
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
     run = RunDirectory(folder)
     run.require_sound()
-    config = tables.load(folder / "config.toml", changes).with_objects(given)
+    config = load(folder / "config.toml", changes).with_objects(given)
     _require_objects(config, folder)
     there = fingerprints.require_same(folder, fingerprints.described(config, folder))
     plan, _ = fingerprints.with_factors(build_plan(config), config, there)

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmuon.analysis.report.numbers import written
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import NOTHING
 from fedmuon.core import files
 from fedmuon.core.errors import InputError, NonFinite
@@ -269,7 +268,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     """Compare perturbations with certificates, and the gap with the bound."""
     moved, promised = read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
-    if tables.load(out / "config.toml").engine.dtype == "float32":
+    if load(out / "config.toml").engine.dtype == "float32":
         hidden = "no certificate counts its rounding, which hides perturbations: prefer float64"
     rows: list[tuple[str, object]] = [
         ("float32", hidden),

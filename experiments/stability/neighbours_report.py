@@ -18,8 +18,7 @@ from fedmuon.analysis.report.findings import Findings, Picture, Rows, card_of, c
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.tables import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.verdicts import with_changes, with_range
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
@@ -44,7 +43,7 @@ def findings(folder: Path) -> Findings:
     mode, name = _mode(folder, neighbours), folder.resolve().name
     config: list[Config] = []
     with contextlib.suppress(InputError):  # of a config that names what is not on this machine
-        config = [tables.load(folder / "config.toml")]
+        config = [load(folder / "config.toml")]
     count, compared = len(neighbours["trial"]), record.get("influence")
     of_gap, *claims = run_claims(neighbours, record, mode == "all")
     of_gap = with_range(of_gap, record)

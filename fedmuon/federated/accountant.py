@@ -25,9 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedmuon.config import load as tables
 from fedmuon.config.incompatible import IN_ONE_PROCESS, ONE_CLIENT
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record
 from fedmuon.federated.build import ResolvedConfig
@@ -431,7 +430,7 @@ class RunAccountant:
         unit = unit_of(config, experiment, sizes)
         assert unit is not None
         released, (rate_from, about) = unit.released, unit.ledger_about
-        fingerprint = hashlib.sha256(tables.dump(config).encode()).hexdigest()
+        fingerprint = hashlib.sha256(dump(config).encode()).hexdigest()
         known = released.secrecy, state.round, head, released.adjacency, rate_from
         ledger = Ledger.open(path, fingerprint, *known, about)
         if ledger.lost:

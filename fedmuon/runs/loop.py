@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.config import load as tables
+from fedmuon.config.load import dump
 from fedmuon.config.user_objects import guard, make_named
 from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
 from fedmuon.core.choices import OF_A_ROUND
@@ -100,7 +100,7 @@ def prepare(
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
     fixed = {
-        "config.toml": tables.dump(config).encode(),
+        "config.toml": dump(config).encode(),
         "partition.npz": array_bytes(**split),
         "schedule.npy": npy_bytes(unknown if plan.poisson else plan.schedule()),
         "initial.safetensors": tensor_bytes(fresh.params),

@@ -16,8 +16,7 @@ from safetensors.numpy import load_file
 from fedmuon import analysis
 from fedmuon.analysis.theory.recursion import Method, method_amplification
 from fedmuon.analysis.theory.trajectories import Start, reach
-from fedmuon.config import load as tables_of
-from fedmuon.config.load import parse
+from fedmuon.config.load import load, parse
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability import bound
@@ -269,7 +268,7 @@ def test_no_neighbour_is_above_its_certificate(tables: dict[str, Any], tmp_path:
     ).T
     assert record["status"] == "certified" and not record["refusal"]
     assert (moved <= promised).all() and moved.max() > 0
-    local = tables_of.load(tmp_path / "a" / "config.toml").local
+    local = load(tmp_path / "a" / "config.toml").local
     without = local.recipe == "fedmuon-aligned" or local.weight_decay > 0  # a radius
     assert (record["radius"] is None) == without
     first, last = (load_file(tmp_path / "a" / f"{name}.safetensors")["weight"]

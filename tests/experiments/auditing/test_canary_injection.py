@@ -13,7 +13,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from fedmuon.config import load as tables
+from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.canary_samples import (
@@ -50,7 +50,7 @@ WHOLE = SMALL | {
 
 
 def experiment(settings: dict[str, Any]) -> Experiment:
-    config = resolve(tables.parse(settings))
+    config = resolve(parse(settings))
     return build_experiment(config)
 
 
@@ -184,7 +184,7 @@ def test_scores_do_without_what_others_do_in_every_release() -> None:
 
 def audited(settings: dict[str, Any], out: Path, count: int = 70, **more: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return one_run.execute(tables.parse(settings), out, count, rng=rng, **more)
+    return one_run.execute(parse(settings), out, count, rng=rng, **more)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
 @pytest.mark.slow
 def test_of_repeated_audits_none_exceeds_what_is_certified(tmp_path: Path) -> None:
     """Bounds of 95%, of 6 runs whose noise and coins are secret: three would be one in 400."""
-    chosen, above = tables.parse(WHOLE), 0
+    chosen, above = parse(WHOLE), 0
     for k in range(6):
         found = one_run.execute(chosen, tmp_path / f"{k}", 80)
         above += max(found["epsilon_at_least"], found["declared"]) > found["epsilon"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from benchmarks.one_run import REMOVED, by_removing
-from fedmuon.config import load as tables
+from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
@@ -64,7 +64,7 @@ def given(privacy: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
 
 
 def experiment(settings: dict[str, Any]) -> Experiment:
-    config = resolve(tables.parse(settings))
+    config = resolve(parse(settings))
     source = read_source(config)
     return build_experiment(config, build_data(config, source))
 
@@ -178,7 +178,7 @@ def test_releases_that_a_canary_has_no_part_in_say_nothing() -> None:
 
 def audited(settings: dict[str, Any], out: Path, count: int = 30, **more: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return one_run.execute(tables.parse(settings), out, count, rng=rng, **more)
+    return one_run.execute(parse(settings), out, count, rng=rng, **more)
 
 
 @pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])

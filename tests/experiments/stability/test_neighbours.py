@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from fedmuon import analysis
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config, parse
+from fedmuon.config.load import Config, dump, parse
+from fedmuon.config.load import load as load_config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import announce, sealed
 from fedmuon.data import load
@@ -351,12 +351,12 @@ def test_the_stability_command(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     held = small().model_dump(by_alias=True)
     del held["engine"]["dtype"]
-    file.write_text(tables.dump(parse(held)).replace('dtype = "float32"\n', ""))
+    file.write_text(dump(parse(held)).replace('dtype = "float32"\n', ""))
     output = command("stability", str(file), "--trials", "2", "--out", str(tmp_path / "a"))
     assert "2 neighbours" in output and "C_hp = explicit" in output and "yes" in output
     assert "accuracy" in output and "test loss" in output
     assert re.search(r"its 95% interval +│ [+−][\d.e−]+ to [+−][\d.e−]+", output)  # beside the gap
-    assert tables.load(tmp_path / "a" / "config.toml").engine.dtype == "float64"
+    assert load_config(tmp_path / "a" / "config.toml").engine.dtype == "float64"
     record = json.loads(command("bound", str(tmp_path / "a"), "--json"))
     held = json.loads((tmp_path / "a" / "bound.json").read_text())
     assert record == {name: held[name] for name in record}

@@ -13,7 +13,7 @@ from conftest import without_rendering
 from made_suite import summed
 from made_training import TINY, read, training
 
-from fedmuon.config import load as tables
+from fedmuon.config.load import load
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training import MEASURES, TrainingRun
@@ -48,7 +48,7 @@ def test_every_cell_is_a_run_of_its_own(done: Path) -> None:
     ]  # fmt: skip
     for one, row in zip(cells, read(done / "runs.csv"), strict=True):
         folder = RunDirectory(done / "runs" / one.name)
-        held, summary = tables.load(folder.path / "config.toml"), folder.summary()
+        held, summary = load(folder.path / "config.toml"), folder.summary()
         assert held == one.config and summary is not None
         assert row["run"] == one.name and int(row["seed"]) == held.federation.seed
         assert [float(row[name]) for name in MEASURES] == [summary[name] for name in MEASURES]

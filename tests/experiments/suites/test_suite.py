@@ -143,11 +143,10 @@ def test_a_run_of_a_suite_is_the_run_of_the_stability_command(
 ) -> None:
     """With its schedule, too: its certificate is not that of steps that stay."""
     what = work(own, changes={"local": local} if local else None).cells[0]
-    from fedmuon.config import load as tables
     from fedmuon.experiments.stability.neighbours import execute
 
     trials = what.at(what.pairs[2], trials=what.trials)
-    record = execute(tables.parse(trials.model_dump(by_alias=True)), tmp_path / "run")
+    record = execute(parse(trials.model_dump(by_alias=True)), tmp_path / "run")
     run = what.compute()["runs"][2]
     for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
         assert run[name] == pytest.approx(record[same], rel=1e-9)

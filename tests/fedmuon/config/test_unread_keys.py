@@ -16,8 +16,7 @@ import pytest
 from conftest import small
 
 from fedmuon.analysis import Realized
-from fedmuon.config import load as tables
-from fedmuon.config.load import Config, load, parse
+from fedmuon.config.load import Config, dump, load, parse
 from fedmuon.config.schema import NEEDS, is_default, reads, unread
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import attribute, validate
@@ -323,7 +322,7 @@ def test_defaults_are_always_accepted() -> None:
 def test_a_resolved_config_loads_again(setting: str) -> None:
     """Resolving sets nothing that would then be read by nothing."""
     config = resolve(tiny(SETTINGS[setting]))
-    assert parse(tomllib.loads(tables.dump(config))) == config
+    assert parse(tomllib.loads(dump(config))) == config
     assert unread(config) == []
 
 

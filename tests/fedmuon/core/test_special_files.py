@@ -12,7 +12,7 @@ from conftest import small
 from small_suites import TRAINING
 
 import fedmuon
-from fedmuon.config import load as tables
+from fedmuon.config.load import load
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import LOCK, held
@@ -60,7 +60,7 @@ def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
         files.read_bytes,
         files.read_text,
         files.require_regular,
-        tables.load,
+        load,
         read_idx,
         Ledger.read,
         lambda file: files.append(file, ["line"]),
@@ -171,6 +171,6 @@ def test_a_config_may_come_from_a_pipe_that_the_shell_opened() -> None:
     with os.fdopen(into, "w") as written:
         written.write("[federation]\nrounds = 7\n")
     try:
-        assert tables.load(Path(f"/dev/fd/{out}")).federation.rounds == 7
+        assert load(Path(f"/dev/fd/{out}")).federation.rounds == 7
     finally:
         os.close(out)

@@ -21,8 +21,8 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from fedmuon.config import load as tables
-from fedmuon.config.load import dump, parse
+from fedmuon.config.load import Config, dump, parse
+from fedmuon.config.load import load as load_config
 from fedmuon.core.errors import InputError
 from fedmuon.data import load
 from fedmuon.experiments.cli import app, main
@@ -121,7 +121,7 @@ def test_resume_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     assert not (tmp_path / "cut" / "summary.json").exists()
     again = forks.run(["run", out, "--resume"], 200)
     assert again.code == 0, again.err
-    execute(tables.load(tmp_path / "cut" / "config.toml"), tmp_path / "whole")
+    execute(load_config(tmp_path / "cut" / "config.toml"), tmp_path / "whole")
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 
@@ -244,7 +244,7 @@ def test_doctor_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_config_is_written_whole(tmp_path: Path) -> None:
     execute(small(), tmp_path / "a")
-    assert tables.load(tmp_path / "a" / "config.toml") == small()
+    assert load_config(tmp_path / "a" / "config.toml") == small()
 
 
 def test_the_environment_is_left_as_it_was() -> None:
@@ -290,7 +290,7 @@ def test_a_driver_whose_clients_read_the_source_keeps_what_is_dealt_alone(
     places: list[weakref.ref[Any]] = []
     read, make, found = read_source, build_experiment, []
 
-    def source(config: tables.Config) -> Any:
+    def source(config: Config) -> Any:
         places.append(weakref.ref(samples := read(config)))
         return samples
 
