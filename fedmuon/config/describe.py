@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG, declared
+from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
 from fedmuon.core.choices import NAMES
 from fedmuon.core.errors import InputError, near
 from fedmuon.core.tables import ELSEWHERE, RENAMED
@@ -29,9 +29,8 @@ EVERY = [(table, key) for table, held in KEYS.items() for key in held]
 # The letters that the papers have for keys of a config; a key without one stands for itself.
 SYMBOLS = {
     f"{table}.{name}": symbol
-    for table, fields in FIELDS.items()
-    for name, field in fields.items()
-    if (symbol := declared(field, "symbol"))
+    for table, name in EVERY
+    if (symbol := FIELDS[table][name].json_schema_extra["symbol"])
 }
 
 
@@ -130,7 +129,7 @@ def values(whole: str) -> str:
     """The possible values of a key in words."""
     table, _, name = whole.partition(".")
     field = FIELDS[table][name]
-    if said := declared(field, "values"):
+    if said := field.json_schema_extra["values"]:
         return said
     if whole in NAMES:
         return ", ".join(NAMES[whole]) + ", or yours"

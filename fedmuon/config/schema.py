@@ -1,26 +1,34 @@
 """Every key of a config, declared once: type, limits, default, description, and when it is read.
 
-The checks of a config, `fedmuon config explain`, completion, the reference page, Flower's table and
-the rejection of options without effect all follow from these tables. They hold scalars only,
-because Flower's run config has no lists: a coefficient schedule has a name.
+First: what a key is, and the conditions under which keys are read. Then the tables of keys. Last:
+which keys of a config are read, and the message that rejects one that is not. A value that nothing
+reads looks as if it had an effect, for example `epsilon = 8` with a recipe without privacy. So a
+key that differs from its default must be read.
+
+The checks of a config, `fedmuon config explain`, completion, the reference page and Flower's table
+all follow from these tables. They hold scalars only, because Flower's run config has no lists: a
+coefficient schedule has a name.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
-from pydantic.fields import FieldInfo
 
 from fedmuon.core import choices
 from fedmuon.core.choices import PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
 
-# Limits: counts that end before the first round, sizes that fit a library's own integers, and reals
-# whose squares float32 can hold.
+Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
+
+# What a key is: its values, its declaration, and a condition under which it is read
+
+# Counts that end before the first round, sizes that fit a library's own integers, and reals whose
+# squares float32 can hold.
 SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
 Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -60,35 +68,32 @@ def _pairs(value: Any) -> Any:
 Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
 
 
-# When a key is read. A value that nothing reads looks as if it had an effect, for example
-# `epsilon = 8` with a recipe without privacy. So a key that differs from its default must be read.
-
-Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
-
-
 @dataclass(frozen=True)
 class ReadIf:
     """A condition under which another key is read.
 
     Attributes:
         key: The key `table.key` that decides.
-        holds: Whether a value of it is as it must be.
+        holds: The names that it may have, or a function that tells whether its value is as it must
+            be. Instead of a name, a custom object will do: what that reads is known when it is
+            made.
         readers: Who then reads the other key; follows "only" in a message.
-        fix: What to do; follows "so" in a message.
+        fix: What to do; follows "so" in a message. By default: set `key` to one of the names.
         unless: A condition that serves as well.
     """
 
     key: str
-    holds: Callable[[Any], bool]
+    holds: tuple[str, ...] | Callable[[Any], bool]
     readers: str
-    fix: str
+    fix: str = ""
     unless: "ReadIf | None" = None
 
     def met(self, config: Config) -> bool:
         """Whether the config fulfils it."""
-        return self.holds(value_of(config, self.key)) or bool(
-            self.unless and self.unless.met(config)
-        )
+        value = value_of(config, self.key)
+        if self.holds(value) if callable(self.holds) else value in self.holds or is_own(value):
+            return True
+        return self.unless is not None and self.unless.met(config)
 
 
 def key(
@@ -113,12 +118,6 @@ def key(
     return Field(default, description=what, json_schema_extra=extra)
 
 
-def declared(field: FieldInfo, name: str) -> Any:
-    """What `key` says of a field by that name: read_if, values or symbol."""
-    extra: Any = field.json_schema_extra
-    return extra[name] if extra else ()
-
-
 def value_of(config: Config, name: str) -> Any:
     """The value of `table.key`."""
     table, _, spelled = name.partition(".")
@@ -126,73 +125,58 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
-def _one_of(name: str, values: Collection[str], readers: str, fix: str = "") -> ReadIf:
-    """The condition that a key has one of these values, or names a custom object: what that reads
-    is known when it is made."""
-    table, _, spelled = name.partition(".")
-    known = list(values)
-    said = f"= '{known[0]}'" if len(known) == 1 else f"to one of {', '.join(known)}"
-    fix = fix or f"set [{table}] {spelled} {said}"
-    return ReadIf(name, lambda value: value in known or is_own(value), readers, fix)
+# The conditions, in the order of the tables that decide
 
-
-def _map(*names: str) -> tuple[ReadIf, ...]:
-    readers = f"the map {names[0]} reads" if len(names) == 1 else f"{' and '.join(names)} read"
-    return MUON, _one_of("orthogonalizer.name", names, readers)
-
-
-def _source(*names: str) -> tuple[ReadIf, ...]:
-    return (_one_of("data.name", names, f"{', '.join(names)} read{'s' * (len(names) == 1)}"),)
-
-
+# [data]
 FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
-WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
-RECIPES = get_args(choices.Recipe)
-STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
-MUON = _one_of(
-    "local.recipe",
-    [name for name in RECIPES if "muon" in name],
-    "Muon's recipes read",
-    "choose a recipe ...muon...",
-)
-ALIGNED = _one_of("local.recipe", ["fedmuon-aligned"], "fedmuon-aligned reads")
-FEDAVGM = _one_of("local.recipe", ["fedavgm"], "fedavgm reads")
-STATEFUL = _one_of(
-    "local.recipe",
-    [name for name in RECIPES if name not in STATELESS],
-    "recipes that send momenta read",
-)
-CORRECTED = _one_of(
-    "local.recipe", [name for name in RECIPES if name.endswith("muonbc")], "recipes ...-muonbc read"
-)
-PRIVATELY = _one_of(
-    "local.recipe", PRIVATE, "private recipes read", "choose a recipe dp-... or disk-..."
-)
-CLIENT = _one_of("privacy.level", ["client"], "client level reads")
-EITHER = replace(
-    PRIVATELY,
-    readers="private recipes and client level read",
-    fix="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
-    unless=CLIENT,
-)
-OF_CLIENTS = (None, EITHER, CLIENT)  # first conditions of keys that client level reads
-NETWORK = _one_of("task.name", ["network"], "networks read")
-MATRIX = (_one_of("task.name", ["matrix"], "the matrix task reads"),)
-OURS = ReadIf(
-    "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
-)
-DECODER = OURS, _one_of("task.model", ["gpt"], "the model gpt reads")
+IN_FILES = (ReadIf("data.name", FILES, f"{', '.join(FILES)} read"),)
+TEXTUAL = (ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read"),)
+TABULAR = (ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read"),)
+SYNTHETIC = (ReadIf("data.name", ("synthetic",), "synthetic reads"),)
+
+# [federation]
 UNEVEN = (
-    _one_of(
+    ReadIf(
         "federation.partition",
-        ["dirichlet", "quantity"],
+        ("dirichlet", "quantity"),
         "the partitions dirichlet and quantity read",
     ),
 )
+
+# [task]
+NETWORK = ReadIf("task.name", ("network",), "networks read")
+MATRIX = (ReadIf("task.name", ("matrix",), "the matrix task reads"),)
+OURS = ReadIf(
+    "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
+)
+DECODER = OURS, ReadIf("task.model", ("gpt",), "the model gpt reads")
+
+# [local]
+RECIPES = get_args(choices.Recipe)
+WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
+STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
+MUON = ReadIf(
+    "local.recipe",
+    tuple(name for name in RECIPES if "muon" in name),
+    "Muon's recipes read",
+    "choose a recipe ...muon...",
+)
+ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
+FEDAVGM = ReadIf("local.recipe", ("fedavgm",), "fedavgm reads")
+STATEFUL = ReadIf(
+    "local.recipe",
+    tuple(name for name in RECIPES if name not in STATELESS),
+    "recipes that send momenta read",
+)
+CORRECTED = ReadIf(
+    "local.recipe",
+    tuple(name for name in RECIPES if name.endswith("muonbc")),
+    "recipes ...-muonbc read",
+)
 HEAVY = (
-    _one_of(
+    ReadIf(
         "local.recipe",
-        [name for name in RECIPES if name not in WITHOUT],
+        tuple(name for name in RECIPES if name not in WITHOUT),
         "recipes with local momentum read",
     ),
     ReadIf(
@@ -202,38 +186,49 @@ HEAVY = (
         "choose another [local] schedule",
     ),
 )
-TAILED = _one_of("local.schedule", ["heavy-tailed"], "the heavy-tailed schedule reads")
-SCHULZ, STEPPED = _map("newton-schulz"), _map("newton-schulz", "randomized-polar")
-RANDOMIZED, SMOOTHED = _map("randomized-polar"), _map("gaussian-smoothed-sign")
-FLOORED = _one_of(
-    "orthogonalizer.normalization", ["plus", "max"], "the normalizations plus and max read"
-)
-DISTRIBUTED = _one_of("privacy.trust", ["distributed"], "distributed trust reads")
-QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
-CYCLIC = PRIVATELY, _one_of("privacy.sampling", ["cyclic"], "lots in one order read")
-CORRELATED = _one_of("privacy.noise-correlation", ["sqrt-toeplitz"], "correlated noise reads")
-SECRET = ReadIf(
-    "privacy.insecure-reproducible-noise",
-    not_,
-    "secret noise reads",
-    "set insecure-reproducible-noise = false",
+TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule reads")
+PRIVATELY = ReadIf(
+    "local.recipe", PRIVATE, "private recipes read", "choose a recipe dp-... or disk-..."
 )
 DISK = (
     PRIVATELY,
-    _one_of(
+    ReadIf(
         "local.recipe",
-        [name for name in RECIPES if name.startswith("disk-")],
+        tuple(name for name in RECIPES if name.startswith("disk-")),
         "recipes disk-... read",
     ),
 )
-FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
-RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
-REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
-DRAWN = _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked read")
+
+# [orthogonalizer]
+BY_MAP = {
+    name: (MUON, ReadIf("orthogonalizer.name", (name,), f"the map {name} reads"))
+    for name in get_args(choices.Orthogonalizer)
+}
+STEPPED = (
+    MUON,
+    ReadIf(
+        "orthogonalizer.name",
+        ("newton-schulz", "randomized-polar"),
+        "newton-schulz and randomized-polar read",
+    ),
+)
+FLOORED = ReadIf(
+    "orthogonalizer.normalization", ("plus", "max"), "the normalizations plus and max read"
+)
+
+# [privacy]
+CLIENT = ReadIf("privacy.level", ("client",), "client level reads")
+EITHER = replace(
+    PRIVATELY,
+    readers="private recipes and client level read",
+    fix="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
+    unless=CLIENT,
+)
+OF_CLIENTS = (None, EITHER, CLIENT)  # first conditions of keys that client level reads
 UNPRIVATE = (
-    _one_of(
+    ReadIf(
         "local.recipe",
-        [name for name in RECIPES if name not in PRIVATE],
+        tuple(name for name in RECIPES if name not in PRIVATE),
         "a run without privacy reads",
         "choose one without privacy (a private run keeps every round)",
     ),
@@ -244,6 +239,22 @@ UNPRIVATE = (
         "leave level = 'example' (a private run keeps every round)",
     ),
 )
+DISTRIBUTED = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
+QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
+CYCLIC = PRIVATELY, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
+CORRELATED = ReadIf("privacy.noise-correlation", ("sqrt-toeplitz",), "correlated noise reads")
+FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
+SECRET = ReadIf(
+    "privacy.insecure-reproducible-noise",
+    not_,
+    "secret noise reads",
+    "set insecure-reproducible-noise = false",
+)
+
+# [engine] and [stability]
+RAY = ReadIf("engine.name", ("ray",), "the engine ray reads")
+REMOTE = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes read")
+DRAWN = ReadIf("stability.neighbours", ("own", "any", "worst"), "neighbours drawn or ranked read")
 
 
 # The tables
@@ -278,19 +289,19 @@ class Data(Table):
     folder: Text = key(
         "",
         "folder with a source's files, if not the usual one; the file of npz, csv, parquet",
-        read_if=_source(*FILES),
+        read_if=IN_FILES,
         values="a path",
     )
-    context: Count = key(64, "length of a text window in tokens", read_if=_source(*TEXTS))
+    context: Count = key(64, "length of a text window in tokens", read_if=TEXTUAL)
     tokenizer: Text = key(
         "",
         "a folder with GPT-2's tokenizer; empty: tokens are bytes",
-        read_if=_source(*TABLES),
+        read_if=TABULAR,
         values="a path",
     )
-    dimension: Samples = key(20, "features of a synthetic sample", read_if=_source("synthetic"))
+    dimension: Samples = key(20, "features of a synthetic sample", read_if=SYNTHETIC)
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
-        4, "number of labels of synthetic samples", read_if=_source("synthetic")
+        4, "number of labels of synthetic samples", read_if=SYNTHETIC
     )
     options: Options = ()
 
@@ -436,7 +447,7 @@ class OrthogonalizerTable(Table):
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
         0.0001,
         "λ: σ becomes σ / √(σ² + λ); the Lipschitz constant is 1 / √λ",
-        read_if=_map("smoothed-polar"),
+        read_if=BY_MAP["smoothed-polar"],
         symbol="λ",
     )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
@@ -448,25 +459,29 @@ class OrthogonalizerTable(Table):
         read_if=STEPPED,
         values="cubic, quintic, jordan, polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
-    eps: Positive = key(1e-7, "ε of the normalization", read_if=(*SCHULZ, FLOORED))
+    eps: Positive = key(1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], FLOORED))
     normalization: Literal["plus", "max", "unit"] = key(
         "plus",
         "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000)",
-        read_if=SCHULZ,
+        read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
-        0.01, "σ, the standard deviation of the smoothing noise", read_if=SMOOTHED
+        0.01,
+        "σ, the standard deviation of the smoothing noise",
+        read_if=BY_MAP["gaussian-smoothed-sign"],
     )
     clip_level: Positive = key(
-        0.1, "γ, below which singular values are scaled", read_if=_map("clipped-sign")
+        0.1, "γ, below which singular values are scaled", read_if=BY_MAP["clipped-sign"]
     )
-    rank: Count = key(5, "r, the rank of the sketch", read_if=RANDOMIZED, symbol="r")
+    rank: Count = key(
+        5, "r, the rank of the sketch", read_if=BY_MAP["randomized-polar"], symbol="r"
+    )
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
-        2, "additional columns of the sketch", read_if=RANDOMIZED
+        2, "additional columns of the sketch", read_if=BY_MAP["randomized-polar"]
     )
-    power: Few = key(1, "h, the number of power iterations", read_if=RANDOMIZED)
+    power: Few = key(1, "h, the number of power iterations", read_if=BY_MAP["randomized-polar"])
     sketch: Literal["gaussian", "kaczmarz"] = key(
-        "gaussian", "how the sketch is drawn", read_if=RANDOMIZED
+        "gaussian", "how the sketch is drawn", read_if=BY_MAP["randomized-polar"]
     )
     options: Options = ()
 
@@ -635,7 +650,7 @@ class Privacy(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, keys: Any) -> Any:
+    def _with_adjacency(cls, keys: Any) -> Any:
         """With a public rate it is add-remove, unless told otherwise."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
@@ -751,7 +766,7 @@ class Stability(Table):
     alpha_smoothing: Chance = key(
         0.05,
         "the probability with which smoothing may clip (001, Corollary D.11)",
-        read_if=SMOOTHED,
+        read_if=BY_MAP["gaussian-smoothed-sign"],
     )
 
 
@@ -782,14 +797,17 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "stability": Stability,
     "output": Output,
 }
-FIELDS: dict[str, dict[str, FieldInfo]] = {  # by table and key as files spell it
+FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key as files spell it
     table: {field.alias or name: field for name, field in model.model_fields.items()}
     for table, model in TABLES_OF_A_CONFIG.items()
 }
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
-    table: {name: declared(field, "read_if") for name, field in fields.items()}
+    table: {
+        name: field.json_schema_extra["read_if"] if field.json_schema_extra else ()
+        for name, field in fields.items()
+    }
     for table, fields in FIELDS.items()
 }
 
@@ -799,7 +817,21 @@ NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
 
 def reads(config: Config, name: str) -> bool:
     """Whether anything reads the key `table.key` under the rest of the config."""
-    return _missing(config, name) is None
+    return _unmet(config, name) is None
+
+
+def _unmet(config: Config, name: str) -> ReadIf | None:
+    """The first condition that keeps a key from being read."""
+    table, _, key = name.partition(".")
+    if table == "task" and key != "model" and is_own(config.task.name):
+        return None  # which may ask for any
+    return next((need for need in NEEDS[table][key] if not need.met(config)), None)
+
+
+def is_default(name: str, value: Any) -> bool:
+    """Whether that is the default of the key `table.key`."""
+    table, _, key = name.partition(".")
+    return value == FIELDS[table][key].default
 
 
 def unread(config: Config) -> list[str]:
@@ -811,43 +843,16 @@ def unread(config: Config) -> list[str]:
     return sorted(changed, key="privacy.adjacency".__eq__)
 
 
-def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
-    """Messages on keys of built-in private recipes that are set beside a custom recipe.
-
-    Args:
-        config: The config.
-        private: Whether the custom recipe has a mechanism, which then has these settings in itself;
-            delta belongs to the account.
-    """
-    why, but = "has no mechanism to read it", ()
-    if private:
-        why, but = "carries clipping, noise and lots in its mechanism", ("privacy.delta",)
-    names = [
-        f"privacy.{key}"
-        for key, needs in NEEDS["privacy"].items()
-        if private or not (config.privacy.level == "client" and (needs or (None,))[0] in OF_CLIENTS)
-    ]
-    names += ["output.checkpoint-every"] if private else []  # a private run keeps every round
-    for name in names:
-        if name not in but and not is_default(name, value := value_of(config, name)):
-            yield (
-                f"{_in_file(name)} = {shown(value)} has no effect: your recipe {why}, so leave "
-                f"{name.partition('.')[2]} out"
-            )
-
-
-def is_default(name: str, value: Any) -> bool:
-    """Whether that is the default of the key `table.key`."""
-    table, _, key = name.partition(".")
-    return value == FIELDS[table][key].default
-
-
 def refusal(config: Config, name: str, value: Any = None) -> str:
     """The message that rejects a key that nothing reads: what is set, why, and what to do. Without
     a value, it is the config's."""
-    need = _missing(config, name)
+    need = _unmet(config, name)
     assert need is not None
     key, fix = need.key, need.fix
+    if not fix and not callable(need.holds):
+        names = need.holds
+        said = f"= '{names[0]}'" if len(names) == 1 else f"to one of {', '.join(names)}"
+        fix = f"set {_in_file(key)} {said}"
     if need is PRIVATELY and config.privacy.level == "client":  # neither goes with the other
         key, fix = CLIENT.key, f"set level = 'example' and {fix}"
     elif need is CLIENT and config.local.recipe in PRIVATE:
@@ -860,12 +865,30 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     )
 
 
-def _missing(config: Config, name: str) -> ReadIf | None:
-    """The first condition that keeps a key from being read."""
-    table, _, key = name.partition(".")
-    if table == "task" and key != "model" and is_own(config.task.name):
-        return None  # which may ask for any
-    return next((need for need in NEEDS[table][key] if not need.met(config)), None)
+def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
+    """Messages on keys of built-in private recipes that are set beside a custom recipe.
+
+    With `private`, the custom recipe has a mechanism, which then has these settings in itself. Only
+    delta belongs to the account.
+    """
+    if private:
+        why = "carries clipping, noise and lots in its mechanism"
+        names = [f"privacy.{key}" for key in NEEDS["privacy"] if key != "delta"]
+        names.append("output.checkpoint-every")  # a private run keeps every round
+    else:
+        why = "has no mechanism to read it"
+        at_client_level = config.privacy.level == "client"
+        names = [
+            f"privacy.{key}"
+            for key, needs in NEEDS["privacy"].items()
+            if not (at_client_level and (needs or (None,))[0] in OF_CLIENTS)
+        ]
+    for name in names:
+        if not is_default(name, value := value_of(config, name)):
+            yield (
+                f"{_in_file(name)} = {shown(value)} has no effect: your recipe {why}, so leave "
+                f"{name.partition('.')[2]} out"
+            )
 
 
 def _in_file(name: str) -> str:
