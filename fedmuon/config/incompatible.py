@@ -67,7 +67,10 @@ def problems(config: Config) -> Iterator[str]:
             "choose it in (1, 2], or 0 if unknown"
         )
     yield from _text_problems(config)
-    yield from _private_problems(config)
+    if config.privacy.level == "client":
+        yield from client_level_problems(config)
+    elif config.local.recipe in PRIVATE:
+        yield from private_recipe_problems(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
@@ -96,14 +99,6 @@ def _text_problems(config: Config) -> Iterator[str]:
             f"[task] lora-rank = {task.lora_rank} learns adapters beside a decoder that stays: set "
             "weights to its file"
         )
-
-
-def _private_problems(config: Config) -> Iterator[str]:
-    """Messages for runs that are private by their recipe or by their level."""
-    if config.privacy.level == "client":
-        yield from client_level_problems(config)
-    elif config.local.recipe in PRIVATE:
-        yield from private_recipe_problems(config)
 
 
 def has_no_noise(config: Config) -> bool:
@@ -156,7 +151,15 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
             "[privacy] level = 'client' is not for a recipe that releases each step: its noise "
             "protects single examples within a client, so set level = 'example'"
         )
-    yield from _rate_problems(privacy)
+    if privacy.sampling != "poisson":
+        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
+            yield why
+    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
+        yield UNTRUE
+    if privacy.rate and privacy.population:
+        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
+    if 0 < privacy.population < privacy.lot:
+        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
     yield from _noise_problems(privacy, local.recipe)
     if local.batch:
         yield (
@@ -167,16 +170,13 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
     yield from _delta_problems(privacy)
     if privacy.noise and math.isinf(privacy.bound):
         yield "[privacy] noise needs a finite bound: set bound, or noise = 0"
-    if (
-        local.recipe in PRIVATE
-        and local.recipe.endswith("muonbc")
-        and local.momentum_form not in ("ema", "polyak")
-    ):
+    corrected = local.recipe.endswith("muonbc")
+    if corrected and local.recipe in PRIVATE and local.momentum_form not in ("ema", "polyak"):
         yield (
             f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
             "polyak"
         )
-    if local.recipe.endswith("muonbc") and privacy.noise_correlation != "none":
+    if corrected and privacy.noise_correlation != "none":
         yield (
             f"[local] recipe = '{local.recipe}' corrects for noise that is independent from step "
             "to step: set [privacy] noise-correlation = 'none', or choose ...-muon"
@@ -223,19 +223,6 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
         )
 
 
-def _rate_problems(privacy: Any) -> Iterator[str]:
-    """Impossible sampling rates, and those for which the adjacency would not hold."""
-    if privacy.sampling != "poisson":
-        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
-            yield why
-    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
-        yield UNTRUE
-    if privacy.rate and privacy.population:
-        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
-    if 0 < privacy.population < privacy.lot:
-        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
-
-
 def _delta_problems(privacy: Any) -> Iterator[str]:
     """A delta that no accountant can resolve."""
     if 0 < privacy.delta < LEAST_DELTA:
@@ -276,30 +263,25 @@ def client_level_problems(config: Config) -> Iterator[str]:
             f"[privacy] cohorts = 'poisson' amplifies nothing under trust = '{privacy.trust}', "
             "where the server knows who answers: set cohorts = 'fixed'"
         )
-    if privacy.trust == "distributed":
-        yield from _distributed_problems(config)
+    if privacy.trust == "distributed":  # shares of noise in masked sums of integers
+        if not (privacy.noise or privacy.epsilon):
+            yield (
+                "[privacy] trust = 'distributed' without shares of noise would release clients' "
+                "bare sums: set noise or epsilon"
+            )
+        if privacy.arithmetic == "continuous":
+            yield (
+                "[privacy] arithmetic = 'continuous' has no integers, which masks are added to "
+                "under trust = 'distributed': set auto or grid"
+            )
+        if config.engine.name != "inline" and config.faults.policy != "strict":
+            yield (
+                "[faults] policy = 'drop' would leave masks in the sum of those who answered, "
+                "under trust = 'distributed': set policy = 'strict'; a run that stops can be "
+                "resumed"
+            )
     if math.isinf(privacy.bound):
         yield "[privacy] bound = inf clips no update: set a finite bound at level = 'client'"
     yield from _delta_problems(privacy)
     if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
         yield RETRIES
-
-
-def _distributed_problems(config: Config) -> Iterator[str]:
-    """What cannot be combined with shares of noise in masked sums of integers."""
-    privacy = config.privacy
-    if not (privacy.noise or privacy.epsilon):
-        yield (
-            "[privacy] trust = 'distributed' without shares of noise would release clients' bare "
-            "sums: set noise or epsilon"
-        )
-    if privacy.arithmetic == "continuous":
-        yield (
-            "[privacy] arithmetic = 'continuous' has no integers, which masks are added to under "
-            "trust = 'distributed': set auto or grid"
-        )
-    if config.engine.name != "inline" and config.faults.policy != "strict":
-        yield (
-            "[faults] policy = 'drop' would leave masks in the sum of those who answered, under "
-            "trust = 'distributed': set policy = 'strict'; a run that stops can be resumed"
-        )

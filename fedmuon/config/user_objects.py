@@ -115,7 +115,8 @@ def make_named(
     """
     found = own = getattr(user_objects(config), kind)
     if found is None and ours is not None:
-        found = ours.get(_name(config, kind))
+        table, key = NAMED[kind]
+        found = ours.get(getattr(getattr(config, table), key))
     if found is None:
         return None
     with guard(config, kind):
@@ -130,7 +131,7 @@ def make_named(
 def guard(config: Config, kind: str) -> Guard:
     """The guard within which the user's object of that kind is called."""
     table, key = NAMED[kind]
-    name, given = _name(config, kind), getattr(config.given, kind)
+    name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):
         name, key = config.task.model, "model"
     if given is not None or not is_own(name):
@@ -176,7 +177,7 @@ def user_objects(config: Config) -> UserObjects:
     """
     named: list[Named] = []
     for kind, (table, key) in NAMED.items():
-        name = _name(config, kind)
+        name = getattr(getattr(config, table), key)
         if kind == "task" and not is_own(name):
             name, key = config.task.model, "model"
         if is_own(name) and getattr(config.given, kind) is None:
@@ -188,18 +189,28 @@ def user_objects(config: Config) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
+    """The objects, once everything that is set is asked for by one of them."""
     own = _with_named(config.given, named)
     for kind, (table, key) in NAMED.items():
         if (found := getattr(own, kind)) is None:
             continue
         with Guard(kind, found):
-            name = _name(config, kind)
+            name = getattr(getattr(config, table), key)
             if getattr(config.given, kind) is not None and name != GIVEN:
                 raise InputError(
                     f"[{table}] {key} = '{name}' is not the {kind} that was given: set it to "
                     f"'{GIVEN}'"
                 )
-            _require_keys(config, kind, found)
+            held = getattr(config, PLACE[kind])
+            for offered in OFFERED.get(kind, ()):
+                value, place = getattr(held, attribute(type(held), offered)), PLACE[kind]
+                default = is_default(f"{place}.{offered}", value)
+                if not default and not asks(kind, found, offered):
+                    raise InputError(
+                        f"[{place}] {offered} = {value!r} has no effect: your {kind} does not ask "
+                        f"for it by a parameter `{parameter(offered)}`, so add that to it, or "
+                        f"leave {offered} out"
+                    )
     for table in {place for place, _ in NAMED.values()}:
         if given := object_options(config, table):
             _require_options(config, table, given, own)
@@ -212,11 +223,6 @@ def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
     who gives the same objects again gives a new one, as they may have changed."""
     found = {kind: import_object(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given
-
-
-def _name(config: Config, kind: str) -> str:
-    table, key = NAMED[kind]
-    return getattr(getattr(config, table), key)
 
 
 def object_options(config: Config, table: str) -> dict[str, Any]:
@@ -236,22 +242,24 @@ def asks(kind: str, found: Any, key: str) -> bool:
     return not idle and bool(takes(found, names))
 
 
-def _require_keys(config: Config, kind: str, found: Any) -> None:
-    """Reject a key that is set, and that only the object could read, if it does not ask for it."""
-    table = PLACE[kind]
-    held = getattr(config, table)
-    for key in OFFERED.get(kind, ()):
-        value = getattr(held, attribute(type(held), key))
-        if not is_default(f"{table}.{key}", value) and not asks(kind, found, key):
-            raise InputError(
-                f"[{table}] {key} = {value!r} has no effect: your {kind} does not ask for it by a "
-                f"parameter `{parameter(key)}`, so add that to it, or leave {key} out"
-            )
-
-
 def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
     """Reject options that nothing named in the table takes, and values of another type."""
-    readers = _readers(config, table, own)
+    # These packages stand below this one, and register their values when they are imported.
+    from fedmuon.optim.aggregators import AGGREGATORS
+    from fedmuon.optim.schedules import SCHEDULES
+    from fedmuon.runs.callbacks import CALLBACKS
+
+    ours = {
+        "data": READERS, "partition": PARTITIONS, "aggregate": AGGREGATORS,
+        "schedule": SCHEDULES, "callback": CALLBACKS,
+    }  # fmt: skip
+    readers = []  # custom objects, and the makers of built-in ones
+    for kind, (place, key) in NAMED.items():
+        one = getattr(own, kind) if place == table else None
+        if one is None and place == table and kind in ours:
+            one = ours[kind].get(getattr(getattr(config, table), key))
+        if one is not None:
+            readers.append((kind, one))
     for name, value in given.items():
         if (table, name) == ("data", "digest") and is_own(config.data.name):
             if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):  # by that name
@@ -270,27 +278,6 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
             _require_type(said, value, default_of(one, name))
 
 
-def _readers(config: Config, table: str, own: UserObjects) -> list[tuple[str, Callable[..., Any]]]:
-    """What takes options of a table, by kind: custom objects, and the makers of built-in ones."""
-    # These packages stand below this one, and register their values when they are imported.
-    from fedmuon.optim.aggregators import AGGREGATORS
-    from fedmuon.optim.schedules import SCHEDULES
-    from fedmuon.runs.callbacks import CALLBACKS
-
-    ours = {
-        "data": READERS, "partition": PARTITIONS, "aggregate": AGGREGATORS,
-        "schedule": SCHEDULES, "callback": CALLBACKS,
-    }  # fmt: skip
-    found = []
-    for kind in (kind for kind, (place, _) in NAMED.items() if place == table):
-        one = getattr(own, kind)
-        if one is None and kind in ours:
-            one = ours[kind].get(_name(config, kind))
-        if one is not None:
-            found.append((kind, one))
-    return found
-
-
 def _require_type(said: str, value: Any, usual: Any) -> None:
     """Reject a value of another type than the default: a switch or a number."""
     if isinstance(usual, bool) and not isinstance(value, bool):
@@ -307,7 +294,9 @@ def schedule_of(config: Config) -> Callable[[int], float] | None:
 
     if (found := make_named(config, "schedule", SCHEDULES)) is None:
         return None
+    if user_objects(config).schedule is None:
+        return found
     of = guard(config, "schedule")
     with of:
         called = require_callable(found, "schedule", "a function of the round")
-    return called if user_objects(config).schedule is None else of.calling(called, as_factor)
+    return of.calling(called, as_factor)

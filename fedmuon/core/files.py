@@ -18,8 +18,7 @@ import stat
 import tempfile
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,29 +56,24 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """
     if str(path).startswith(STREAMS):
         return os.open(path, flags)
-    with contextlib.suppress(FileNotFoundError):
-        _require_regular(path, Path(path).stat)  # first: opening a device may already do something
-    handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
-    try:
-        _require_regular(path, partial(os.fstat, handle))
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _require_regular(path: str | Path, look: Callable[[], os.stat_result]) -> None:
-    try:
-        kind = stat.S_IFMT(look().st_mode)
+    try:  # first: opening a device may already do something
+        kind = stat.S_IFMT(Path(path).stat().st_mode)
+    except FileNotFoundError:
+        kind = stat.S_IFREG
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         kind = stat.S_IFLNK
-    if kind != stat.S_IFREG:
-        raise InputError(
-            f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another "
-            "path, or put the file there"
-        ) from None
+    if kind == stat.S_IFREG:
+        handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
+        kind = stat.S_IFMT(os.fstat(handle).st_mode)  # something else may stand there since
+        if kind == stat.S_IFREG:
+            return handle
+        os.close(handle)
+    raise InputError(
+        f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another path, or "
+        "put the file there"
+    )
 
 
 def require_regular(path: Path) -> Path:
@@ -135,13 +129,13 @@ def sealed(record: Record, home: str = "") -> str:
     """A record as one line of JSON. Its last key, `check`, is the CRC-32 of its `home` and of all
     before it, so that a line of another home does not pass."""
     body = json.dumps(record)[:-1]
-    return f'{body}, "check": "{crc(body, crc(home)):08x}"}}\n'
+    return f'{body}, "check": "{crc(home + body):08x}"}}\n'
 
 
 def unsealed(line: str, home: str = "") -> Record | None:
     """The record of a sealed line; None if it is damaged or of another home."""
     body, found, _ = line.rpartition(', "check": "')
-    if not found or line != f'{body}{found}{crc(body, crc(home)):08x}"}}\n':
+    if not found or line != f'{body}{found}{crc(home + body):08x}"}}\n':
         return None
     return json.loads(body + "}")
 

@@ -72,21 +72,17 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         table, dot, key = name.strip().partition(".")
         if not (equals and dot and table and key):
             raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
-        put(tables, f"{table}.{key}", _parsed(f"{table}.{key}", value.strip()))
+        name, value = f"{table}.{key}", value.strip()
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:  # a bare word
+            parsed = value
+        except (RecursionError, ValueError) as error:
+            nested = isinstance(error, RecursionError)
+            why = NESTED if nested else "the number has too many digits"
+            raise InputError(f"--set {name} is refused ({why}): give a plain value") from None
+        put(tables, name, parsed)
     return tables
-
-
-def _parsed(name: str, text: str) -> Scalar:
-    """The value that a text is in TOML; a bare word is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    except RecursionError:
-        why = NESTED
-    except ValueError:
-        why = "the number has too many digits"
-    raise InputError(f"--set {name} is refused ({why}): give a plain value")
 
 
 def put(tables: dict[str, Any], name: str, value: Any) -> None:
@@ -109,9 +105,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except InputError:  # it is no file
         raise
     except OSError as error:
-        raise InputError(
-            f"cannot read the config {path} ({error.strerror}): check the path"
-        ) from None
+        why = f"cannot read the config {path} ({error.strerror}): check the path"
+        raise InputError(why) from None
     except RecursionError:
         raise InputError(f"{path} is not valid TOML ({NESTED}): fix it") from None
     except ValueError as error:  # also a number of more digits than Python reads
@@ -119,35 +114,32 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
-    place, given = [str(part) for part in error["loc"]], error.get("input")
+    """What is wrong with which key, and what to give instead, in the words of docs/config.md."""
+    place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
-    if error["type"] == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
+    if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
         return f"{name} is called {new} now: rename it"
-    if error["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         inner = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else name
         return f"unknown key {inner}: {_suggestion(model, place)}"
-    if error["type"] == "missing":
+    if kind == "missing":
         return f"{name} is missing: add it"
-    if error["type"] == "value_error":
-        said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-        whole = said.startswith("[") or not place
-        return said if whole else f"{name} = {shown(given)} is refused: {said}"
-    return f"{name} = {shown(given)} is refused: {_advice(error)}"
-
-
-def _advice(error: ErrorDetails) -> str:
-    """What to give instead, in the words of docs/config.md."""
-    if plain := PLAIN.get(error["type"]):
-        return plain
-    if error["type"] not in LIMITS:
-        return f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    if error["input"] != error["input"]:
-        return "nan is no number: give one"
-    name, words = LIMITS[error["type"]]
-    limit = error.get("ctx", {})[name]
-    if 0 < limit < TINY:
-        return f"give a number above 0 ({limit:g} or more)"
-    return f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
+    advice = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    if kind == "value_error":
+        advice = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        if advice.startswith("[") or not place:
+            return advice
+    elif kind in PLAIN:
+        advice = PLAIN[kind]
+    elif kind in LIMITS and given != given:
+        advice = "nan is no number: give one"
+    elif kind in LIMITS:
+        bound, words = LIMITS[kind]
+        limit = error.get("ctx", {})[bound]
+        advice = f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        if 0 < limit < TINY:
+            advice = f"give a number above 0 ({limit:g} or more)"
+    return f"{name} = {shown(given)} is refused: {advice}"
 
 
 @cache
