@@ -37,15 +37,6 @@ class _Round:
     noted: list[Tensor] = field(default_factory=list)
     held: bool = True  # all that were checked
 
-    def holds(self, condition: Tensor) -> bool:
-        """Check or assume it."""
-        if not self.asks:
-            self.noted.append(condition)
-            return True
-        answer = bool(condition)
-        self.held &= answer
-        return answer
-
     def held_all(self) -> bool:
         """Whether all collected conditions hold; tensors on `meta` have no numbers."""
         if not self.noted or self.noted[0].is_meta:
@@ -64,10 +55,15 @@ def at_hand(device: torch.device) -> bool:
 
 def holds(condition: Tensor) -> bool:
     """Whether the condition [] holds; assumed, and checked later, in `with_deferred_checks`."""
-    held = _round.get()
-    if held is None or condition.device.type in AT_HAND:
+    of = _round.get()
+    if of is None or condition.device.type in AT_HAND:
         return bool(condition)
-    return held.holds(condition)
+    if not of.asks:
+        of.noted.append(condition)
+        return True
+    answer = bool(condition)
+    of.held &= answer
+    return answer
 
 
 def is_finite(number: Tensor) -> bool:

@@ -177,7 +177,7 @@ class Guard:
     ) -> None:
         passed = isinstance(error, InputError) or type(error).__name__ in PASSED
         if isinstance(error, Exception | SystemExit) and not passed:
-            raise refusal(self, error) from error
+            raise _refusal(self, error) from error
 
     def calling(
         self, function: Callable[..., Any], read: Callable[[Any], Any] | None = None
@@ -225,7 +225,7 @@ def object_name(found: Any) -> str:
         return type(found).__name__
 
 
-def refusal(guard: Guard, error: BaseException) -> OwnError:
+def _refusal(guard: Guard, error: BaseException) -> OwnError:
     """The error that says what failed where, and what to do."""
     label = f"{guard.kind} {object_name(guard.found)}"
     label = f"{guard.named} ({label})" if guard.named else f"your {label}"
@@ -241,38 +241,26 @@ def refusal(guard: Guard, error: BaseException) -> OwnError:
         if clients:
             many = "client" if len(clients) == 1 else "one of the clients"
             when += f", on {many} {plain(', '.join(map(str, clients)), 60)}"
-    if line := _own_line(error.__traceback__):
-        return _of_kind(type(error))(f"{label} fails{when} with {why} ({line}): fix that line")
-    defined = _definition(guard.found)
-    inside = f"{why}; {defined}" if defined else why
-    wanted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
-    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): give {wanted}")
-
-
-def _own_line(trace: TracebackType | None) -> str:
-    """File and line of the innermost call in the user's own code, if there is any."""
-    found = ""
+    line, trace = "", error.__traceback__  # of the innermost call in the user's own code
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
         if _is_theirs(str(module), code.co_filename):
-            found = f"{code.co_filename}, line {trace.tb_lineno}"
+            line = f"{code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    if line:
+        return _of_kind(type(error))(f"{label} fails{when} with {why} ({line}): fix that line")
+    inside = why
+    with contextlib.suppress(Exception):  # it is no function, or raises when it is asked
+        code = guard.found.__code__
+        if _is_theirs(str(guard.found.__module__), code.co_filename):
+            inside = f"{why}; {code.co_filename}, line {code.co_firstlineno}"
+    wanted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
+    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): give {wanted}")
 
 
 def _is_theirs(module: str, file: str) -> bool:
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return module.partition(".")[0] not in NOT_THEIRS and not installed and "<" not in file[:1]
-
-
-def _definition(found: Any) -> str:
-    """File and line where a function of the user's is defined."""
-    try:
-        code = found.__code__
-        theirs = _is_theirs(str(found.__module__), code.co_filename)
-        return f"{code.co_filename}, line {code.co_firstlineno}" if theirs else ""
-    except Exception:  # no function, or a property of the user's
-        return ""
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ No checkpoint has a state that nobody declared. This looks where objects usually
 of an instance, and variables that a function closes over.
 """
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from numbers import Number
@@ -75,8 +76,11 @@ def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(found, partial):
         yield name, found.func
     elif isinstance(found, FunctionType):
-        cells = zip(found.__code__.co_freevars, found.__closure__ or (), strict=False)
-        yield from ((f"variable {variable}", _content(cell)) for variable, cell in cells)
+        for variable, cell in zip(
+            found.__code__.co_freevars, found.__closure__ or (), strict=False
+        ):
+            with contextlib.suppress(ValueError):  # not filled yet
+                yield f"variable {variable}", cell.cell_contents
     elif isinstance(found, dict | list):
         pairs = list(found.items() if isinstance(found, dict) else enumerate(found))
         arrays = [(key, one) for key, one in pairs if isinstance(one, np.ndarray | Tensor)]
@@ -84,10 +88,3 @@ def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif not isinstance(found, type):
         held = getattr(found, "__dict__", {})
         yield from ((f"{name}.{key}" if name else f"attribute {key}", held[key]) for key in held)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None

@@ -131,16 +131,11 @@ def writer(folder: Path) -> str:
     counts as alive."""
     said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
     found = re.match(r"process (\d+) on (.+) \(", said)
-    if found and found[2] == socket.gethostname() and not _lives(int(found[1])):
-        return ""
+    if found and found[2] == socket.gethostname():
+        try:
+            os.kill(int(found[1]), 0)
+        except PermissionError:  # it lives, and is somebody else's
+            pass
+        except (ProcessLookupError, OverflowError):
+            return ""
     return said
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True  # somebody else's
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True

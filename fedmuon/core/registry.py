@@ -152,7 +152,7 @@ def local_imports(file: Path) -> dict[str, Path]:
     while waiting:
         one = waiting.pop()
         package = one.parent.relative_to(file.parent).parts
-        for level, name in _import_statements(one, *_time_and_size(one)):
+        for level, name in _import_statements(one, one.stat().st_mtime_ns, one.stat().st_size):
             inside = package[: len(package) + 1 - level] if level else ()
             absolute = ".".join([*inside, name])
             if absolute in found or absolute.partition(".")[0] in LIBRARIES:
@@ -188,17 +188,13 @@ def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str
     return tuple(dict.fromkeys(found))
 
 
-def _time_and_size(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_mtime_ns, found.st_size
-
-
 def stamp(file: Path) -> Stamp:
     """What changes when a file or one of its local imports does; nothing where there is no file."""
     if file.suffix != ".py" or not file.is_file():
         return ()
     files = dict.fromkeys([file, *local_imports(file).values()])
-    return tuple((str(one), *_time_and_size(one)) for one in files if one.is_file())
+    found = [(str(one), one.stat()) for one in files if one.is_file()]
+    return tuple((name, held.st_mtime_ns, held.st_size) for name, held in found)
 
 
 def _read_module(path: Path) -> ModuleType:
@@ -242,7 +238,11 @@ def _local_modules(file: Path) -> Iterator[None]:
         if there is not None and _file_of(there) != ours.get(there.__name__):
             others[name] = there
     for name, path in ours.items():
-        _use_or_forget(name, path)
+        held, there = READ.get(path), sys.modules.get(name)
+        if held is not None and held[0] == stamp(path):
+            sys.modules[name] = held[1]  # as we read it
+        elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
+            del sys.modules[name]  # read again; the caller's own module of this file stays
     written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # which can be stale
     sys.path.insert(0, str(file.parent))
     importlib.invalidate_caches()
@@ -262,16 +262,6 @@ def _local_modules(file: Path) -> Iterator[None]:
         for name, module in others.items():
             if not any(module is one for one in read):
                 sys.modules[name] = module
-
-
-def _use_or_forget(name: str, path: Path) -> None:
-    """Put the module in place as we read it, unless it has changed since; then let it be read
-    again. A module that the caller imported from the same file stays."""
-    held, there = READ.get(path), sys.modules.get(name)
-    if held is not None and held[0] == stamp(path):
-        sys.modules[name] = held[1]
-    elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
-        del sys.modules[name]
 
 
 def _file_of(module: ModuleType) -> Path | None:

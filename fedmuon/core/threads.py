@@ -29,7 +29,7 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
     """Compute the pieces in as many threads as torch would use.
 
     Args:
-        pieces: Functions, called with the settings of this thread (see `_Manner`). A piece must say
+        pieces: Functions, called with the settings of this thread (see `_Job`). A piece must say
             itself whether torch records gradients.
         apart: If false, call one after the other, each with all of torch's threads or on a device.
 
@@ -150,36 +150,31 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-class _Manner:
-    """Torch's settings of the thread that makes it: precision (autocast), inference mode, and
-    whether subnormal numbers become 0. Other threads do not inherit them."""
+class _Job:
+    """Pieces that several threads take one by one.
 
-    def __init__(self) -> None:
+    Helpers get torch's settings of the thread that makes the job, which they do not inherit:
+    precision (autocast), inference mode, and whether subnormal numbers become 0.
+    """
+
+    def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
+        self.crew, self._pieces, self._count = crew, pieces, len(pieces)
         self._casts, self._dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self._inference = torch.is_inference_mode_enabled()
         self._flushes = LEAST / 2 == 0
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Let a helper, which by itself uses neither autocast nor inference mode, compute so."""
-        torch.set_flush_denormal(self._flushes)
-        if not (self._casts or self._inference):
-            yield
-            return
-        with torch.inference_mode(self._inference), torch.autocast("cpu", self._dtype, self._casts):
-            yield
-
-
-class _Job:
-    """Pieces that several threads take one by one."""
-
-    def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
-        self.manner = _Manner()
-        self.crew, self._pieces, self._count = crew, pieces, len(pieces)
         self._found: list[Any] = [None] * len(pieces)
         self._errors: dict[int, BaseException] = {}
         self._taken, self._ended = 0, 0
         self._change = threading.Condition()
+
+    def help_elsewhere(self) -> None:
+        """Help from a thread that by itself uses neither autocast nor inference mode."""
+        torch.set_flush_denormal(self._flushes)
+        if not (self._casts or self._inference):
+            self.help()
+            return
+        with torch.inference_mode(self._inference), torch.autocast("cpu", self._dtype, self._casts):
+            self.help()
 
     def help(self) -> None:
         """Work on what nobody has taken yet."""
@@ -270,8 +265,7 @@ def _help_others(jobs: SimpleQueue[_Job | None], ready: threading.Event) -> None
         if job.crew.others.acquire(blocking=False):
             _here.crew = job.crew
             try:
-                with job.manner.taken():
-                    job.help()
+                job.help_elsewhere()
             finally:
                 job.crew.others.release()
         del job
