@@ -20,8 +20,40 @@ PARTITIONS: Registry[Partition] = Registry()
 
 @PARTITIONS.add("dirichlet")
 def dirichlet(alpha: float, minimum: int) -> Partition:
-    """See `dirichlet_partition`."""
-    return lambda labels, clients, rng: dirichlet_partition(labels, clients, alpha, minimum, rng)
+    """Deal the samples of each class in proportions drawn from Dir(alpha 1_N).
+
+    Clients that get fewer than `minimum` samples are then filled up from the largest clients. If
+    alpha is small, a client has few classes; infinity splits every class evenly.
+
+    Raises:
+        InputError: When it deals: if an option is out of range, or there are too few samples.
+    """
+
+    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        n = len(labels)
+        if clients < 1 or minimum < 0:
+            raise InputError(
+                f"clients = {clients} with minimum = {minimum} samples each cannot be: "
+                "use at least one client and a minimum of 0 or more"
+            )
+        if not alpha > 0:
+            raise InputError(
+                f"[data] alpha = {alpha} is no concentration: use a number above 0, or inf"
+            )
+        if clients * minimum > n:
+            raise InputError(
+                f"{clients} clients with minimum = {minimum} samples need {clients * minimum} "
+                f"train samples and there are {n}: raise train, or lower minimum or clients"
+            )
+        if math.isinf(alpha):
+            return _deal_evenly(labels, clients, rng)
+        client = np.empty(n, np.int64)
+        for members in _by_class(labels):
+            counts = _counts(len(members), clients, alpha, rng)
+            client[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
+        return _fill_up(client, clients, minimum, rng)
+
+    return deal
 
 
 @PARTITIONS.add("iid")
@@ -110,51 +142,6 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
             f"client {few[0]} has {sizes[few[0]]} samples (and {len(few) - 1} others have too "
             f"few), and [data] minimum = {minimum}: {lower}deal every client some"
         )
-
-
-def dirichlet_partition(
-    labels: np.ndarray, clients: int, alpha: float, minimum: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Deal the samples of each class in proportions drawn from Dir(alpha 1_N).
-
-    Clients that get fewer than `minimum` samples are then filled up from the largest clients.
-
-    Args:
-        labels: Labels [n].
-        clients: Number of clients N.
-        alpha: Concentration. If it is small, a client has few classes; infinity splits every class
-            evenly.
-        minimum: The least number of samples of a client.
-        rng: Source of the draws.
-
-    Returns:
-        The client [n] int64 of each sample.
-
-    Raises:
-        InputError: If the options are out of range or there are too few samples.
-    """
-    n = len(labels)
-    if clients < 1 or minimum < 0:
-        raise InputError(
-            f"clients = {clients} with minimum = {minimum} samples each cannot be: "
-            "use at least one client and a minimum of 0 or more"
-        )
-    if not alpha > 0:
-        raise InputError(
-            f"[data] alpha = {alpha} is no concentration: use a number above 0, or inf"
-        )
-    if clients * minimum > n:
-        raise InputError(
-            f"{clients} clients with minimum = {minimum} samples need {clients * minimum} train "
-            f"samples and there are {n}: raise train, or lower minimum or clients"
-        )
-    if math.isinf(alpha):
-        return _deal_evenly(labels, clients, rng)
-    client = np.empty(n, np.int64)
-    for members in _by_class(labels):
-        counts = _counts(len(members), clients, alpha, rng)
-        client[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
-    return _fill_up(client, clients, minimum, rng)
 
 
 def weights(sizes: np.ndarray, kind: str) -> np.ndarray:

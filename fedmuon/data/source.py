@@ -40,10 +40,10 @@ class Source:
     owner: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if problem := self._wrong_labels() or self._wrong_values():
+        if problem := self._problem():
             raise InputError(f"{self.name} ({self.where}) {problem}")
 
-    def _wrong_labels(self) -> str:
+    def _problem(self) -> str:
         held, labels = self.inputs, self.labels
         if held.ndim < 2 or (labels.ndim != 1 and self.classes) or len(held) != labels.shape[:1][0]:
             return (
@@ -59,10 +59,6 @@ class Source:
                 return f"has labels from {low} to {high}: relabel them 0 to {last}"
         elif not np.isfinite(labels).all():
             return "has targets that are not finite"
-        return ""
-
-    def _wrong_values(self) -> str:
-        held = self.inputs
         if held.dtype.kind not in "uif":
             return f"holds values of type {held.dtype}: convert them to real numbers"
         if held.dtype.kind == "f":
@@ -70,9 +66,8 @@ class Source:
                 held = held.astype(np.float64) if held.itemsize > 8 else held
             finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
             if not finite.all():
-                return (
-                    f"holds NaN or infinity in sample {int(finite.argmin())}: correct or remove it"
-                )
+                place = int(finite.argmin())
+                return f"holds NaN or infinity in sample {place}: correct or remove it"
         return ""
 
 

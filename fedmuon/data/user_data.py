@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -17,6 +17,7 @@ from fedmuon.core.files import read_text, require_regular
 from fedmuon.data.source import Source
 
 MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such pairs, or a Source"
+KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # floats of numpy
 DENSE = "convert it to a dense array with {}, if it fits into memory"
 
 
@@ -34,13 +35,13 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
         mend = f"{name}=(frame.drop(columns='label'), frame['label'])"
         mend = mend if _has_columns(data) else f"{name}=(inputs, labels)"
         raise InputError(
-            f"{name} is a {_kind(data)} alone, which does not say which values are labels: give "
-            f"{mend}"
+            f"{name} is a {type(data).__name__} alone, which does not say which values are labels: "
+            f"give {mend}"
         )
     if isinstance(data, Mapping):
         if not {"data", "target"} <= data.keys():  # as in a Bunch of scikit-learn
             raise InputError(
-                f"{name} is a {_kind(data)} without the entries 'data' and 'target': give "
+                f"{name} is a {type(data).__name__} without the entries 'data' and 'target': give "
                 f"{name}=(inputs, labels)"
             )
         data = data["data"], data["target"]
@@ -49,27 +50,21 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
         and hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
     ):
-        data = _of_dataset(data, name)
+        pairs, data = data, ([], [])
+        for number in range(len(pairs)):
+            one = pairs[number]
+            if not isinstance(one, tuple | list) or len(one) != 2:
+                many = f" of {len(one)} values" if isinstance(one, tuple | list) else ""
+                raise InputError(
+                    f"sample {number} of {name} is a {type(one).__name__}{many}, not a pair: let "
+                    "the dataset return (input, label)"
+                )
+            data[0].append(one[0])
+            data[1].append(one[1])
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InputError(f"{name} of type {_kind(data)} are no samples: {MEND}")
+        raise InputError(f"{name} of type {type(data).__name__} are no samples: {MEND}")
     inputs, labels = data
     return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
-
-
-def _of_dataset(data: Any, name: str) -> tuple[list[Any], list[Any]]:
-    """The pairs of a torch Dataset."""
-    inputs, labels = [], []
-    for number in range(len(data)):
-        one = data[number]
-        if not isinstance(one, tuple | list) or len(one) != 2:
-            many = f" of {len(one)} values" if isinstance(one, tuple | list) else ""
-            raise InputError(
-                f"sample {number} of {name} is a {_kind(one)}{many}, not a pair: let the dataset "
-                "return (input, label)"
-            )
-        inputs.append(one[0])
-        labels.append(one[1])
-    return inputs, labels
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
@@ -94,9 +89,9 @@ def as_array(part: Any, what: str) -> np.ndarray:
 def _problem(part: Any) -> str:
     """Why numpy would read wrong values; empty if it would not."""
     if _is_sparse(part):
-        return f"are a sparse {_kind(part)}: {DENSE.format('.toarray()')}"
+        return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
-        return f"are a {_kind(part)}, of which numpy reads no values: give an array"
+        return f"are a {type(part).__name__}, of which numpy reads no values: give an array"
     if np.ma.is_masked(part):
         return "have masked entries: fill them in, or leave these samples out"
     return ""
@@ -109,15 +104,11 @@ def _is_tensor(part: Any) -> bool:
 
 def _of_tensor(part: Any, what: str) -> np.ndarray:
     """The values of a tensor. Floats that numpy lacks become float32, which is exact."""
-    torch: Any = sys.modules[
-        "torch"
-    ]  # arrays need no torch; it has made the tensor, so it is loaded
     if problem := storage_problem(part):
         raise InputError(f"{what} are {problem}")
     try:
         part = part.detach().cpu().resolve_conj().resolve_neg()
-        known = (torch.float16, torch.float32, torch.float64)
-        if part.is_floating_point() and part.dtype not in known:
+        if part.is_floating_point() and str(part.dtype) not in KNOWN:
             part = part.float()
         return part.numpy()
     except (RuntimeError, TypeError, ValueError) as error:  # of subclasses and rare types
@@ -164,8 +155,8 @@ def _of_table(frame: Any, what: str) -> np.ndarray:
         named = zip(frame.column_names, frame.itercolumns(), strict=True)
     else:
         raise InputError(
-            f"a table of type {_kind(frame)} cannot be read: convert it to a numpy array or a "
-            "pandas DataFrame"
+            f"a table of type {type(frame).__name__} cannot be read: convert it to a numpy array "
+            "or a pandas DataFrame"
         )
     columns = []
     for name, column in named:
@@ -180,12 +171,8 @@ def _of_table(frame: Any, what: str) -> np.ndarray:
             )
         columns.append(values)
     if not columns:
-        raise InputError(f"{what} are a {_kind(frame)} without columns: give at least one")
+        raise InputError(f"{what} are a {type(frame).__name__} without columns: give at least one")
     return np.stack(columns, axis=1)
-
-
-def _kind(what: Any) -> str:
-    return type(what).__name__
 
 
 # Sources.
@@ -259,7 +246,7 @@ def npz(
             arrays = {name: held[name] for name in held.files}
     except Exception as error:  # numpy and zipfile raise many kinds of errors
         raise InputError(f"{path} is no readable .npz file ({error})") from None
-    return _from_columns(path, arrays, label, client, lambda: _taken(path, arrays, inputs))
+    return _from_columns(path, arrays, label, client, inputs)
 
 
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
@@ -296,22 +283,26 @@ def _from_columns(
     columns: Mapping[str, np.ndarray],
     label: str,
     client: str,
-    inputs: Callable[[], np.ndarray] | None = None,
+    inputs: str | None = None,
 ) -> Source:
-    labels = _taken(path, columns, label)
-    owners = _codes(_taken(path, columns, client)) if client else None
+    """A source of named columns, or of the array `inputs` and the columns of labels and clients."""
+    asked = [label] if inputs is None else [label, inputs]
+    for name in [*asked, client] if client else asked:
+        if name not in columns:
+            raise InputError(f"{path} has no column {name!r}: choose one of {', '.join(columns)}")
+    labels, owners = columns[label], _codes(columns[client]) if client else None
     if labels.dtype.kind not in "iuf":  # words are numbered in alphabetical order
         labels = _codes(labels)
-    others = [name for name in columns if name not in (label, client)]
-    if inputs is None:
+    if inputs is not None:
+        held = columns[inputs]
+    else:
+        others = [name for name in columns if name not in (label, client)]
         for name in others:
             if columns[name].dtype.kind not in "iufb":
                 raise InputError(
                     f"{path}: column {name!r} holds words: number them, or leave it out"
                 )
         held = np.stack([columns[name].astype(np.float64) for name in others], 1)
-    else:
-        held = inputs()
     return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
 
 
@@ -320,12 +311,6 @@ def _file(folder: str, suffix: str) -> Path:
     if not folder or not path.is_file():
         raise InputError(f"[data] folder = '{folder}' is no .{suffix} file: name one")
     return path
-
-
-def _taken(path: Path, columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in columns:
-        raise InputError(f"{path} has no column {name!r}: choose one of {', '.join(columns)}")
-    return columns[name]
 
 
 def _numbers(column: tuple[str, ...]) -> np.ndarray:

@@ -21,7 +21,7 @@ MUTANTS = (
     ("fedmuon/core", "key = (int(what), round, client, step", "key = (int(what), round, client, 0"),
     ("fedmuon/orthogonalize", "(15 / 8, -10 / 8, 3 / 8)", "(15 / 8, -10 / 8, 3.1 / 8)"),
     ("fedmuon/orthogonalize", "return math.sqrt(rank) * found", "return found"),
-    ("fedmuon/data", "_shares(alpha, clients, rng)", "_shares(1.0, clients, rng)"),
+    ("fedmuon/data", "standard_gamma(alpha, clients)", "standard_gamma(1.0, clients)"),
     ("fedmuon/data", "normalize, replacement[changed])", "normalize, position[changed])"),
     ("fedmuon/tasks", "ratio.clamp(max=1.0)", "ratio.clamp(max=1.01)"),
     ("fedmuon/tasks", "(1 - 2 * low) * (1 + parts)", "(1 - 2 * low)"),

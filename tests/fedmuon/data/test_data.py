@@ -22,7 +22,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data import available, load, read, readers
 from fedmuon.data.federated import FederatedData, federate, split
 from fedmuon.data.neighbours import replace
-from fedmuon.data.partition import dirichlet_partition
+from fedmuon.data.partition import dirichlet
 from fedmuon.data.readers import _read_cached, read_idx, read_mapped
 from fedmuon.data.source import Source, unit_rows
 
@@ -528,7 +528,7 @@ def federation(
     source = read("synthetic", n=n, dimension=5, classes=3, seed=seed)
     first, last = split(source.labels, None, train, test, seed)
     rng = np.random.default_rng(seed)
-    client = dirichlet_partition(source.labels[first], clients, 0.4, 2, rng)
+    client = dirichlet(0.4, 2)(source.labels[first], clients, rng)
     return source, federate(source, first, client, last, "unit")
 
 

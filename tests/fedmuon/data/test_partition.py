@@ -16,7 +16,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import federate
 from fedmuon.data.partition import (
     by_partitioner,
-    dirichlet_partition,
+    dirichlet,
     is_partitioner,
     partitioner_clients,
     weights,
@@ -30,7 +30,7 @@ def dealt(
     labels: np.ndarray, clients: int, alpha: float, minimum: int, seed: int = 0
 ) -> np.ndarray:
     rng = generator(seed, Draw.PARTITION)
-    return dirichlet_partition(labels, clients, alpha, minimum, rng)
+    return dirichlet(alpha, minimum)(labels, clients, rng)
 
 
 def counts(labels: np.ndarray, client: np.ndarray, clients: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_shares_are_dirichlet(alpha: float) -> None:
     """E share_i = 1/N and E sum_i share_i^2 = (alpha + 1) / (N alpha + 1), to 5 deviations."""
     clients, draws, labels = 5, 4000, np.zeros(1000, int)
     rng = generator(0, Draw.PARTITION)
-    dealings = (dirichlet_partition(labels, clients, alpha, 0, rng) for _ in range(draws))
+    dealings = (dirichlet(alpha, 0)(labels, clients, rng) for _ in range(draws))
     shares = np.array([np.bincount(dealing, minlength=clients) for dealing in dealings]) / 1000
     means, squares = shares.mean(axis=0), (shares**2).sum(axis=1)
     deviation = 5 / math.sqrt(draws)
