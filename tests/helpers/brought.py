@@ -3,7 +3,11 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from torch import nn
+
+import fedmuon
+from fedmuon.core.errors import InputError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -26,3 +30,10 @@ def linear() -> nn.Module:
 
 DATA: dict[str, Any] = {"data": (X, Y)}
 PLAIN = {**DATA, "task": linear}
+
+
+def refused(mend: str, config: Any, **given: Any) -> None:
+    """A run of these objects ends in one sentence, which says how to mend it."""
+    with pytest.raises(InputError, match=mend) as said:
+        fedmuon.run(config, **given)
+    assert "\n" not in str(said.value)

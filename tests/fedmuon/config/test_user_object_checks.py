@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
-from torch import Tensor, nn
+from brought import CLASSES, PLAIN, X, Y, linear, refused, tables
+from torch import Tensor
 
 import fedmuon
 from fedmuon import links
@@ -32,19 +32,7 @@ MATRIX = tables(local={"recipe": "fedmuon"})
 ONE = fedmuon.Chain((links.gradient(), links.descend(0.1)))
 
 
-def refused(mend: str, config: Any, **given: Any) -> None:
-    with pytest.raises(InputError, match=mend) as said:
-        fedmuon.run(config, **given)
-    assert "\n" not in str(said.value)
-
-
 # Samples in the ball
-
-
-@pytest.mark.parametrize("name", ["tokens", "pixels"])
-def test_own_samples_stay_in_the_ball_of_the_certificate(name: str) -> None:
-    config = {**MATRIX, "data": {"normalize": name}}
-    refused("leaves the unit ball", config, data=(5 * X, CLASSES))
 
 
 def test_rows_outside_the_ball_have_no_constants() -> None:
@@ -132,12 +120,6 @@ def test_runs_of_two_partitions_are_two_experiments(tmp_path: Path) -> None:
         assert [row["seeds"] for row in fedmuon.compare(ends).rows] == [2]
 
 
-@pytest.mark.parametrize("made", [list, tuple])
-def test_a_list_of_clients_is_told_from_index_arrays(made: Any) -> None:
-    mend = "one array of indices per client.* a numpy array with the client of each sample"
-    refused(mend, tables(), **PLAIN, partition=lambda y, n, rng: made(np.arange(len(y)) % n))
-
-
 # Mechanisms
 
 
@@ -191,9 +173,8 @@ def first_alone(direction: Any, context: Any) -> Any:
 NEW = "writes into what it is given, .* return new tensors"
 TAKES = r"returns \(direction, state\)"
 LINKS: dict[str, tuple[Any, str]] = {
-    "direction": (
-        after(lambda d, c: {n: v.mul_(0.5) for n, v in d.items()}, links.momentum(0.9)), NEW
-    ),
+    "direction": (after(lambda d, c: {n: v.mul_(0.5) for n, v in d.items()}, links.momentum(0.9)),
+                  NEW),
     "state": (kept(into_its_state), NEW),
     "params": (after(lambda d, c: {n: c.params[n].mul_(0.5) for n in d}), NEW),
     "alone": (kept(lambda d, state, context: d), TAKES),
@@ -205,12 +186,6 @@ LINKS: dict[str, tuple[Any, str]] = {
     "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "begin it with"),
     "init": ([fedmuon.Link("mine", cast(Any, no_states), into_its_state)], "init of the link"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(LINKS))
-def test_a_link_that_is_none_is_one_sentence(name: str) -> None:
-    chain, mend = LINKS[name]
-    refused(mend, tables(), **PLAIN, recipe=chain)
 
 
 def test_a_private_chain_s_links_are_tried_too() -> None:
@@ -248,15 +223,13 @@ RULES: dict[str, tuple[fedmuon.Recipe, str]] = {
     "model": (fedmuon.Recipe(ONE, lambda old, mean, states: mean), "returns .model, states."),
     "two": (fedmuon.Recipe(ONE, lambda old, mean: (mean, {})), "takes .old, mean, states."),
     "less": (fedmuon.Recipe(ONE, lambda old, mean, states: ({}, states)), "no tensor like"),
-    "state": (
-        fedmuon.Recipe(ONE, lambda old, mean, states: (mean, {}), kept=("mine",)), "no state mine"
-    ),
+    "state": (fedmuon.Recipe(ONE, lambda old, mean, states: (mean, {}), kept=("mine",)),
+              "no state mine"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(RULES))
-def test_a_rule_that_is_none_is_one_sentence(name: str) -> None:
-    recipe, mend = RULES[name]
+@pytest.mark.parametrize(("recipe", "mend"), [*LINKS.values(), *RULES.values()])
+def test_links_and_rules_that_are_none_are_one_sentence(recipe: Any, mend: str) -> None:
     refused(mend, tables(), **PLAIN, recipe=recipe)
 
 
@@ -323,7 +296,7 @@ def test_a_constant_is_tried_on_small_and_large_matrices(
     orthogonalizers.require_sound(found, like)
 
 
-# Schedules, options, callbacks, names
+# Schedules
 
 
 @pytest.mark.parametrize("gives", ["x", -1, [1.0, 2.0], np.ones(2), torch.ones(2), None])
@@ -344,42 +317,3 @@ def test_a_bound_from_parameters_follows_the_schedule(tmp_path: Path) -> None:
     config = parse({"local": {"schedule": f"{tmp_path / 'one.py'}:half"}})
     factors = bound.from_parameters(config, 100).factors
     assert factors is not None and set(factors) == {0.5}
-
-
-def noisy(noise: bool = False, count: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    return X, Y
-
-
-def digested(digest: str = "") -> tuple[np.ndarray, np.ndarray]:
-    return X, Y
-
-
-def test_a_number_is_no_switch() -> None:
-    given = {**PLAIN, "data": noisy}
-    for value in (3, 1, "yes", 0.0):
-        refused("give true or false", tables(data={"options": {"noise": value}}), **given)
-    fedmuon.run(tables(data={"options": {"noise": True}}), **given)
-
-
-def test_the_digest_is_no_option() -> None:
-    for config in (tables(), tables(data={"options": {"digest": "abc"}})):
-        refused("another name", config, **{**PLAIN, "data": digested})
-
-
-def test_a_measure_that_no_round_has_stops_nothing() -> None:
-    config = tables(output={"callback": "early-stopping", "options": {"measure": "test_los"}})
-    refused("measure to one of .*test_loss", config, **PLAIN)
-    stopping = fedmuon.callbacks.early_stopping("test_loss")
-    fedmuon.run(tables(output={"evaluate-every": 2}), **PLAIN, callbacks=[stopping])
-
-
-@pytest.mark.parametrize("name", ["seeds", "run", "accuracy ±"])
-def test_columns_of_compared_runs_are_no_metric_s_name(name: str) -> None:
-    task = fedmuon.Task(linear(), None, {name: lambda outputs, targets: outputs[:, 0]})
-    refused("give it another name", tables(), **DATA, task=task)
-
-
-def test_labels_count_from_0() -> None:
-    refused(
-        "labels up to 3, which count from 0", tables(), data=(X, CLASSES + 2), task=nn.Linear(3, 3)
-    )
