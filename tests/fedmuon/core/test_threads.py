@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +34,17 @@ from fedmuon.tasks.per_example import clipped_sums
 from fedmuon.tasks.per_example.clipping import Clipping
 
 
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> int:
+    torch.set_num_threads(request.param)
+    return request.param
 
 
 def square(number: int) -> int:
@@ -57,7 +63,6 @@ def test_results_are_in_order(threads: int) -> None:
 
 
 def test_pieces_run_beside_one_another(threads: int) -> None:
-    """So many at once as there are threads: they wait for each other."""
     together = threading.Barrier(threads)
     spread([partial(together.wait, 20.0)] * (2 * threads))
     assert torch.get_num_threads() == threads
@@ -147,21 +152,18 @@ def test_threads_of_a_program_do_not_change_each_others_number() -> None:
         seen.append(torch.get_num_threads())
         steps[2].set()
 
-    before, other = torch.get_num_threads(), threading.Thread(target=first)
-    try:
-        torch.set_num_threads(2)
-        other.start()
-        steps[0].wait(20.0)
-        spread([lambda: (steps[1].set(), steps[2].wait(20.0))])
-        other.join()
-        assert seen == [3] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    other = threading.Thread(target=first)
+    torch.set_num_threads(2)
+    other.start()
+    steps[0].wait(20.0)
+    spread([lambda: (steps[1].set(), steps[2].wait(20.0))])
+    other.join()
+    assert seen == [3] and torch.get_num_threads() == 2
 
 
 def test_no_more_threads_than_there_are_now() -> None:
     """Those that once helped decline."""
-    before, working, most = torch.get_num_threads(), list[int](), list[int]()
+    working, most = list[int](), list[int]()
 
     def work() -> None:
         working.append(1)
@@ -169,32 +171,25 @@ def test_no_more_threads_than_there_are_now() -> None:
         time.sleep(0.005)
         working.pop()
 
-    try:
-        torch.set_num_threads(5)
-        spread([partial(square, 2)] * 20)
-        torch.set_num_threads(2)
-        spread([lambda: spread([work] * 6)] * 4)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(5)
+    spread([partial(square, 2)] * 20)
+    torch.set_num_threads(2)
+    spread([lambda: spread([work] * 6)] * 4)
     assert max(most) <= 2
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        spread([int] * 9)
-        with warnings.catch_warnings(action="ignore"):  # Python's, that a child lacks threads
-            child = os.fork()
-        if not child:
-            signal.alarm(60)
-            good = False
-            with contextlib.suppress(BaseException):
-                good = spread([int] * 9) == [0] * 9 and torch.get_num_threads() == 3
-            os._exit(0 if good else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(before)
+    spread([int] * 9)
+    with warnings.catch_warnings(action="ignore"):  # Python's, that a child lacks threads
+        child = os.fork()
+    if not child:
+        signal.alarm(60)
+        good = False
+        with contextlib.suppress(BaseException):
+            good = spread([int] * 9) == [0] * 9 and torch.get_num_threads() == 3
+        os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 ENDING = """
@@ -264,6 +259,16 @@ def test_all_threads_compute_in_the_manner_of_the_one_that_spreads(threads: int)
 # --- The same bytes, however many threads there are ----------------------------------------------
 
 
+def by_threads(work: Callable[[], Any]) -> Any:
+    """What one, two and three threads give, which is the same."""
+    found = set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.add(work())
+    (one,) = found
+    return one
+
+
 def last_model(*keys: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         execute(load(None, keys), Path(folder) / "run")
@@ -284,14 +289,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", quick(RUNS, ["matrix", "mlp"]))
 def test_bytes_do_not_depend_on_threads(name: str) -> None:
-    before, found = torch.get_num_threads(), set[bytes]()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.add(last_model(*RUNS[name]))
-    finally:
-        torch.set_num_threads(before)
-    assert len(found) == 1
+    assert by_threads(lambda: last_model(*RUNS[name]))
 
 
 def test_neither_do_those_of_a_stack_and_of_clipped_sums() -> None:
@@ -309,14 +307,7 @@ def test_neither_do_those_of_a_stack_and_of_clipped_sums() -> None:
         found = wide.gradient(weights, batches)[1], net.clipped([(1.0, start)], batches, points)[1]
         return tuple(value.numpy().tobytes() for one in found for value in one.values())
 
-    before, found = torch.get_num_threads(), set[tuple[bytes, ...]]()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.add(both())
-    finally:
-        torch.set_num_threads(before)
-    assert len(found) == 1
+    assert by_threads(both)
 
 
 def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,19 +320,16 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
     def sums() -> dict[str, torch.Tensor]:
         return task.clipped([(1.0, start)], [batch], clipping)[1]
 
-    whole, before, found = sums(), torch.get_num_threads(), set[bytes]()
+    def in_bytes() -> bytes:
+        return b"".join(value.numpy().tobytes() for value in sums().values())
+
+    whole = sums()
     monkeypatch.setitem(clipped_sums.MOST, "cpu", 5)
     monkeypatch.setattr(clipped_sums, "LANE", 8.0)
     alone = {name: value[0] for name, value in start.items()}
     assert len(task.clipped_sums()._lanes(alone, 37)) == 4
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            several = sums()
-            found.add(b"".join(value.numpy().tobytes() for value in several.values()))
-    finally:
-        torch.set_num_threads(before)
-    assert len(found) == 1
+    by_threads(in_bytes)
+    several = sums()
     assert any(not torch.equal(several[name], value) for name, value in whole.items())
     for name, value in whole.items():
         torch.testing.assert_close(several[name], value, rtol=1e-12, atol=1e-15)
@@ -350,7 +338,7 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("slow, bad", [((0,), None), ((1, 2), None), ((0,), 3), ((3,), 2)])
 def test_turns_come_in_order_and_end_with_a_failure(slow: tuple, bad: int | None) -> None:
     """Whoever is late; and no piece behind one that failed has its turn."""
-    turns, seen, before = Turns(), list[int](), torch.get_num_threads()
+    turns, seen = Turns(), list[int]()
 
     def piece(number: int) -> None:
         with turns.of(number) as turn:
@@ -361,9 +349,6 @@ def test_turns_come_in_order_and_end_with_a_failure(slow: tuple, bad: int | None
             seen.append(number)
 
     torch.set_num_threads(3)
-    try:
-        with contextlib.nullcontext() if bad is None else pytest.raises(ValueError, match=str(bad)):
-            spread([partial(piece, number) for number in range(6)])
-    finally:
-        torch.set_num_threads(before)
+    with contextlib.nullcontext() if bad is None else pytest.raises(ValueError, match=str(bad)):
+        spread([partial(piece, number) for number in range(6)])
     assert seen == list(range(6 if bad is None else bad))

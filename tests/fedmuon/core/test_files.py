@@ -1,11 +1,14 @@
-"""Named pipes, sockets, devices, folders and looping links where files are due: nobody waits."""
+"""Only its owner may read what a run writes. Nobody waits for named pipes, sockets, devices,
+folders and looping links where files are due."""
 
 import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import small
@@ -29,12 +32,89 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import finished_run, neighbours
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import suite
+from fedmuon.federated.build import resolve
+from fedmuon.federated.rounds import begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import FAILED
+from fedmuon.runs.loop import prepare
 
 pytestmark = pytest.mark.timeout(120)  # whoever waits for a pipe waits for ever
 PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"lot": 5.0, "noise": 1.0}}
 TO_BE = (LOCK, FAILED, "objects.json")  # which other runs have
+SAMPLES: dict[str, Any] = {
+    "local": {"recipe": "dp-sgd", "lr": 0.1},
+    "privacy": {"noise": 1.0, "lot": 6.0, "bound": 0.2},
+}
+CLIENTS: dict[str, Any] = {
+    "local": {"recipe": "fedmuon", "lr": 0.1},
+    "privacy": {"level": "client", "noise": 1.0, "bound": 0.2},
+}
+LOGS = {"rounds.jsonl", "ledger.jsonl"}
+
+
+@pytest.fixture(autouse=True)
+def _open_umask() -> Iterator[None]:
+    """No umask hides what a file is opened with."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """Files that anyone but their owner may read or write, with their modes."""
+    files = [one for one in folder.rglob("*") if one.is_file()]
+    assert files
+    modes = {str(one.relative_to(folder)): stat.S_IMODE(one.stat().st_mode) for one in files}
+    return {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
+
+
+@pytest.mark.parametrize("tables", [{}, SAMPLES, CLIENTS], ids=["plain", "samples", "clients"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_files_of_a_run_are_for_their_owner(
+    tables: dict[str, Any], ends: bool, tmp_path: Path
+) -> None:
+    """Those of a finished run, and of one that fails between two checkpoints."""
+
+    def watch(record: dict[str, Any]) -> None:
+        assert not open_to_others(tmp_path)  # the lock and checkpoints are there now
+        if not ends and record["round"] == 5:
+            raise RuntimeError("stop")
+
+    config = small(**tables)
+    if ends:
+        execute(config, tmp_path, on_round_end=watch)
+    else:
+        with pytest.raises(RuntimeError, match="stop"):
+            execute(config, tmp_path, on_round_end=watch)
+    assert not open_to_others(tmp_path)
+    assert (tmp_path / "ledger.jsonl").exists() == bool(tables)
+
+
+def test_neighbours_locks_and_logs_are_for_their_owner(tmp_path: Path) -> None:
+    neighbours.execute(small(stability={"trials": 2}), tmp_path / "neighbours")
+    with held(tmp_path / "locked"):
+        assert not open_to_others(tmp_path / "locked")
+    run = prepare(resolve(small()), tmp_path / "run")
+    recipe, task = run.experiment.recipe, run.experiment.task
+    run.directory.checkpoint(begin(recipe, task, run.config.federation.seed))  # makes a log, too
+    assert not open_to_others(tmp_path) and (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+def stop(record: dict[str, Any]) -> None:
+    if record["round"] == 5:
+        raise KeyboardInterrupt
+
+
+def test_a_run_with_logs_of_an_older_version_is_resumed(tmp_path: Path) -> None:
+    """They were open to everyone (0644), and keep the mode that their owner left them."""
+    config = small(SAMPLES)
+    with pytest.raises(KeyboardInterrupt):
+        execute(config, tmp_path, on_round_end=stop)
+    for name in LOGS:
+        (tmp_path / name).chmod(0o644)
+    summary = execute(None, tmp_path, resume=True)
+    assert summary["rounds"] == config.federation.rounds
+    assert set(open_to_others(tmp_path)) <= LOGS
 
 
 def socket_at(file: Path) -> None:
@@ -79,11 +159,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     execute(small(short), found["plain"])
     execute(small(short, **PRIVATE), found["private"])
     neighbours.execute(small(short, stability={"trials": 2}), found["neighbours"])
-
-    def stop(record: dict) -> None:
-        if record["round"] == 5:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         execute(small(), found["cut"], on_round_end=stop)
     suite.execute(work_of(root), found["suite"])
