@@ -165,19 +165,16 @@ def test_load_maps_everything() -> None:
     assert (ball != inputs).any()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("minst", {}, "did you mean mnist[?]"),
-        ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10"),
-        ("digits", {"folder": "x"}, "'folder' is no option of digits"),
-        ("synthetic", {"n": 0}, "n = 0"),
-        ("synthetic", {"separation": float("nan")}, "separation = nan"),
-        ("idx", {}, "needs a folder"),
-        ("mnist", {"folder": "/nowhere"}, "/nowhere has no files of mnist"),
-        ("cifar10", {"folder": "/nowhere"}, "/nowhere has no files of cifar10"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("minst", {}, "did you mean mnist[?]"),
+    ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10"),
+    ("digits", {"folder": "x"}, "'folder' is no option of digits"),
+    ("synthetic", {"n": 0}, "n = 0"),
+    ("synthetic", {"separation": float("nan")}, "separation = nan"),
+    ("idx", {}, "needs a folder"),
+    ("mnist", {"folder": "/nowhere"}, "/nowhere has no files of mnist"),
+    ("cifar10", {"folder": "/nowhere"}, "/nowhere has no files of cifar10"),
+])  # fmt: skip
 def test_bad_requests_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         read(name, **options)
@@ -275,16 +272,13 @@ def test_nan_is_refused(tmp_path: Path, bad: float) -> None:
         read("idx", folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "labels", "words"),
-    [
-        (np.ones((3, 2)), [0, 1], "one label for each"),
-        (np.ones((2, 2)), [0, 2], "labels from 0 to 2"),
-        (np.ones((2, 2)), [-1, 1], "labels from -1 to 1"),
-        (np.ones((0, 2)), [], "no values"),
-        (np.ones((2, 2), complex), [0, 1], "complex"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "labels", "words"), [
+    (np.ones((3, 2)), [0, 1], "one label for each"),
+    (np.ones((2, 2)), [0, 2], "labels from 0 to 2"),
+    (np.ones((2, 2)), [-1, 1], "labels from -1 to 1"),
+    (np.ones((0, 2)), [], "no values"),
+    (np.ones((2, 2), complex), [0, 1], "complex"),
+])  # fmt: skip
 def test_unusable_samples_are_refused(inputs: np.ndarray, labels: list[int], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Source("test", inputs, np.array(labels, np.int64), 2, None, "made here")
@@ -404,17 +398,14 @@ def test_a_hostile_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
 ONE = np.zeros((1, 3072), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        (None, "is refused"),
-        ({b"data": 1, b"labels": [0]}, "no CIFAR-10 batch"),
-        ({b"data": ONE.astype(float), b"labels": [0]}, "no CIFAR-10 batch"),
-        ({b"data": ONE}, "no CIFAR-10 batch"),
-        ({b"data": ONE, b"labels": [0]}, "of one size"),
-        ([1, 2], "no CIFAR-10 batch"),
-    ],
-)
+@pytest.mark.parametrize(("batch", "words"), [
+    (None, "is refused"),
+    ({b"data": 1, b"labels": [0]}, "no CIFAR-10 batch"),
+    ({b"data": ONE.astype(float), b"labels": [0]}, "no CIFAR-10 batch"),
+    ({b"data": ONE}, "no CIFAR-10 batch"),
+    ({b"data": ONE, b"labels": [0]}, "of one size"),
+    ([1, 2], "no CIFAR-10 batch"),
+])  # fmt: skip
 def test_damaged_cifar_is_refused(tmp_path: Path, batch: Any, words: str) -> None:
     write_cifar(tmp_path, 2)
     content = b"" if batch is None else pickle.dumps(batch, protocol=2)

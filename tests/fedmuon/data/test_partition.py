@@ -162,16 +162,13 @@ def test_names_of_classes_do_not_matter() -> None:
     assert (dealt(labels, 7, 0.5, 2) == dealt(100 + 3 * labels, 7, 0.5, 2)).all()
 
 
-@pytest.mark.parametrize(
-    ("clients", "alpha", "minimum", "words"),
-    [
-        (11, 0.5, 10, "need 110 train samples and there are 100"),
-        (0, 0.5, 1, "at least one client"),
-        (5, 0.5, -1, "minimum of 0 or more"),
-        (5, 0.0, 1, "alpha = 0.0"),
-        (5, math.nan, 1, "alpha = nan"),
-    ],
-)
+@pytest.mark.parametrize(("clients", "alpha", "minimum", "words"), [
+    (11, 0.5, 10, "need 110 train samples and there are 100"),
+    (0, 0.5, 1, "at least one client"),
+    (5, 0.5, -1, "minimum of 0 or more"),
+    (5, 0.0, 1, "alpha = 0.0"),
+    (5, math.nan, 1, "alpha = nan"),
+])  # fmt: skip
 def test_the_impossible_is_refused(clients: int, alpha: float, minimum: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         dealt(np.arange(100) % 10, clients, alpha, minimum)

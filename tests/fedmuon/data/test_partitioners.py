@@ -59,17 +59,14 @@ def holding() -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("config", "make", "mend"),
-    [
-        (ANY, holding, "before it is given one"),
-        (ANY, lambda: makers.NaturalIdPartitioner("user"), "a partition of your own"),
-        (named("IidPartitioner", 4), lambda: makers.IidPartitioner(3), "leave clients out"),
-        (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "make them the same"),
-        (named("PathologicalPartitioner"), None, "num_classes_per_partition.*federation.options"),
-        (named("IidPartitioner", nonsense=3), None, "leave it out"),
-    ],
-)
+@pytest.mark.parametrize(("config", "make", "mend"), [
+    (ANY, holding, "before it is given one"),
+    (ANY, lambda: makers.NaturalIdPartitioner("user"), "a partition of your own"),
+    (named("IidPartitioner", 4), lambda: makers.IidPartitioner(3), "leave clients out"),
+    (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "make them the same"),
+    (named("PathologicalPartitioner"), None, "num_classes_per_partition.*federation.options"),
+    (named("IidPartitioner", nonsense=3), None, "leave it out"),
+])  # fmt: skip
 def test_what_cannot_be_dealt_is_one_sentence(config: Any, make: Any, mend: str) -> None:
     partition = make() if make else None
     if make:

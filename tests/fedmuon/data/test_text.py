@@ -179,21 +179,18 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
         read("e2e", folder=tmp_path, context=9)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("table,sentence\na,b\n", "no columns mr and ref"),
-        ("", "no columns mr and ref"),
-        ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
-        ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
-        ({"tripleset": []}, "holds no list"),
-        ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
-        ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
-        ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
-        ([{"tripleset": [["a", "b", "c"]], "annotations": [{"text": " "}]}], "entry 0"),
-        (["a"], "entry 0"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("table,sentence\na,b\n", "no columns mr and ref"),
+    ("", "no columns mr and ref"),
+    ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
+    ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
+    ({"tripleset": []}, "holds no list"),
+    ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
+    ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
+    ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
+    ([{"tripleset": [["a", "b", "c"]], "annotations": [{"text": " "}]}], "entry 0"),
+    (["a"], "entry 0"),
+])  # fmt: skip
 def test_files_of_another_kind_are_refused(tmp_path: Path, text: object, words: str) -> None:
     with pytest.raises(InputError) as refusal:
         if isinstance(text, str):
