@@ -1,85 +1,191 @@
-"""The config: round trips, and refusals of one sentence that name the key and the mend."""
+"""The config: its round trips, its refusals, and that what is said of every key holds."""
 
+import ast
 import inspect
+import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
 
+from docs.making import config_page
+from fedmuon.config import describe
+from fedmuon.config.describe import KEYS
 from fedmuon.config.load import Config, dump, flatten, load, parse, unflatten
-from fedmuon.config.schema import NEEDS
+from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
+from fedmuon.core import choices
+from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.tables import validate
 from fedmuon.data.partition import PARTITIONS
+from fedmuon.data.readers import READERS
 from fedmuon.optim.aggregators import AGGREGATORS
 from fedmuon.optim.schedules import SCHEDULES
+from fedmuon.runs.callbacks import CALLBACKS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "config.md"
-
-
-def test_the_page_has_every_key_with_its_default_and_no_other() -> None:
-    page, found = PAGE.read_text(encoding="utf-8"), {}
-    for section in re.split(r"^## ", page, flags=re.MULTILINE):
-        if not (table := re.match(r"`\[([a-z]+)\]`", section)):
-            continue
-        for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
-            key, default, *_, readers = (cell.strip(" `") for cell in line.strip("|").split(" | "))
-            found[table[1], key] = (tomllib.loads(f"v = {default}")["v"], readers == "always")
-    assert found == {
-        (name, field.alias): (field.default, NEEDS[name][field.alias or ""] == ())
-        for name, table in Config.model_fields.items()
-        for field in type(table.default).model_fields.values()
-        if field.alias != "options"
-    }
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "config.md"
+EVERY = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys if key != "options"]
+TYPES = {
+    "data.name": choices.SourceName, "federation.aggregate": choices.Aggregate,
+    "federation.partition": choices.Partition, "task.model": choices.Model,
+    "local.recipe": choices.Recipe, "local.schedule": choices.Schedule,
+    "orthogonalizer.name": choices.Orthogonalizer, "output.callback": choices.CallbackName,
+}  # fmt: skip
+MAKERS = {
+    "data.name": READERS, "federation.partition": PARTITIONS, "federation.aggregate": AGGREGATORS,
+    "local.schedule": SCHEDULES, "output.callback": CALLBACKS,
+}  # fmt: skip
 
 
-def ranges() -> Iterator[tuple[str, type[BaseModel], str, str]]:
-    """Every number's table, its model, key and values of the page."""
-    for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
-        if table := re.match(r"`\[([a-z]+)\]`", section):
-            model = type(Config.model_fields[table[1]].default)
-            for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
-                key, default, values = (one.strip(" `") for one in line.split(" | ")[:3])
-                if re.fullmatch(r"[0-9.e+-]+", default):
-                    yield table[1], model, key.strip("| `"), values
+def test_the_page_is_made_of_the_descriptions() -> None:
+    """`make reference` writes what is committed; and would mend a page that says otherwise."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert config_page.written(text) == text, "give `make reference`"
+    other = text.replace("η, the step size", "no such thing").replace(
+        "## `[local]`", "## `[local]` "
+    )
+    assert other != text and config_page.written(other) == text
+    sections = re.findall(r"^## `\[([a-z]+)\]`", text, re.MULTILINE)
+    assert sections == [*Config.model_fields]
 
 
-def test_the_page_has_the_least_and_greatest_numbers() -> None:
+def test_every_key_is_described_and_no_other() -> None:
+    said = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
+    assert sorted(said) == sorted(EVERY) and [*KEYS] == [*NEEDS]
+
+
+def tables_of_keys(source: str) -> list[set[Any]]:
+    """Dictionaries in a file that are written out with more than half of the keys of a table."""
+    tables = [set(fields) for fields in FIELDS.values() if len(fields) > 4]
+    written = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
+    named: list[set[Any]] = [
+        {one.value for one in node.keys if isinstance(one, ast.Constant)} for node in written
+    ]
+    return [keys for keys in named if any(len(keys & one) > len(one) / 2 for one in tables)]
+
+
+def test_a_key_is_declared_once() -> None:
+    """In the schema; every other table of keys is derived from it."""
+    fields = [(table, key) for table, held in FIELDS.items() for key in held]
+    assert len(fields) == len(set(fields))
+    for file in sorted((ROOT / "fedmuon").rglob("*.py")):
+        assert not tables_of_keys(file.read_text(encoding="utf-8")), file
+    again = "OTHER = {" + ", ".join(f"{key!r}: 1" for key in FIELDS["privacy"]) + "}"
+    assert tables_of_keys(again)
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_what_is_said_of_a_key_is_so(key: str) -> None:
+    """Its default is the model's, is among the values, and names that are listed are taken."""
+    found = describe.find(key)
+    table, name = key.split(".")
+    field = FIELDS[table][name]
+    assert json.loads(found.default) == field.default
+    assert tomllib.loads(f"v = {found.default}")["v"] == field.default
+    assert found.what and (found.readers == "always") == (NEEDS[table][name] == ())
+    listed = [one.strip("`") for one in found.values.split(", ")]
+    if isinstance(field.default, str) and field.default:
+        assert field.default in listed
+    for one in listed:
+        if re.fullmatch(r"[a-z][a-z0-9-]*", one) and one not in ("inf", "true", "false"):
+            validate(TABLES_OF_A_CONFIG[table], {name: one})
+
+
+def test_the_names_are_those_that_there_are() -> None:
+    for key, known in TYPES.items():
+        assert set(NAMES[key]) == set(get_args(known)), key
+    assert set(LISTS.values()) == set(NAMES)
+
+
+def test_options_have_the_defaults_of_their_makers() -> None:
+    """And there is no option of a built-in name that is not said."""
+    for key, makers in MAKERS.items():
+        for name in makers:
+            maker = makers[name]
+            given = inspect.signature(
+                maker.__init__ if isinstance(maker, type) else maker
+            ).parameters
+            taken = {
+                one.name.replace("_", "-"): one.default
+                for one in given.values()
+                if one.default is not one.empty and one.kind is not one.VAR_KEYWORD
+            }
+            if key == "data.name":  # whose readers are given keys of the table, too
+                taken = {one: taken[one] for one in taken if one not in KEYS["data"]}
+                taken = {one: taken[one] for one in taken if one not in ("n", "seed", "separation")}
+            said = OPTIONS.get(key, {}).get(name, {})
+            for option, default in taken.items():
+                assert said[option][0] == ("" if default is None else json.dumps(default)), name
+            assert {one for one, (default, _) in said.items() if default} <= set(taken)
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    ("local.lrr", "did you mean local.lr"),
+    ("lrr", "did you mean local.lr"),
+    ("privacy.epsilo", "did you mean privacy.epsilon?"),
+    ("epsilo", "did you mean privacy.epsilon?"),
+    ("steps", "ask for local.steps or orthogonalizer.steps"),
+    ("engine.threads", "OMP_NUM_THREADS"),
+    ("privacy.gamma", "it is called privacy.lookahead now"),
+    ("xyzzy", "one of the tables data, federation"),
+    ("", "one of the tables data, federation"),
+])  # fmt: skip
+def test_near_misses_are_told_what_is_near(asked: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        describe.find(asked)
+
+
+def test_a_name_alone_is_enough_where_one_table_has_it() -> None:
+    assert describe.find("lora_rank").whole == describe.find("lora-rank").whole == "task.lora-rank"
+
+
+@pytest.mark.parametrize(("limits", "said"), [
+    ({"ge": 1, "le": 10**9}, "1 to 10⁹"),
+    ({"ge": 0, "le": 2**63 - 1}, "0 to 2⁶³ − 1"),
+    ({"ge": 1e-15, "le": 1e15}, "above 0"),
+    ({"ge": 1e-15}, "above 0, `inf`"),
+    ({"ge": 0, "le": 1e15}, "0 or more"),
+    ({"ge": 0, "lt": 1}, "0 to below 1"),
+    ({"gt": 0, "lt": 1}, "above 0, below 1"),
+    ({"gt": 0, "le": 1}, "above 0 to 1"),
+    ({"gt": 0, "le": 1e7}, "above 0"),
+    ({"ge": 1e-3, "le": 10**9}, "0.001 to 10⁹"),
+    ({"ge": 1, "le": 1024}, "1 to 1024"),
+])  # fmt: skip
+def test_limits_in_words(limits: dict[str, float], said: str) -> None:
+    assert describe._range(limits) == said
+
+
+def test_numbers_are_taken_within_their_limits_alone() -> None:
     seen = set()
-    for table, model, key, values in ranges():
-        seen.add(values)
+    for key in map(describe.find, EVERY):
+        default = FIELDS[key.table][key.name].default
+        if isinstance(default, bool) or not isinstance(default, int | float):
+            continue
+        seen.add(key.values)
         taken, refused = [], [math.nan, "x", -1e-300]
-        if values.startswith("above 0"):
+        if key.values.startswith("above 0"):
             refused.append(0.0)
-            taken.append(1e-300 if key == "lambda" else 1e-15)
-        if values in ("above 0", "0 or more"):
-            greatest = 1e7 if table == "faults" else 1e15
+            taken.append(1e-300 if key.name == "lambda" else 1e-15)
+        if key.values in ("above 0", "0 or more"):
+            greatest = 1e7 if key.table == "faults" else 1e15
             taken.append(greatest)
             refused += [1.01 * greatest, math.inf]
-        if "inf" in values:
+        if "inf" in key.values:
             taken.append(math.inf)
         for value in taken:
-            validate(model, {key: value})
+            validate(TABLES_OF_A_CONFIG[key.table], {key.name: value})
         for value in refused:
-            with pytest.raises(InputError, match=key):
-                validate(model, {key: value})
+            with pytest.raises(InputError, match=key.name):
+                validate(TABLES_OF_A_CONFIG[key.table], {key.name: value})
     assert {"above 0", "0 or more", "0 to below 1"} <= seen
 
 
-def test_the_page_has_the_options_of_built_in_names() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## Options")[2]
-    for makers in (AGGREGATORS, PARTITIONS, SCHEDULES):
-        for name in makers:
-            maker = makers.get(name)
-            assert maker is not None
-            for option, one in inspect.signature(maker).parameters.items():
-                if one.default is not one.empty:
-                    (line,) = [row for row in section.splitlines() if f"| `{name}` |" in row]
-                    assert f"`{option.replace('_', '-')}`" in line and f"`{one.default}`" in line
+# Round trips and refusals
 
 
 def test_round_trips() -> None:
