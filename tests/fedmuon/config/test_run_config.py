@@ -86,17 +86,13 @@ def test_what_is_ours_or_a_modules_stays(tmp_path: Path) -> None:
     assert absolute_paths(named) == named
 
 
-def test_files_of_processes_elsewhere_have_whole_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_become_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = absolute_paths(load(None, ["data.name=csv", "data.folder=table.csv"]))
     assert found.data.folder == str(tmp_path.resolve() / "table.csv")
 
 
-def test_another_process_finds_what_we_find(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of this folder is found, and does not stand before an installed one."""
     for name in ("mypackage", "numpy"):
         (tmp_path / name).mkdir()

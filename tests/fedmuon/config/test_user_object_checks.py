@@ -285,9 +285,7 @@ def steep_far_out(m: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("apply", [flat_at_zero, steep_far_out])
-def test_a_constant_is_tried_on_small_and_large_matrices(
-    apply: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constants_are_tried_at_scales(apply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which those of ordinary size do not tell from one that holds."""
     found, like = fedmuon.Orthogonalizer(apply, 1.0), torch.zeros(1, 6, 4, dtype=torch.float64)
     with pytest.raises(InputError, match="times their distance"):

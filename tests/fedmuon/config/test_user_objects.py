@@ -69,10 +69,6 @@ def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path:
     assert [one["round"] for one in again.rounds] == [1, 2, 3, 4, 5, 6]
 
 
-def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs[:, 0] - targets).square() / 2
-
-
 def scaled(lr: float) -> fedmuon.Chain:
     return fedmuon.Chain((links.gradient(), links.descend(lr)))
 
@@ -84,7 +80,7 @@ BEGUN: dict[str, Any] = {
     "schedule": lambda round: 1.0,
 }
 OTHERS: dict[str, Any] = {
-    "task": fedmuon.Task(BEGUN["task"].module, slow),
+    "task": fedmuon.Task(BEGUN["task"].module, lambda y, t: (y[:, 0] - t).square() / 2),
     "recipe": scaled(0.2),
     "aggregate": lambda replies: replies[1].params,
     "schedule": lambda round: 0.5,
@@ -192,13 +188,11 @@ def second(replies: Any) -> Any:
     return replies[1].params
 
 
-def test_objects_are_compared_by_their_names(tmp_path: Path) -> None:
+def test_objects_are_compared_by_their_names() -> None:
     runs = [fedmuon.run(tables(), **PLAIN, aggregate=one) for one in (first, second)]
-    assert [row["run"] for row in fedmuon.compare(runs).rows] == [
-        "aggregate=first", "aggregate=second"
-    ]  # fmt: skip
-    file = runs[0].path / "objects.json"
-    told = json.loads(file.read_text())
+    found = [row["run"] for row in fedmuon.compare(runs).rows]
+    assert found == ["aggregate=first", "aggregate=second"]
+    told = json.loads((runs[0].path / "objects.json").read_text())
     assert told["aggregate"].startswith("first:")
 
 
@@ -232,9 +226,7 @@ class Wide(nn.Linear):
 
 
 @pytest.mark.parametrize(("table", "width"), [({}, 7), ({"width": 128}, 128), ({"width": 9}, 9)])
-def test_a_key_that_nobody_set_is_what_its_parameter_says(
-    table: dict[str, Any], width: int, tmp_path: Path
-) -> None:
+def test_unset_keys_are_the_parameter_s(table: dict[str, Any], width: int, tmp_path: Path) -> None:
     given: dict[str, Any] = {**DATA, "task": Wide, "schedule": lambda round: 0.0}
     cut(tables(task=table, federation={"rounds": 4}), tmp_path, **given)
     done = fedmuon.run(**given, out=tmp_path, resume=True)
@@ -464,22 +456,19 @@ def test_what_is_sound_is_taken() -> None:
     fedmuon.run(tables(data={"options": {"noise": True}}), **{**PLAIN, "data": noisy})
     stopping = fedmuon.callbacks.early_stopping("test_loss")
     fedmuon.run(tables(output={"evaluate-every": 2}), **PLAIN, callbacks=[stopping])
+    for link in (links.normalize(), links.momentum(0.5), links.adamw()):  # they keep clients apart
+        fedmuon.run(tables(), **PLAIN, recipe=(links.gradient(), link, links.descend(0.1)))
 
 
-def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
-    """Dropped clients, faults, reasons to stop and privacy, which this run has not, are listed."""
-    found = fedmuon.run(tables(), **PLAIN)
-    told = {name for record in (found.summary, *found.rounds) for name in record}
-    assert told <= {*OF_A_ROUND, *OF_A_RUN}
-
-
-def test_the_callers_draws_go_on() -> None:
-    """A module that is made with a run's seed leaves torch's generator as it was."""
+def test_a_run_tells_no_more_than_is_listed_and_leaves_the_caller_s_draws() -> None:
+    """Though a module is made with the run's seed; and a metric may have any other name."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    fedmuon.run(tables(), **PLAIN)
+    found = fedmuon.run(tables(), **PLAIN)
     assert torch.equal(torch.rand(3), expected)
+    told = {name for record in (found.summary, *found.rounds) for name in record}
+    assert told <= {*OF_A_ROUND, *OF_A_RUN}
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 10])
@@ -510,11 +499,6 @@ def test_samples_that_differ_from_process_to_process_are_refused() -> None:
     assert build_worker(told.with_objects(config_of(rng()).given), 0).shard.size
     with pytest.raises(InputError, match="seed it"):
         build_worker(told.with_objects(config_of(drawn).given), 0)
-
-
-@pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])
-def test_links_that_keep_clients_apart_are_taken(link: fedmuon.Link) -> None:
-    fedmuon.run(tables(), **PLAIN, recipe=(links.gradient(), link, links.descend(0.1)))
 
 
 @pytest.mark.parametrize("constant", [None, 0.5])
@@ -597,7 +581,7 @@ def refused_command(setting: str, out: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_an_object_that_fails_is_one_sentence_on_the_command_line(
+def test_commands_tell_which_object_fails(
     key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the key, the object, its error and where that is."""
@@ -609,7 +593,7 @@ def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     assert "line " in said or "fix its parameters" in said
 
 
-def test_a_project_s_module_is_looked_for_in_its_folder(
+def test_modules_of_a_project_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above it, its package has the folder's name and nothing in it."""
@@ -621,9 +605,7 @@ def test_a_project_s_module_is_looked_for_in_its_folder(
         fedmuon.run({"data": {"name": "unpacked.data:samples"}})
 
 
-def test_a_bound_of_objects_that_only_their_caller_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bound_of_given_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fedmuon.run(tables(), **PLAIN, out=tmp_path / "a")
     with pytest.raises(SystemExit) as ended:
         main(["bound", str(tmp_path / "a")])
@@ -641,9 +623,7 @@ def test_python_is_told_of_keywords(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit"])
-def test_an_object_that_exits_is_an_error(
-    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exits_are_errors(body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run without a summary does not end with 0."""
     (file := tmp_path / "leaving.py").write_text(
         f"import sys\n\n\ndef aggregate(replies):\n    {body}\n"
@@ -693,7 +673,7 @@ def test_a_module_and_a_function_of_anything_are_values(kind: str) -> None:
                 fedmuon.run({**config, kind: {"rank": 3}}, **one)
 
 
-def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(
+def test_files_lie_beside_the_config_or_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (config := tmp_path / "a.toml").write_text("[local]\nschedule = './mine.py:schedule'\n")
@@ -711,23 +691,16 @@ def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_giv
     assert (one := schedule_of(relative)) and one(0) == 0.5
 
 
-@pytest.mark.parametrize(
-    "constant",
-    [-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j, [1.0], np.ones(2),
-     torch.ones(2)],
-)  # fmt: skip
-def test_no_constant_is_refused(constant: Any) -> None:
-    with pytest.raises(InputError, match="give a number of 0 or more") as refused:
-        fedmuon.Orthogonalizer(lambda m: m, constant)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "constant", [2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2)]
-)
-def test_a_constant_of_any_kind_is_a_float(constant: Any) -> None:
-    found = fedmuon.Orthogonalizer(lambda m: m, constant).lipschitz
-    assert found == 2 and type(found) is float
+def test_a_constant_is_a_number_of_any_kind() -> None:
+    for constant in (2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2)):
+        found = fedmuon.Orthogonalizer(lambda m: m, constant).lipschitz
+        assert found == 2 and type(found) is float
+    none: tuple[Any, ...] = (-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j,
+                             [1.0], np.ones(2), torch.ones(2))  # fmt: skip
+    for constant in none:
+        with pytest.raises(InputError, match="give a number of 0 or more") as said:
+            fedmuon.Orthogonalizer(lambda m: m, constant)
+        assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize(("table", "words"), [
@@ -754,20 +727,3 @@ def test_samples_are_not_written_out() -> None:
     data = Unwritten((X, Y))
     found = fedmuon.run(tables(), data=data, task=linear)
     assert torch.equal(found.model["weight"], fedmuon.run(tables(), **PLAIN).model["weight"])
-
-
-def test_samples_of_every_kind_are_the_same_source() -> None:
-    from torch.utils.data import TensorDataset
-
-    x, y = torch.from_numpy(X), torch.from_numpy(CLASSES)
-    kinds = (
-        (X, CLASSES),
-        [x, y],
-        (X.tolist(), CLASSES.tolist()),
-        TensorDataset(x, y),
-        (x, y[:, None]),
-    )
-    for kind in kinds:
-        found = as_source(kind)
-        assert np.array_equal(found.inputs, X) and np.array_equal(found.labels, CLASSES)
-        assert found.classes == 2

@@ -70,9 +70,7 @@ def open_to_others(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tables", [{}, SAMPLES, CLIENTS], ids=["plain", "samples", "clients"])
 @pytest.mark.parametrize("ends", [True, False])
-def test_files_of_a_run_are_for_their_owner(
-    tables: dict[str, Any], ends: bool, tmp_path: Path
-) -> None:
+def test_only_the_owner_reads_a_run(tables: dict[str, Any], ends: bool, tmp_path: Path) -> None:
     """Those of a finished run, and of one that fails between two checkpoints."""
 
     def watch(record: dict[str, Any]) -> None:
@@ -195,9 +193,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ["plain", "private", "neighbours", "cut"])
-def test_no_reader_of_a_run_waits_for_a_named_pipe(
-    kind: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_no_reader_of_a_run_waits(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Whichever file it stands for; a finished run is damaged, and the file is named."""
     names = sorted(one.name for one in folders[kind].iterdir())
     assert len(names) >= 8
@@ -213,9 +209,7 @@ def test_no_reader_of_a_run_waits_for_a_named_pipe(
                 read(run)
 
 
-def test_no_reader_of_a_suite_waits_for_a_named_pipe(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_no_reader_of_a_suite_waits(folders: dict[str, Path], tmp_path: Path) -> None:
     work, copy = work_of(tmp_path), tmp_path / "copy"
     for file in sorted(folders["suite"].rglob("*")):
         if file.is_dir():
@@ -230,7 +224,7 @@ def test_no_reader_of_a_suite_waits_for_a_named_pipe(
 
 
 @pytest.mark.parametrize("command", [["run"], ["suite"], ["plan"]])
-def test_what_is_named_on_the_command_line_is_a_file(
+def test_a_named_config_is_a_file(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(pipe := tmp_path / "config.toml")

@@ -51,9 +51,7 @@ def test_an_edit_of_the_same_length_is_seen(tmp_path: Path) -> None:
     assert said(name) == 2
 
 
-def test_a_module_that_the_caller_imported_stays_the_caller_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_caller_s_module_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 

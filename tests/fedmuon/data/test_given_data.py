@@ -25,8 +25,6 @@ TWICE = pd.DataFrame(X, columns=["a", "a", *map(str, range(10))])
 
 
 class Polars:
-    """What a table of polars has of what is asked."""
-
     columns = tuple(map(str, range(12)))
 
     def to_numpy(self) -> np.ndarray:
@@ -37,8 +35,6 @@ class Polars:
 
 
 class Arrow:
-    """What a table of pyarrow has of what is asked."""
-
     column_names = tuple(map(str, range(12)))
 
     def itercolumns(self) -> Any:
@@ -56,7 +52,10 @@ READ: dict[str, Any] = {
     "pyarrow": (Arrow(), Y),
     "Bunch": Bunch(data=X, target=Y, DESCR="", images=X),
     "Bunch of frames": Bunch(data=FRAME, target=pd.Series(Y)),
+    "arrays": (X, Y),
+    "a list of tensors": [TENSOR, LABELS],
     "lists of lists": (X.tolist(), Y.tolist()),
+    "a column of labels": (TENSOR, LABELS[:, None]),
     "bfloat16": (TENSOR.bfloat16(), LABELS),
     "float16": (TENSOR.half(), LABELS),
     "float8": (TENSOR.to(torch.float8_e4m3fn), LABELS),
@@ -71,23 +70,19 @@ READ: dict[str, Any] = {
 def test_the_values_are_read(name: str) -> None:
     found = as_source(READ[name])
     assert np.array_equal(found.inputs, X) and np.array_equal(found.labels, Y)
+    assert found.classes == 3
     held_out = as_source((X, Y), test=READ[name])
     assert np.array_equal(held_out.inputs[12:], X)
 
 
-def test_tensors_of_inference_mode_are_read() -> None:
+def test_other_values_are_read() -> None:
+    """Tensors of inference mode, a Bunch of scikit-learn, and columns of several types."""
     with torch.inference_mode():
         found = as_source((TENSOR.clone(), LABELS.clone()))
     assert np.array_equal(found.inputs, X)
-
-
-def test_a_bunch_of_scikit_learn_is_its_arrays() -> None:
     digits: Any = load_digits()
     found = as_source(digits)
     assert np.array_equal(found.inputs, digits.data) and found.classes == 10
-
-
-def test_columns_of_several_types_become_one() -> None:
     found = as_source((FRAME.assign(flag=True, count=3), Y)).inputs
     assert found.dtype == np.float64 and (found[:, 12:] == [1, 3]).all()
 

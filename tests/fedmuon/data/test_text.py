@@ -212,9 +212,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["e2e", "dart"])
-def test_made_up_text_has_the_format_and_its_parts_share_no_table(
-    form: str, tmp_path: Path
-) -> None:
+def test_made_up_text_has_the_format(form: str, tmp_path: Path) -> None:
     files = make_text(tmp_path / "a", form, 60)
     assert all(file.name.startswith("made-up-") for file in files)
     parts = corpus(form, tmp_path / "a")
