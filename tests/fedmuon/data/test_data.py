@@ -128,25 +128,16 @@ def test_synthetic_grows_by_appending() -> None:
     assert few.inputs.shape == (50, 5)
 
 
-def test_synthetic_classes_are_apart() -> None:
-    def accuracy(separation: float) -> float:
-        source = read("synthetic", separation=separation, dimension=10)
-        centres = np.stack([source.inputs[source.labels == c].mean(axis=0) for c in range(4)])
-        distances = np.linalg.norm(source.inputs[:, None] - centres, axis=2)
-        return float((distances.argmin(axis=1) == source.labels).mean())
-
-    assert accuracy(6.0) > 0.99
-    assert accuracy(0.0) < 0.5
-
-
 def test_synthetic_samples_lie_about_the_centre_of_their_class() -> None:
     """Also those of the last chunk of many."""
     noise, moved = (read("synthetic", n=1300, separation=s) for s in (0.0, 2.0))
-    steps = moved.inputs - noise.inputs
+    steps, centres = moved.inputs - noise.inputs, []
     for label in range(4):
         own = steps[moved.labels == label]
         np.testing.assert_allclose(own, np.broadcast_to(own[0], own.shape), atol=1e-14)
         np.testing.assert_allclose(np.linalg.norm(own[0]), 2.0, rtol=1e-14)
+        assert all(np.linalg.norm(own[0] - other) > 0.5 for other in centres)
+        centres.append(own[0])
 
 
 def test_synthetic_noise_knows_nothing_of_the_centres() -> None:
@@ -215,7 +206,11 @@ def test_idx_round_trip(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("dot", [False, True])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "idx"])
 def test_train_and_test_files(tmp_path: Path, packed: bool, dot: bool, name: str) -> None:
-    write_idx(tmp_path, {"train-": 6, "t10k-": 4}, packed, dot)
+    write_idx(tmp_path, {"train-": 6}, packed, dot)
+    if name != "idx":
+        with pytest.raises(InputError, match="t10k-images"):
+            read(name, folder=tmp_path)
+    write_idx(tmp_path, {"t10k-": 4}, packed, dot)
     source = read(name, folder=tmp_path)
     assert source.inputs.shape == (10, 3, 2) and source.official_test == 6
     (test,) = tmp_path.glob("t10k-images*")
@@ -230,12 +225,6 @@ def test_one_pair_of_files_has_no_split(tmp_path: Path) -> None:
     write_idx(tmp_path, {"other-": 7})
     with pytest.raises(InputError, match="must hold one file"):
         read("idx", folder=tmp_path)
-
-
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    write_idx(tmp_path, {"train-": 6})
-    with pytest.raises(InputError, match="t10k-images"):
-        read("mnist", folder=tmp_path)
 
 
 def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
@@ -260,24 +249,14 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
     assert read_idx(file).shape == (4, 6)  # negative control: the undamaged file is read
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nan_is_refused(tmp_path: Path, bad: float) -> None:
-    values = np.ones((5, 4), np.float32)
-    (tmp_path / "labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(5, np.uint8)))
-    (tmp_path / "images-idx2-float").write_bytes(idx_bytes(values))
-    assert read("idx", folder=tmp_path).inputs.shape == (5, 4)
-    values[3, 1] = bad
-    (tmp_path / "images-idx2-float").write_bytes(idx_bytes(values))
-    with pytest.raises(InputError, match="NaN or infinity in sample 3"):
-        read("idx", folder=tmp_path)
-
-
 @pytest.mark.parametrize(("inputs", "labels", "words"), [
     (np.ones((3, 2)), [0, 1], "one label for each"),
     (np.ones((2, 2)), [0, 2], "labels from 0 to 2"),
     (np.ones((2, 2)), [-1, 1], "labels from -1 to 1"),
     (np.ones((0, 2)), [], "no values"),
     (np.ones((2, 2), complex), [0, 1], "complex"),
+    (np.array([[0, 1], [np.nan, 1]]), [0, 1], "NaN or infinity in sample 1"),
+    (np.array([[0, 1], [1, np.inf]], np.float32), [0, 1], "NaN or infinity in sample 1"),
 ])  # fmt: skip
 def test_unusable_samples_are_refused(inputs: np.ndarray, labels: list[int], words: str) -> None:
     with pytest.raises(InputError, match=words):
