@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import get_args
 
 import numpy as np
 from rich.console import Console
@@ -110,14 +109,14 @@ def _run(cell: Cell, folder: Path) -> tuple[bound.CertifiedSetting, FinishedRun]
 def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """(recipe, map) of the recipes that have certificates, and why others have none."""
     found, refused = [], {}
-    for recipe in get_args(choices.Recipe):
+    for recipe in choices.NAMES["local.recipe"]:
         config = parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0}})
         try:
             method_of(config)
         except Uncertified as error:
             refused[recipe] = str(error).partition(". ")[0]
             continue
-        maps = (*get_args(choices.Orthogonalizer), choices.GIVEN) if has_map(config) else ("",)
+        maps = (*choices.NAMES["orthogonalizer.name"], choices.GIVEN) if has_map(config) else ("",)
         found += [(recipe, orth) for orth in maps]
     return [one for one in found if not only or set(one) & set(only)], refused
 

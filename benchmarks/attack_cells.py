@@ -44,7 +44,7 @@ HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # stands for a map of the user's
 AXES: dict[str, Sequence[Any]] = {
     "local.momentum-form": words(Local, "momentum_form"),
     "local.momentum": (0.0, 0.5, 0.9),
-    "local.schedule": get_args(choices.Schedule),
+    "local.schedule": tuple(choices.NAMES["local.schedule"]),
     "local.batch": (0, 3),
     "local.steps": (1, 3),
     "local.alignment": (0.3, 0.9, 1.0),

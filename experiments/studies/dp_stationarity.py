@@ -36,7 +36,6 @@ from fedmuon.analysis.report.verdicts import (
 from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.analysis.theory.stationarity import Schedule
 from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, Privacy
-from fedmuon.core.choices import Recipe as Name
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import (
@@ -58,8 +57,8 @@ from fedmuon.tasks.base import Params
 
 SEED = 0  # of the data
 REFINED = 50  # steps towards the minimum
-MUON: Name = "dp-muon"
-CORRECTED: Name = "dp-muonbc"
+MUON = "dp-muon"
+CORRECTED = "dp-muonbc"
 METHODS = (MUON, CORRECTED)
 
 
@@ -163,7 +162,7 @@ class Location:
         return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
 
 
-def measure(settings: Settings, method: Name, noise: float, steps: int) -> Record:
+def measure(settings: Settings, method: str, noise: float, steps: int) -> Record:
     """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
 
     Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone. So its distance
@@ -197,7 +196,7 @@ def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
 
 
 def trajectory(
-    problem: Location, settings: Settings, method: Name, noise: float, plan: Schedule
+    problem: Location, settings: Settings, method: str, noise: float, plan: Schedule
 ) -> Iterator[Tensor]:
     """W_0 = 0, ..., W_T of all seeds [S, m, n], by DP-Muon as 000 has it, or with the correction.
 

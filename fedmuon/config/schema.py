@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import not_
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedmuon.core import choices
-from fedmuon.core.choices import PRIVATE, TABLES, TEXTS, is_own
+from fedmuon.core.choices import NAMES, PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
 
@@ -42,14 +42,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
-def _named(known: Any) -> Callable[[str], str]:
-    """Accept a built-in name, or that of a custom object."""
-    ours = get_args(known)
+def _named(key: str) -> Callable[[str], str]:
+    """Accept a built-in name of the key, or that of a custom object."""
 
     def check(value: str) -> str:
-        if value in ours or is_own(value):
+        if value in NAMES[key] or is_own(value):
             return value
-        raise ValueError(f"{instead(value, ours)}, or package.module:object of your own")
+        raise ValueError(f"{instead(value, NAMES[key])}, or package.module:object of your own")
 
     return check
 
@@ -152,7 +151,7 @@ OURS = ReadIf(
 DECODER = OURS, ReadIf("task.model", ("gpt",), "the model gpt reads")
 
 # [local]
-RECIPES = get_args(choices.Recipe)
+RECIPES = tuple(NAMES["local.recipe"])
 WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
 STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
 MUON = ReadIf(
@@ -202,7 +201,7 @@ DISK = (
 # [orthogonalizer]
 BY_MAP = {
     name: (MUON, ReadIf("orthogonalizer.name", (name,), f"the map {name} reads"))
-    for name in get_args(choices.Orthogonalizer)
+    for name in NAMES["orthogonalizer.name"]
 }
 STEPPED = (
     MUON,
@@ -263,7 +262,7 @@ DRAWN = ReadIf("stability.neighbours", ("own", "any", "worst"), "neighbours draw
 class Data(Table):
     """Which samples, and how unevenly their labels fall on the clients."""
 
-    name: Annotated[Text, AfterValidator(_named(choices.SourceName))] = key(
+    name: Annotated[Text, AfterValidator(_named("data.name"))] = key(
         "mnist5k", "the source of samples; `fedmuon doctor` lists those on this machine"
     )
     train: Samples = key(4000, "n, the number of samples dealt to the clients", symbol="n")
@@ -324,12 +323,12 @@ class Federation(Table):
         "weights p_i of the clients in the reported and bounded train loss: n_i / n, or 1 / N; "
         "they do not change the server's average (see `aggregate`)",
     )
-    aggregate: Annotated[Text, AfterValidator(_named(choices.Aggregate))] = key(
+    aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
         "how the server combines a round's models and states; bounds and the correction of "
         "…-muonbc hold for mean and by-samples",
     )
-    partition: Annotated[Text, AfterValidator(_named(choices.Partition))] = key(
+    partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "how samples are dealt to the clients"
     )
     seed: Natural = key(0, "random seed for everything except secret noise")
@@ -339,11 +338,11 @@ class Federation(Table):
 class TaskTable(Table):
     """What is learned: the classifier with proved constants, or a network with cross-entropy."""
 
-    name: Annotated[Text, AfterValidator(_named(Literal["matrix", "network"]))] = key(
+    name: Annotated[Text, AfterValidator(_named("task.name"))] = key(
         "matrix",
         "the controlled task of 001, whose constants are proved, or the cross-entropy of a network",
     )
-    model: Annotated[Text, AfterValidator(_named(choices.Model))] = key(
+    model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
         "cnn", "the network", read_if=(OURS,)
     )
     width: Count = key(
@@ -379,7 +378,7 @@ class TaskTable(Table):
 class Local(Table):
     """A client's round: E steps of a named chain."""
 
-    recipe: Annotated[Text, AfterValidator(_named(choices.Recipe))] = key(
+    recipe: Annotated[Text, AfterValidator(_named("local.recipe"))] = key(
         "fedmuon", "the steps of a client, and how the server uses their average"
     )
     steps: Count = key(5, "E, the local steps of a round", symbol="E")
@@ -394,7 +393,7 @@ class Local(Table):
         read_if=HEAVY[:1],
     )
     weight_decay: Amount = key(0.0, "decoupled weight decay: X also moves by −lr · decay · X")
-    schedule: Annotated[Text, AfterValidator(_named(choices.Schedule))] = key(
+    schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant", "factor of lr in each round; heavy-tailed sets lr and momentum by 002"
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
@@ -441,7 +440,7 @@ class Local(Table):
 class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
-    name: Annotated[Text, AfterValidator(_named(choices.Orthogonalizer))] = key(
+    name: Annotated[Text, AfterValidator(_named("orthogonalizer.name"))] = key(
         "smoothed-polar", "the orthogonalizer", read_if=(MUON,)
     )
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
@@ -779,7 +778,7 @@ class Output(Table):
         "evaluated, and `client_loss` is of every round",
     )
     checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=UNPRIVATE)
-    callback: Annotated[Text, AfterValidator(_named(choices.CallbackName))] = key(
+    callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
         "none", "what is called after every round"
     )
     options: Options = ()

@@ -3,38 +3,12 @@
 `fedmuon list` and docs/config.md show the descriptions. Custom objects are in `core.registry`.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
-SourceName = Literal[
-    "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx",
-    "pydoc", "text", "e2e", "dart", "npz", "csv", "parquet",
-]  # fmt: skip
 TABLES = ("e2e", "dart")  # of which the source is not to be predicted
 TEXTS = ("pydoc", "text", *TABLES)
-Model = Literal[
-    "mlp", "cnn", "tanh-cnn", "cifarnet", "wrn-16-2", "wrn-16-4", "vit-small", "gpt",
-]  # fmt: skip
-Recipe = Literal[
-    "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
-    "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept
-    "dp-sgd", "dp-adam", "dp-muon", "dp-muonbc",  # the same on what a Gaussian mechanism releases
-    "disk-sgd", "disk-adam", "disk-muon", "disk-muonbc",  # and through a Kalman filter
-]  # fmt: skip
-PRIVATE = tuple(name for name in get_args(Recipe) if name.startswith(("dp-", "disk-")))
-Orthogonalizer = Literal[
-    "smoothed-polar",
-    "newton-schulz",
-    "gaussian-smoothed-sign",
-    "exact-sign",
-    "clipped-sign",
-    "randomized-polar",
-]
-Partition = Literal["dirichlet", "iid", "shards", "quantity", "column"]
-Aggregate = Literal["mean", "by-samples", "median", "trimmed-mean", "krum"]
-Schedule = Literal["constant", "heavy-tailed", "cosine", "step", "warm-up"]
 NoiseSource = Literal["secure", "pcg64"]
 Arithmetic = Literal["auto", "continuous", "grid"]
-CallbackName = Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"]
 # Names in a round's record, and in a run's summary, that no metric of the user's may have.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "train_seconds", "seconds",
@@ -143,6 +117,8 @@ NAMES: dict[str, dict[str, str]] = {
         "wandb": "metrics for Weights & Biases; wants the extra [wandb]",
     },
 }
+
+PRIVATE = tuple(name for name in NAMES["local.recipe"] if name.startswith(("dp-", "disk-")))
 
 # Key -> name -> option of [table.options] -> its default, and what it is.
 TABLE = {"label": ('"label"', "the column of labels"), "client": ('""', "the column of clients")}

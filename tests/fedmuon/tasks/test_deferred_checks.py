@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ from fedmuon.tasks.per_example.clipped_sums import _samples_of
 from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-RECIPES, MAPS = get_args(choices.Recipe), get_args(choices.Orthogonalizer)
+RECIPES, MAPS = tuple(choices.NAMES["local.recipe"]), tuple(choices.NAMES["orthogonalizer.name"])
 MUON = [name for name in RECIPES if "muon" in name]
 CASES = [(r, m) for r in RECIPES for m in (MAPS if r in MUON else MAPS[:1])]
 QUESTIONS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2")
@@ -242,7 +242,7 @@ def test_step_sizes_and_lambdas_of_each_replica_on_meta() -> None:
     require_silence(*on_meta(*made(one("fedmuon-aligned"), stack=2, **given)))
 
 
-@pytest.mark.parametrize("aggregator", get_args(choices.Aggregate))
+@pytest.mark.parametrize("aggregator", choices.NAMES["federation.aggregate"])
 def test_aggregates_on_meta(aggregator: str) -> None:
     federation = {"aggregate": aggregator, "per-round": 5}
     require_silence(*on_meta(*made(one("fedmuon", federation=federation))))
