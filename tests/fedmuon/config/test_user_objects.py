@@ -692,7 +692,8 @@ def test_files_lie_beside_the_config_or_here(
 
 
 def test_a_constant_is_a_number_of_any_kind() -> None:
-    for constant in (2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2)):
+    two: tuple[Any, ...] = (2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2))
+    for constant in two:
         found = fedmuon.Orthogonalizer(lambda m: m, constant).lipschitz
         assert found == 2 and type(found) is float
     none: tuple[Any, ...] = (-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j,
