@@ -400,13 +400,12 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "attribution",
-        correlations,
-        "How well scores of train samples foretell exact runs without them",
-        "Runs of leave-one-out lack one sample; those on halves of all are foretold by the sum of "
-        "the scores of those who stayed. Bars are 95% intervals over test samples.",
-    ),
+STUDY = Study(
+    "attribution",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("attribution", correlations)],
 )
-STUDY = Study("attribution", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -265,15 +265,12 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "disk-regression",
-        by_noise,
-        "Excess loss of the last iterate by noise level",
-        "Relative to noisy gradient descent, which is 1; below 1 is better. Intervals are 95% "
-        "of the mean difference from it: methods share the noise of a seed and level. "
-        "Under `one step size` all share it, under `tuned` each has its best step size and gain at "
-        "each level.",
-    ),
+STUDY = Study(
+    "disk-regression",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("disk-regression", by_noise)],
 )
-STUDY = Study("disk-regression", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -153,28 +153,26 @@ def _rows(
     path = trajectory(settings, problem, one, lr, noise, batch, start)
     rows = []
     for run, sizes in zip(runs, path.view(len(runs), settings.seeds), strict=True):
+        bounds = []
+        for begin in (start, "zero"):
+            try:
+                bounds.append(theorem.disk(run, gap, SMOOTHNESS, slope, begin).value)
+            except InputError:  # the filter is too slow for the bound
+                bounds.append(math.nan)
         of_run = {
             "gain": run.gain,
             "lr": run.lr,
             "noise": noise,
             "batch": batch,
             "steps": run.steps,
-            "bound": _bound(run, gap, slope, start),
-            "zero_bound": _bound(run, gap, slope, "zero"),
+            "bound": bounds[0],
+            "zero_bound": bounds[1],
             "printed": theorem.printed_theorem_3(run, gap, SMOOTHNESS, slope)
             if run.reach == -1
             else math.nan,
         }
         rows += seed_rows(shared | of_run, "mean_square", sizes)
     return rows
-
-
-def _bound(run: theorem.Disk, gap: float, slope: float, start: theorem.Start) -> float:
-    """nan where the filter is too slow for the bound."""
-    try:
-        return theorem.disk(run, gap, SMOOTHNESS, slope, start).value
-    except InputError:
-        return math.nan
 
 
 def trajectory(
@@ -234,22 +232,25 @@ def claims(rows: Columns) -> Sequence[Claim]:
             *_filter_claims(grid)]  # fmt: skip
 
 
+def _settings(rows: Columns) -> list[Columns]:
+    """The rows of each setting, which differ in their seed alone."""
+    keys = np.stack([rows[name] for name in KEYS], 1)
+    every = [(keys == key).all(1) for key in np.unique(keys, axis=0)]
+    return [{name: column[at] for name, column in rows.items()} for at in every]
+
+
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
     """The means of every setting that has a bound; for gamma = -1, the bound and Theorem 3's.
 
     The bound is of an expectation, so that means have intervals. Theorem 3 is from the same start.
     """
-    keys = np.stack([grid[name] for name in KEYS], 1)
-    found = []
-    for key in np.unique(keys, axis=0):
-        at = (keys == key).all(1)
-        found.append((mean_of(grid["mean_square"][at]), float(grid["bound"][at][0])))
+    found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
     known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
     share = np.array([mean.value / bound for mean, bound in known])
     part = where(grid, reach=-1.0)
     finite = np.isfinite(part["printed"])
     ratio = part["printed"][finite] / part["zero_bound"][finite]
-    lost = np.unique(np.stack([part[name][~finite] for name in KEYS], 1), axis=0)
+    lost = _settings({name: column[~finite] for name, column in part.items()})
     unbounded = np.isnan(part["zero_bound"]).any()
     return [
         Claim(
@@ -371,13 +372,11 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, printed", "Corollary 4")]
     grid = where(rows, corollary=0)
     shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
-    for part in shown:
-        for key in np.unique(np.stack([part[name] for name in KEYS], 1), axis=0):
-            one = where(part, **dict(zip(KEYS, key.tolist(), strict=True)))
-            values = (one["mean_square"].mean(), *(one[k][0] for k in ("bound", "printed")))
-            cells = [number(float(value)) for value in (*values, one["ceiling"][0])]
-            head = written(key[0], "g"), number(key[1], 3), number(key[2], 3)
-            lines.append((*head, f"{key[5]:.0f}", *cells))
+    for one in itertools.chain(*map(_settings, shown)):
+        values = (one["mean_square"].mean(), *(one[k][0] for k in ("bound", "printed", "ceiling")))
+        reach, gain, lr, steps = (one[name][0] for name in ("reach", "gain", "lr", "steps"))
+        head = written(reach, "g"), number(gain, 3), number(lr, 3), f"{steps:.0f}"
+        lines.append((*head, *(number(float(value)) for value in values)))
     return lines
 
 
@@ -408,13 +407,12 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "disk-stationarity",
-        gains,
-        "Mean squared gradient under DiSK beside its bound, by the gain",
-        "Points are means over seeds with 95% intervals; dashed lines with the same marks are the "
-        "bound, where there is one. κ = 1 is plain noisy descent.",
-    ),
+STUDY = Study(
+    "disk-stationarity",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("disk-stationarity", gains)],
 )
-STUDY = Study("disk-stationarity", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -27,7 +27,6 @@ from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
     NEGATIVE,
     Claim,
-    Curve,
     Effect,
     Rule,
     counted,
@@ -47,6 +46,8 @@ from fedmuon.experiments.studies.study import (
     levels,
     run_chain,
     seed_rows,
+    slopes_claim,
+    split,
 )
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.recipe_tables import make_recipe
@@ -171,7 +172,8 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
     """
     problem, short = Location.of(settings), min(settings.shape)
     gap = problem.gap()
-    plan = schedule(steps, gap, short)
+    # the step size and memory of 000, Corollary 3.5, with eta_0 = sqrt(D / L)
+    plan = theorem.light_tailed(steps, 1.0, math.sqrt(gap / short))[0]
     sizes, least, most = follow(trajectory(problem, settings, method, noise, plan), problem, plan)
     error = max(0.0, 1 - least) if method == MUON else 0.0
     excess = max(0.0, settings.slope - settings.clip)
@@ -188,11 +190,6 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
         "longest_step": most,
     }
     return {"rows": seed_rows(shared, "mean_nuclear", sizes)}
-
-
-def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
-    """The step size and memory of 000, Corollary 3.5, with eta_0 = sqrt(D / L)."""
-    return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
 
 
 def trajectory(
@@ -274,40 +271,28 @@ def claims(rows: Columns) -> Sequence[Claim]:
     within, outside, tight = _bound_claims(rows)
     falling = []
     for method, name in NAMES.items():
-        slopes = {f"σ = {one:g}": _norms(rows, method, one).slope for one in levels(rows, "noise")}
-        falling.append(
-            Claim(
-                f"{name}: the norm falls with T at every noise.",
-                Effect.between("log-log slope", slopes, unit="slope"),
-                NEGATIVE,
-                "log-log slopes (the bound's goes to −1/4): " + in_words(slopes),
-            )
-        )
+        parts = split(where(rows, method=method), "noise", "σ").items()
+        slopes = {noise: curve(part, "steps", "mean_nuclear").slope for noise, part in parts}
+        sentence = f"{name}: the norm falls with T at every noise."
+        before = "log-log slopes (the bound's goes to −1/4): "
+        falling.append(slopes_claim(sentence, slopes, NEGATIVE, before))
     return [within, outside, *falling, tight, *_largest_horizon_claims(rows)]
-
-
-def _norms(rows: Columns, method: str, noise: float) -> Curve:
-    """The mean nuclear norms by T."""
-    return curve(rows, "steps", "mean_nuclear", method=method, noise=noise)
 
 
 def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
     """DP-Muon, run by run; DP-MuonBC, which the theorem does not cover; how tight the bound is."""
     plain, corrected = (where(rows, method=method) for method in NAMES)
-    shares, held = [], []
-    for part in (plain, corrected):
-        share = part["mean_nuclear"] / part["bound"]
-        shares.append(share)
-        held.append(
-            f"{(part['mean_nuclear'] <= part['bound']).sum()} of {len(share)} runs; the largest is "
-            f"{share.max():.2f} of its bound"
-        )
+    shares = [part["mean_nuclear"] / part["bound"] for part in (plain, corrected)]
+    held = [
+        f"{(share <= 1).sum()} of {len(share)} runs; the largest is {share.max():.2f} of its bound"
+        for share in shares
+    ]
     ratios, used = {}, {}
-    for noise in levels(rows, "noise"):
-        last, other = (_norms(rows, method, noise).means[-1] for method in NAMES)
-        own = shares[0][plain["noise"] == noise]
-        ratios[f"σ = {noise:g}"] = f"{other / last:.3f}"
-        used[f"σ = {noise:g}"] = f"{own.min():.2f} to {own.max():.2f}"
+    for noise, one in split(rows, "noise", "σ").items():
+        last, other = (curve(one, "steps", "mean_nuclear", method=k).means[-1] for k in NAMES)
+        own = where(one, method=MUON)["mean_nuclear"] / where(one, method=MUON)["bound"]
+        ratios[noise] = f"{other / last:.3f}"
+        used[noise] = f"{own.min():.2f} to {own.max():.2f}"
     within = Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
@@ -339,13 +324,12 @@ def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
     """
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
-    for noise in levels(rows, "noise"):
-        one = where(part, noise=noise)
+    for noise, one in split(part, "noise", "σ").items():
         terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
         largest.append(max(terms, key=lambda name: terms[name]))
         share = terms[largest[-1]] / one["bound"][0]
-        shares[f"σ = {noise:g}"] = f"{largest[-1]}, {share:.0%}"
-        shown[f"σ = {noise:g}"] = f"{one['bound'][0] / one['ceiling'][0]:.2f} times that"
+        shares[noise] = f"{largest[-1]}, {share:.0%}"
+        shown[noise] = f"{one['bound'][0] / one['ceiling'][0]:.2f} times that"
     quiet = where(part, noise=part["noise"].min())
     return [
         counted(
@@ -402,16 +386,12 @@ def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "dp-stationarity",
-        norms_and_bounds,
-        "Mean nuclear norm of the gradient beside its bound",
-        "Points are means over seeds, with 95% intervals; dashed lines of the same colour are "
-        "Theorem 3.4's bound. Beside the corrected method it is drawn for comparison only: the "
-        "theorem does not cover the correction. The dotted "
-        "line is the nuclear norm that no gradient of this problem exceeds: a bound above it "
-        "says nothing.",
-    ),
+STUDY = Study(
+    "dp-stationarity",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("dp-stationarity", norms_and_bounds)],
 )
-STUDY = Study("dp-stationarity", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

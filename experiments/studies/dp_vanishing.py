@@ -34,6 +34,8 @@ from fedmuon.experiments.studies.study import (
     in_words,
     levels,
     seed_rows,
+    slopes_claim,
+    split,
 )
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.runs.directory import Record
@@ -128,28 +130,26 @@ def claims(rows: Columns) -> Sequence[Claim]:
     Runs are judged where the bound is below what no gradient exceeds: elsewhere no run could break
     it. O() leaves any start, so 000 does not promise the rate here.
     """
-    curves = {
-        f"σ = {noise:g}": curve(rows, "steps", "mean_nuclear", noise=noise)
-        for noise in levels(rows, "noise")
-    }
+    parts = split(rows, "noise", "σ")
+    curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
     slopes = {name: one.slope for name, one in curves.items()}
     late = {name: one.late for name, one in curves.items()}
     excess = rows["excess"] / rows["excess_bound"]
     return [
         *_bound_claims(rows),
-        Claim(
+        slopes_claim(
             "The rate shows in what is measured: over the larger half of T the norm falls like "
             "T^(−1/6) or faster. (000's O(·) promises it of large T only.)",
-            Effect.between("log-log slope", late, unit="slope"),
+            late,
             Rule(high=POWER),
-            "log-log slopes: " + in_words(late),
+            "log-log slopes: ",
         ),
-        Claim(
+        slopes_claim(
             "The norm falls with T at every noise, although gradients have no third moment as "
             "people grow in number.",
-            Effect.between("log-log slope", slopes, unit="slope"),
+            slopes,
             NEGATIVE,
-            "log-log slopes (the bound's goes to −1/6): " + in_words(slopes),
+            "log-log slopes (the bound's goes to −1/6): ",
         ),
         Claim(
             "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; 000 has four "
@@ -172,14 +172,11 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
     judged = share[said]
     largest = f"; the largest is {judged.max():.2f} of its bound" if said.any() else ""
     ratios, shown = [], {}
-    for noise in levels(rows, "noise"):
-        one = where(rows, steps=rows["steps"].max(), noise=noise)
+    for name, one in split(where(rows, steps=rows["steps"].max()), "noise", "σ").items():
         ratio = one["bound"][0] / one["ceiling"][0]
         known = number((one["constant"][0] / one["ceiling"][0]) ** (-1 / POWER), 2)
         ratios.append(ratio)
-        shown[f"σ = {noise:g}"] = (
-            f"{ratio:.2f} times that, and K_T T^(−1/6) is below it from T = {known} on"
-        )
+        shown[name] = f"{ratio:.2f} times that, and K_T T^(−1/6) is below it from T = {known} on"
     return [
         Claim(
             "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's rule "
@@ -234,15 +231,12 @@ def vanishing(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "dp-vanishing",
-        vanishing,
-        "Mean nuclear norm of the gradient under a clip that grows like T^(1/6)",
-        "Points are means over seeds with 95% intervals; the dashed line is Theorem 3.4's bound "
-        "with Corollary B.6's rule, the grey one its rate with the proved constant from the "
-        "smallest T. The dotted line is what no gradient of this problem exceeds: a bound above "
-        "it says nothing.",
-    ),
+STUDY = Study(
+    "dp-vanishing",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("dp-vanishing", vanishing)],
 )
-STUDY = Study("dp-vanishing", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

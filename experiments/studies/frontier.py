@@ -222,7 +222,14 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
     covered, X0 counts: it needs no stability.
     """
     here, small = rows["start"] == start, rows["share"] < TENTH
-    ball, wide = (_covered(rows, start, kind) for kind in NAMES)
+    covered = []  # the best accuracy at each seed, or that of X0
+    for kind in NAMES:
+        seeds = _by_seed(rows, of(rows, start, kind))
+        places = [(one, best(rows, one & (rows["share"] < TENTH))) for one in seeds]
+        best_or_first = [rows["untrained"][one][0] if place is None else rows["accuracy"][place]
+                         for one, place in places]  # fmt: skip
+        covered.append(np.array(best_or_first))
+    ball, wide = covered
     first = np.array([rows["untrained"][one][0] for one in _by_seed(rows, here)])
     top = np.array([rows["accuracy"][one].max() for one in _by_seed(rows, here)])
     half = mean_of(ball - first - HALF * (top - first))  # seed by seed
@@ -251,15 +258,6 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
         f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {', '.join(said)}",
     )
     return learned, ahead
-
-
-def _covered(rows: Columns, start: str, kind: str) -> np.ndarray:
-    """At each seed the best accuracy with a bound below a tenth of B, or X0's [seeds]."""
-    found = []
-    for one in _by_seed(rows, of(rows, start, kind)):
-        place = best(rows, one & (rows["share"] < TENTH))
-        found.append(rows["untrained"][one][0] if place is None else rows["accuracy"][place])
-    return np.array(found)
 
 
 def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
@@ -354,17 +352,6 @@ def _draw(above: Axes, below: Axes, rows: Columns, seen: np.ndarray, look: tuple
         below.plot(x, rows[loss][places], marker, color=colour, ms=4, mfc=full, mew=0.9)
 
 
-PICTURES = (
-    Picture(
-        "frontier",
-        by_share,
-        "Held-out accuracy against the bound as a part of the loss's range",
-        "Above, each point is a run after some round, with the bound of a run that ends there; "
-        "lines are the best accuracy at a bound that is no larger. Below are the losses of these "
-        "best: full marks held out, hollow ones on the clients' samples. Left of the dotted line "
-        "the bound is below a tenth of B. Higher and further left is better; right of 1 a bound "
-        "says nothing. Certificates after the run (`realized`) are not drawn: they certify one "
-        "run's neighbours, and are no bound of the gap.",
-    ),
+STUDY = Study(
+    "frontier", Settings, cells, claims, numbers, STANDS_ON, [Picture.known("frontier", by_share)]
 )
-STUDY = Study("frontier", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

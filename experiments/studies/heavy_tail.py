@@ -453,21 +453,12 @@ def slopes(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "heavy-tail",
-        curves,
-        "Mean gradient norm against the number of steps, by tail index",
-        "The Muon maps and normalized SGD on the schedule of 002, Theorem 3.4, SGD with its "
-        "best step size at each α; 95% intervals over seeds. The dashed line has the slope "
-        "−(α − 1)/(3α − 2) of the theorem: curves at least as steep bear it out.",
-    ),
-    Picture(
-        "heavy-tail-slopes",
-        slopes,
-        "Fitted slopes beside the promised ones",
-        "Points at or below the line shrink at least as fast as promised. The "
-        "guarantee of the schedule that does not know α is weaker.",
-    ),
+STUDY = Study(
+    "heavy-tail",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("heavy-tail", curves), Picture.known("heavy-tail-slopes", slopes)],
 )
-STUDY = Study("heavy-tail", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

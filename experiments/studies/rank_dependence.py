@@ -23,7 +23,15 @@ from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Curve, Effect, Rul
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.studies.study import Call, Study, in_words, levels, run_chain, seed_rows
+from fedmuon.experiments.studies.study import (
+    Call,
+    Study,
+    in_words,
+    levels,
+    run_chain,
+    seed_rows,
+    slopes_claim,
+)
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum
@@ -144,11 +152,11 @@ def claims(rows: Columns) -> Sequence[Claim]:
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd = last["sgd-m"]
     muons = [name for name in NAMES if name != "sgd-m"]
-    less = {}
-    for name in muons:
-        one = last[name]
-        ends = sgd.value - one.value, sgd.low - one.high, sgd.high - one.low
-        less[NAMES[name]] = Slope(*ends)
+    less = {
+        NAMES[name]: Slope(sgd.value - one.value, sgd.low - one.high, sgd.high - one.low)
+        for name, one in last.items()
+        if name != "sgd-m"
+    }
     return [
         Claim(
             "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
@@ -158,11 +166,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
             "and with ±0.25",
         ),
         *(
-            Claim(
+            slopes_claim(
                 f"{NAMES[name]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
-                Effect.between("log-log slope", every[name], unit="slope"),
+                every[name],
                 Rule(-FLAT, FLAT),
-                in_words(every[name]),
             )
             for name in muons
         ),
@@ -210,15 +217,12 @@ def dependence(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (
-    Picture(
-        "rank-dependence",
-        dependence,
-        "Mean nuclear norm of the gradient against the rank",
-        "First means over the longest run, with 95% intervals over seeds, then the slope in r of "
-        "means over K steps; dotted lines are a slope of 1/2. One Newton–Schulz step from "
-        "M/‖M‖_F leaves small singular values where r is large, so q = 1 follows SGD-M part "
-        "of the way; the exact map does not.",
-    ),
+STUDY = Study(
+    "rank-dependence",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    [Picture.known("rank-dependence", dependence)],
 )
-STUDY = Study("rank-dependence", Settings, cells, claims, numbers, STANDS_ON, PICTURES)

@@ -177,11 +177,17 @@ class Stack:
         # a sample of a client that never takes part: what is left there is rounding.
         moved = distances(models, len(self.pairs))
         moved[:, ~np.isin(shared.client, plan.schedule())] = 0.0
-        d, c = shape = models["weight"].shape[-2:]
-        cases = [
-            self._case(pair, shared, shape, far)
-            for pair, far in zip(self.pairs, moved, strict=True)
-        ]
+        d, c = models["weight"].shape[-2:]
+        part = Realized(plan.schedule(), plan.rows if plan.batch else None)
+        cases = []
+        for pair, far in zip(self.pairs, moved, strict=True):
+            furthest = np.zeros(len(shared.data.sizes))  # of each client's neighbours
+            np.maximum.at(furthest, shared.client, far)
+            case = bound.CertifiedSetting(
+                self.at(pair), shared.data.sizes, part, (d, c),
+                moved=furthest, start=shared.start, factors=plan.factors(),
+            )  # fmt: skip
+            cases.append(case)
         verdicts = [
             (
                 bound.certify(case),
@@ -230,19 +236,6 @@ class Stack:
         first = begin(experiment.recipe, experiment.task, config.federation.seed).params["weight"]
         start = start_of(first[0].cpu().numpy(), source)
         return StackData(config, source, data, draws, draws[:, 0], experiment, start)
-
-    def _case(
-        self, pair: Pair, shared: StackData, shape: tuple[int, ...], far: np.ndarray
-    ) -> bound.CertifiedSetting:
-        """One run, whose neighbours moved so far [T]."""
-        plan, (d, c), sizes = shared.experiment.plan, shape, shared.data.sizes
-        part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-        moved = np.zeros(len(sizes))
-        np.maximum.at(moved, shared.client, far)
-        return bound.CertifiedSetting(
-            self.at(pair), sizes, part, (d, c),
-            moved=moved, start=shared.start, factors=plan.factors(),
-        )  # fmt: skip
 
     def _setting(self, pair: Pair) -> Record:
         data, federation = self.config.data, self.config.federation

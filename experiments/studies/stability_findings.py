@@ -127,35 +127,30 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
     The columns are those of runs.csv, each [S]; a cell without a run stays white.
     """
     figure, panels = style.canvas(2, narrow, 2.7)
-    for axes, name in zip(panels, QUANTITIES, strict=True):
-        _heat_map(axes, runs, name)
-        axes.set_title(style.NAMES[name])
-    return figure
-
-
-def _heat_map(axes: Axes, runs: Columns, quantity: str) -> None:
-    """The mean of the runs at each eta [A] and 1/sqrt(lambda) [B], as a table [B, A]."""
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
-    roots, table = 1 / np.sqrt(lambdas), np.full((len(lambdas), len(lrs)), np.nan)
-    for row, column in np.ndindex(*table.shape):
-        here = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
-        if here.any():
-            table[row, column] = runs[quantity][here].mean()
-    shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
-    norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
-    image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
-    for (row, column), value in np.ndenumerate(table):
-        filled = not np.ma.is_masked(shown[row, column])
-        dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
-        colour = style.ON_DARK if dark else style.ON_LIGHT if filled else style.BLACK
-        axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
-                  color=colour)  # fmt: skip
-    axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
-    axes.set_yticks(range(len(roots)), [f"{value:.3g}" for value in roots])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(style.NAMES["lr"])
-    axes.set_ylabel(style.NAMES["lambda"])
+    for axes, quantity in zip(panels, QUANTITIES, strict=True):
+        table = np.full((len(lambdas), len(lrs)), np.nan)
+        for row, column in np.ndindex(*table.shape):
+            here = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
+            if here.any():
+                table[row, column] = runs[quantity][here].mean()
+        shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
+        norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
+        image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
+        for (row, column), value in np.ndenumerate(table):
+            filled = not np.ma.is_masked(shown[row, column])
+            dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
+            colour = style.ON_DARK if dark else style.ON_LIGHT if filled else style.BLACK
+            axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
+                      color=colour)  # fmt: skip
+        axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
+        axes.set_yticks(range(len(lambdas)), [f"{one:.3g}" for one in 1 / np.sqrt(lambdas)])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel(style.NAMES["lr"])
+        axes.set_ylabel(style.NAMES["lambda"])
+        axes.set_title(style.NAMES[quantity])
+    return figure
 
 
 @style.styled
@@ -269,18 +264,7 @@ def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
     if "bound_global" in runs:
         axes.plot(place, runs["bound_global"][order], "s", color=style.GREY, ms=size, mfc="none",
                   label="bound, constants of all models")  # fmt: skip
-    _scale(axes, runs)
-    if (runs["bound"] >= 1).any():
-        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="1, which no loss exceeds")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("run, in order of its bound")
-    axes.set_ylabel(r"test minus train risk $F-\hat F$")
-    style.legend(axes, 2 if narrow else 4)
-    return figure
-
-
-def _scale(axes: Axes, runs: Columns) -> None:
-    """Symmetric log where the largest bound is ten times any end of an interval."""
+    # symmetric log where the largest bound is ten times any end of an interval
     ends = np.abs(np.concatenate([runs["gap_low"], runs["gap_high"]]))
     ends, bounds = (values[np.isfinite(values)] for values in (ends, runs["bound"]))
     if len(ends) and len(bounds) and bounds.max() > 10 * ends.max():
@@ -290,3 +274,10 @@ def _scale(axes: Axes, runs: Columns) -> None:
             SymmetricalLogLocator(base=10, linthresh=linear, subs=list(range(2, 10)))
         )
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, "g")))
+    if (runs["bound"] >= 1).any():
+        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="1, which no loss exceeds")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("run, in order of its bound")
+    axes.set_ylabel(r"test minus train risk $F-\hat F$")
+    style.legend(axes, 2 if narrow else 4)
+    return figure

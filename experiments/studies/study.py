@@ -18,8 +18,8 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture
 from fedmuon.analysis.report.findings import Rows as Lines
-from fedmuon.analysis.report.tables import Columns, read_table
-from fedmuon.analysis.report.verdicts import Claim, curve
+from fedmuon.analysis.report.tables import Columns, read_table, where
+from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, Slope, curve
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table, validate
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
@@ -148,7 +148,7 @@ class StudyWork(Work):
         return {"note": self.note, "settings": settings} | self.study.summary(records)
 
 
-# What studies share: the loop over steps, and reading, describing and drawing rows.
+# What studies share: the loop over steps, and reading, judging, describing and drawing rows.
 
 
 def run_chain(
@@ -199,6 +199,19 @@ def distinct(rows: Columns, *names: str) -> list[Any]:
     return list(dict.fromkeys(zip(*columns, strict=True) if len(names) > 1 else columns[0]))
 
 
+def split(rows: Columns, name: str, symbol: str) -> dict[str, Columns]:
+    """The rows at each level of a column, in rising order, by `σ = 0.5`."""
+    return {f"{symbol} = {one:g}": where(rows, **{name: one}) for one in levels(rows, name)}
+
+
+def slopes_claim(
+    sentence: str, slopes: Mapping[str, Slope], rule: Rule, before: str = "", after: str = ""
+) -> Claim:
+    """A claim about log-log slopes, with all of them between these words."""
+    effect = Effect.between("log-log slope", slopes, unit="slope")
+    return Claim(sentence, effect, rule, before + in_words(slopes) + after)
+
+
 def in_words(found: Mapping[str, Any]) -> str:
     """`σ = 1: 0.2; σ = 4: 0.3`."""
     return "; ".join(f"{name}: {one}" for name, one in found.items())
@@ -211,9 +224,9 @@ def heading(title: str, head: Sequence[str]) -> tuple[str, ...]:
 
 def draw_with_bound(
     axes: Axes, rows: Columns, look: tuple[str, str], label: str, bound_label: str = "",
-    **where: Any,
+    **wanted: Any,
 ) -> None:  # fmt: skip
     """Mean nuclear norms with intervals against the steps, and their bound as a dashed line."""
-    norms, bounds = (curve(rows, "steps", one, **where) for one in ("mean_nuclear", "bound"))
+    norms, bounds = (curve(rows, "steps", one, **wanted) for one in ("mean_nuclear", "bound"))
     style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
     axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)

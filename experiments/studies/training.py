@@ -116,32 +116,29 @@ class Suite(Table):
 def suite_of(content: dict[str, Any]) -> Suite:
     """Validate the file's content; every variant that it names must be defined."""
     suite = validate(Suite, content)
-    for place, name in _variant_names(suite):
+    named: list[tuple[str, str]] = []  # the places of the file that name a variant
+    for key, claim in suite.claims.items():
+        alone = claim.kind in ("falling", "rising")
+        if alone and not suite.sweep:
+            raise InputError(f"[claims.{key}] kind = '{claim.kind}' needs a [sweep]: add one")
+        named += [
+            (f"claims.{key}", one) for one in (claim.better, *([] if alone else [claim.than]))
+        ]
+    for data, held in suite.published.items():
+        named += [(f"published.{data}", name) for name in held]
+    if sweep := suite.sweep:
+        named += [("sweep", name) for name in (*sweep.fixed, *[sweep.follow] * bool(sweep.follow))]
+    if suite.times:
+        named.append(("times", suite.times.of))
+        for data, table in suite.times.published.items():
+            named += [(f"times.published.{data}", name) for name in table.losses]
+    for place, name in named:
         if name not in suite.variants:
             known = ", ".join(suite.variants)
             raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
-    for key, claim in suite.claims.items():
-        if claim.kind in ("falling", "rising") and not suite.sweep:
-            raise InputError(f"[claims.{key}] kind = '{claim.kind}' needs a [sweep]: add one")
     if suite.times and suite.sweep:
         raise InputError("[times] is for a suite without a [sweep]: leave one of them out")
     return suite
-
-
-def _variant_names(suite: Suite) -> Iterator[tuple[str, str]]:
-    """The places of the file that name a variant."""
-    for key, claim in suite.claims.items():
-        others = [] if claim.kind in ("falling", "rising") else [claim.than]
-        yield from ((f"claims.{key}", name) for name in (claim.better, *others))
-    for data, held in suite.published.items():
-        yield from ((f"published.{data}", name) for name in held)
-    if sweep := suite.sweep:
-        followed = [sweep.follow] if sweep.follow else []
-        yield from (("sweep", name) for name in (*sweep.fixed, *followed))
-    if suite.times:
-        yield "times", suite.times.of
-        for data, table in suite.times.published.items():
-            yield from ((f"times.published.{data}", name) for name in table.losses)
 
 
 # A cell: one run in its own run directory.

@@ -400,7 +400,12 @@ def terminal(
         for place, (name, look) in enumerate(looks(variants).items()):
             points = _ends(runs, name, values, measure)
             _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
-        _spread_out(axes, values)
+        if (values > 0).all() and values.max() >= 5 * values.min():  # far apart
+            if len(values) <= 6:
+                style.levels_on_x(axes, values)
+                axes.margins(x=0.1)
+            else:
+                style.log_x(axes)
         axes.set_xlabel(label)
         axes.set_ylabel(f"terminal {name_of(measure)}")
         if measure not in ("accuracy", "test_gap"):
@@ -435,17 +440,6 @@ def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.n
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
     found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
-
-
-def _spread_out(axes: Axes, values: np.ndarray) -> None:
-    """A log x axis for values far apart, with a tick at each where these are few."""
-    if not (values > 0).all() or values.max() < 5 * values.min():
-        return
-    if len(values) <= 6:
-        style.levels_on_x(axes, values)
-        axes.margins(x=0.1)
-    else:
-        style.log_x(axes)
 
 
 def adjacency_of(rows: Columns) -> str:

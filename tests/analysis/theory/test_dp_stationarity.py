@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import dp_stationarity as study
 from fedmuon.experiments.studies.dp_stationarity import CORRECTED, NAMES, TERMS, claims
@@ -63,7 +64,7 @@ class Naive:
 
     def __init__(self, method: str, noise: float, seed: int) -> None:
         points = problem().points.numpy().reshape(PEOPLE, ROWS, COLUMNS)
-        plan = study.schedule(STEPS, problem().gap(), ROWS)
+        plan = theorem.light_tailed(STEPS, 1.0, math.sqrt(problem().gap() / ROWS))[0]
         self.eta, self.beta = plan.lr, plan.beta
         w, memory, self.sizes, self.error, self.longest = 0 * points[0], 0 * points[0], [], 0.0, 0.0
         for step in range(STEPS):

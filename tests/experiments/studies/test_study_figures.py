@@ -143,7 +143,7 @@ def test_biases_are_drawn_beside_their_leading_terms() -> None:
 
 def test_heavy_tails_are_drawn_by_index_and_their_slopes_by_schedule() -> None:
     rows = tails(sgd=3.0)
-    by_index, by_schedule = (picture.of(rows).draw(False) for picture in heavy_tail.PICTURES)
+    by_index, by_schedule = (picture.of(rows).draw(False) for picture in heavy_tail.STUDY.pictures)
     assert [axes.get_title("left") for axes in by_index.axes] == ["α = 1.2", "α = 1.6", "α = 2"]
     for axes, schedule in zip(by_schedule.axes, heavy_tail.SCHEDULES, strict=True):
         wanted = {round(heavy_tail.promised(alpha, schedule), 6) for alpha in (1.2, 1.6, 2.0)}
