@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 
-from tests.fuzz import campaign
+from tests.fuzz import campaign, properties
 
 
 def main() -> int:
@@ -28,17 +28,8 @@ def main() -> int:
     found = campaign.campaign(kinds, chosen.cases, end, seed, chosen.workers)
     print(campaign.table(found))
     left = end - time.monotonic()
-    failed = 0 if chosen.only or left < 1 else _properties(left, seed)
+    failed = 0 if chosen.only or left < 1 else properties.explore(left, seed)
     return int(bool(failed) or any(one.outcome.end == "other" for one in found))
-
-
-def _properties(seconds: float, seed: int) -> int:
-    """What the property tests find in the time that is left."""
-    try:
-        from tests.fuzz import properties  # type: ignore[attr-defined]
-    except ImportError:
-        return 0
-    return properties.explore(seconds, seed)
 
 
 if __name__ == "__main__":

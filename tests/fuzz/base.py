@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.calls import call
+from tests.fuzz.calls import Ending, call
 from tests.fuzz.values import written
 from tests.helpers.small_suites import STABILITY
 
@@ -69,14 +69,12 @@ class Stop(BaseException):
 def make(folder: Path) -> None:
     place = folder / "templates"
     place.mkdir()
-    write(place / "tiny.toml", toml(tables()))
-    write(place / "private.toml", toml(tables(PRIVATE)))
-    write(place / "network.toml", toml(tables(NETWORK)))
     write(place / "suite.toml", SUITE)
     (place / "empty").mkdir()
-    _call(place, "run", "tiny.toml", "--out", "run")
-    _call(place, "run", "private.toml", "--out", "private")
-    _call(place, "run", "network.toml", "--out", "network")
+    for name, out, layer in (("tiny", "run", {}), ("private", "private", PRIVATE),
+                             ("network", "network", NETWORK)):  # fmt: skip
+        write(place / f"{name}.toml", toml(tables(layer)))
+        _call(place, "run", f"{name}.toml", "--out", out)
     _call(place, "stability", "tiny.toml", "--trials", "3", "--out", "stability")
     _call(place, "suite", "suite.toml", "--out", "suite")
     _stopped(place / "tiny.toml", place / "stopped")
@@ -88,10 +86,11 @@ def copied(folder: Path, name: str, place: Path) -> Path:
     return place / name
 
 
-def _call(place: Path, *arguments: str) -> None:
+def _call(place: Path, *arguments: str) -> Ending:
     ending = call(arguments, place, 60)
     if ending.code != 0:
         raise RuntimeError(f"{arguments} failed: {ending.err}{ending.trouble}")
+    return ending
 
 
 def _stopped(config: Path, out: Path) -> None:
@@ -125,27 +124,16 @@ _known: dict[tuple[str, tuple[str, ...]], Reference] = {}
 def reference(folder: Path, name: str, reader: tuple[str, ...]) -> Reference:
     """The reference of a reader, made once in each worker."""
     if (name, reader) not in _known:
-        with tempfile.TemporaryDirectory(dir=folder, prefix="sound-") as here:
-            _known[name, reader] = _read(folder, name, reader, Path(here))
+        with tempfile.TemporaryDirectory(dir=folder, prefix="sound-") as place:
+            held = copied(folder, name, Path(place))
+            write(held.parent / "suite.toml", SUITE)
+            ending = _call(held.parent, *reader, name)
+            page = held / "report.html"
+            files = {str(file.relative_to(held.parent)): file.read_bytes()
+                     for file in held.rglob("*") if file.name in RESULTS}  # fmt: skip
+            words = told(page) if page.exists() else ""
+            _known[name, reader] = Reference(files, ending.out, words)
     return _known[name, reader]
-
-
-def _read(folder: Path, name: str, reader: tuple[str, ...], here: Path) -> Reference:
-    held = copied(folder, name, here)
-    write(here / "suite.toml", SUITE)
-    ending = call([*reader, name], here, 60)
-    if ending.code != 0:
-        raise RuntimeError(f"{reader} refuses the sound {name}: {ending.err}{ending.trouble}")
-    page = held / "report.html"
-    return Reference(results(held), ending.out, told(page) if page.exists() else "")
-
-
-def results(held: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(held.parent)): file.read_bytes()
-        for file in held.rglob("*")
-        if file.name in RESULTS
-    }
 
 
 def told(page: Path) -> str:

@@ -76,7 +76,8 @@ def call(arguments: Sequence[str], place: Path, seconds: float = SECONDS) -> End
     except TooLong:
         trouble = f"it hangs{_places(traceback.format_exc())}"
     except BaseException:
-        trouble = _last(traceback.format_exc())
+        trace = traceback.format_exc()
+        trouble = f"traceback: {trace.strip().splitlines()[-1]:.200}{_places(trace)}"
     finally:
         os.chdir(before)
     return Ending(code, out.getvalue(), err.getvalue(), trouble)
@@ -96,25 +97,17 @@ def judged(
     # The parser's own errors repeat the argument to the terminal that it was typed at.
     if not ending.err.startswith(USAGE) and ESCAPE.search(ending.out + ending.err):
         return other(f"control characters reach the terminal: {(ending.out + ending.err)!r:.300}")
+    lines = ending.err.splitlines()
+    odd = [line for line in lines if not line.startswith("fedmuon: ")]
     if ending.code == 0:
-        return _sound(ending)
+        return other(f"exit code 0, but on stderr: {odd[0]:.300}") if odd else done()
     if ending.code != 2:
         return other(f"exit code {ending.code}: {ending.err[-300:]}")
-    return _refusal(ending, changed(place, before, moving))
-
-
-def _sound(ending: Ending) -> Outcome:
-    odd = [line for line in ending.err.splitlines() if not line.startswith("fedmuon: ")]
-    return other(f"exit code 0, but on stderr: {odd[0]:.300}") if odd else done()
-
-
-def _refusal(ending: Ending, touched: Sequence[str]) -> Outcome:
-    if touched:
+    if touched := changed(place, before, moving):
         return other(f"refused, but changed {touched[0]}: {ending.err:.300}")
     if ending.err.startswith(USAGE):
         return refused("usage")
-    lines = ending.err.splitlines()
-    if not lines or not all(line.startswith("fedmuon: ") for line in lines):
+    if not lines or odd:
         return other(f"exit code 2 without one sentence: {ending.err:.300}")
     if "Traceback" in ending.err:
         return other(f"a traceback: {ending.err:.300}")
@@ -143,11 +136,6 @@ def changed(place: Path, before: Mapping[str, str], moving: Sequence[str] = ()) 
         for name, digest in before.items()
         if after.get(name) != digest and Path(name).name not in moving
     ]
-
-
-def _last(trace: str) -> str:
-    """The end of a traceback in a line: what, and where."""
-    return f"traceback: {trace.strip().splitlines()[-1]:.200}{_places(trace)}"
 
 
 def _places(trace: str) -> str:

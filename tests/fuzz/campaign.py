@@ -42,8 +42,10 @@ def campaign(
             batch = [Tried(case, one) for case, one in zip(drawn, ended, strict=True) if one]
             tried += batch
             for one in batch:
-                if one.outcome.end == "other":
-                    tell(one, keep)
+                if one.outcome.end == "other":  # saved, unless one like it is there
+                    file = outcome.save(one.case, one.outcome.why) if keep else None
+                    place = f"  [{file.name}]" if file else ""
+                    print(f"{one.case['kind']}: {one.outcome.why}{place}")
     return tried
 
 
@@ -58,23 +60,13 @@ def perform(case: Case, place: Path) -> Outcome:
     return KINDS[case["kind"]].perform(case, place)
 
 
-def tell(one: Tried, keep: bool) -> None:
-    """Print a finding, and save it unless one like it is there."""
-    file = outcome.save(one.case, one.outcome.why) if keep else None
-    print(f"{one.case['kind']}: {one.outcome.why}" + (f"  [{file.name}]" if file else ""))
-
-
 def table(tried: Sequence[Tried]) -> str:
     """kind | tried | done | refused | other, and the sum."""
     counts = Counter((one.case["kind"], one.outcome.end) for one in tried)
     lines = [f"{'kind':<10}{'tried':>8}{'done':>8}{'refused':>9}{'other':>7}"]
-    kinds = [kind for kind in KINDS if any((kind, end) in counts for end in ENDS)]
-    for kind in kinds:
-        row = [counts[kind, end] for end in ENDS]
-        lines.append(_line(kind, row))
-    lines.append(_line("all", [sum(counts[kind, end] for kind in kinds) for end in ENDS]))
+    rows = {kind: [counts[kind, end] for end in ENDS] for kind in KINDS}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    for name, row in rows.items():
+        if any(row) or name == "all":
+            lines.append(f"{name:<10}{sum(row):>8}{row[0]:>8}{row[1]:>9}{row[2]:>7}")
     return "\n".join(lines)
-
-
-def _line(name: str, row: Sequence[int]) -> str:
-    return f"{name:<10}{sum(row):>8}{row[0]:>8}{row[1]:>9}{row[2]:>7}"

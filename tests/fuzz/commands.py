@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tests.fuzz import base, values
+from tests.fuzz import base, configs, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
 
@@ -34,7 +34,8 @@ def draw(rng: Random) -> Case:
         required = one.required or isinstance(one, click.Argument)
         if rng.random() < (0.9 if required else 0.35 if path[0] == "privacy" else 0.2):
             arguments += _given(rng, one)
-    if {"--out"} & _options(command) and "--out" not in arguments and rng.random() < 0.9:
+    options = {name for one in command.params for name in one.opts}
+    if "--out" in options and "--out" not in arguments and rng.random() < 0.9:
         arguments += ["--out", "new"]
     if rng.random() < 0.04:
         arguments.insert(rng.randrange(len(arguments) + 1), values.text(rng))
@@ -54,11 +55,8 @@ def perform(case: Case, place: Path) -> Outcome:
     base.write(place / "tiny.toml", base.toml(base.tables()))
     base.write(place / "suite.toml", base.SUITE)
     before = snapshot(place)
-    return judged(call([_here(word, place) for word in case["arguments"]], place), place, before)
-
-
-def _here(word: str, place: Path) -> str:
-    return word.replace("{here}", str(place))
+    words = [word.replace("{here}", str(place)) for word in case["arguments"]]
+    return judged(call(words, place), place, before)
 
 
 @lru_cache
@@ -76,10 +74,6 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
     return walk((), typer.main.get_command(app))
 
 
-def _options(command: click.Command) -> set[str]:
-    return {name for one in command.params for name in one.opts}
-
-
 def _given(rng: Random, one: click.Parameter) -> list[str]:
     """The option with a value, or an argument's value."""
     if isinstance(one, click.Argument) or not hasattr(one, "is_flag"):
@@ -93,7 +87,7 @@ def _given(rng: Random, one: click.Parameter) -> list[str]:
 
 def _value(rng: Random, one: click.Parameter) -> str:
     if one.name == "overrides":
-        return _override(rng)
+        return configs.override(rng) if rng.random() < 0.9 else values.text(rng)
     kind = one.type.name
     if kind in ("path", "file", "directory") or (one.name in ("name", "folder", "out", "config")):
         return rng.choice(PLACES) if rng.random() < 0.8 else values.text(rng)
@@ -104,9 +98,3 @@ def _value(rng: Random, one: click.Parameter) -> str:
         pool = rng.choice((values.INTEGERS, values.FLOATS, values.SPELLED))
         return str(rng.choice(pool))
     return rng.choice(WORDS) if rng.random() < 0.75 else values.text(rng)
-
-
-def _override(rng: Random) -> str:
-    from tests.fuzz.configs import override
-
-    return override(rng) if rng.random() < 0.9 else values.text(rng)

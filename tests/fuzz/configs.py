@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedmuon.config.load import UNFINISHED, Config
@@ -34,7 +33,8 @@ def draw(rng: Random) -> Case:
         return {"kind": KIND, "toml": _suite(rng), "command": command}
     content = _start(rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        _change(rng, content)
+        table, key, value = _setting(rng)
+        content.setdefault(table, {})[key] = value
     if rng.random() < 0.8:
         _without_unread(content)
     text = base.toml(content)
@@ -72,11 +72,6 @@ def _without_unread(content: base.Tables) -> None:
     for name in unread(config):
         table, _, key = name.partition(".")
         content.get(table, {}).pop(key, None)
-
-
-def _change(rng: Random, content: base.Tables) -> None:
-    table, key, value = _setting(rng)
-    content.setdefault(table, {})[key] = value
 
 
 def override(rng: Random) -> str:
@@ -130,16 +125,8 @@ def _numeric(kind: Any) -> bool:
 def _limits(field: FieldInfo) -> tuple[float, float]:
     low, high = 0.0, math.inf
     for one in field.metadata:
-        low = (
-            max(low, float(getattr(one, "ge", getattr(one, "gt", low))))
-            if isinstance(one, Ge | Gt)
-            else low
-        )
-        high = (
-            float(getattr(one, "le", getattr(one, "lt", high)))
-            if isinstance(one, Le | Lt)
-            else high
-        )
+        low = max(low, float(getattr(one, "ge", getattr(one, "gt", low))))
+        high = float(getattr(one, "le", getattr(one, "lt", high)))
     return low, high
 
 

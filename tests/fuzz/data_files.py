@@ -12,22 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz import base, data_files, mutations, values
+from tests.fuzz import base, mutations, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
 
 KIND = "files"
-FORMS: dict[str, dict[str, Any]] = {
-    "idx": {"data": {"name": "idx"}},
-    "mnist": {"data": {"name": "mnist"}},
-    "cifar-bin": {"data": {"name": "cifar10"}},
-    "cifar-py": {"data": {"name": "cifar10"}},
-    "e2e": {"data": {"name": "e2e", "context": 40}},
-    "dart": {"data": {"name": "dart", "context": 40}},
-    "text": {"data": {"name": "text", "context": 4}},
-    "weights": {"data": {"name": "text", "context": 4}},
-    "tokenizer": {"data": {"name": "e2e", "context": 40}},
-}
+FORMS: dict[str, dict[str, Any]] = {  # [data]
+    "idx": {"name": "idx"}, "mnist": {"name": "mnist"}, "cifar-bin": {"name": "cifar10"},
+    "cifar-py": {"name": "cifar10"}, "e2e": {"name": "e2e", "context": 40},
+    "dart": {"name": "dart", "context": 40}, "text": {"name": "text", "context": 4},
+    "weights": {"name": "text", "context": 4}, "tokenizer": {"name": "e2e", "context": 40},
+}  # fmt: skip
 DECODER = {"name": "network", "model": "gpt", "width": 8, "depth": 1, "heads": 1}
 OF_TEXT = ("e2e", "dart", "text", "weights", "tokenizer")
 CODES = (0x08, 0x09, 0x0B, 0x0C, 0x0D, 0x0E, 0x0F, 0)
@@ -54,7 +49,7 @@ def draw(rng: Random) -> Case:
 def perform(case: Case, place: Path) -> Outcome:
     folder = place / "data"
     folder.mkdir()
-    data_files.MAKERS[case["form"]](folder, case)
+    MAKERS[case["form"]](folder, case)
     mutations.spoil(folder, case["mutations"])
     base.write(place / "c.toml", base.toml(base.tables(base.READ, _layer(case, folder))))
     before = snapshot(place)
@@ -62,13 +57,8 @@ def perform(case: Case, place: Path) -> Outcome:
 
 
 def _layer(case: Case, folder: Path) -> dict[str, dict[str, Any]]:
-    data = {
-        **FORMS[case["form"]]["data"],
-        "folder": str(folder),
-        "train": 24,
-        "test": 8,
-        "minimum": 2,
-    }
+    sizes = {"folder": str(folder), "train": 24, "test": 8, "minimum": 2}
+    data = {**FORMS[case["form"]], **sizes}
     found: dict[str, dict[str, Any]] = {"data": data, "federation": {"rounds": 1}}
     if case["network"]:
         found["task"] = DECODER if case["form"] in OF_TEXT else {"name": "network", "model": "mlp"}
@@ -92,17 +82,11 @@ def _header(rng: Random) -> dict[str, Any]:
     elif what == "dimensions":
         found["dimensions"] = rng.choice((0, 1, 2, 4, 33, 64, 255))
     elif what == "value":
-        found |= {
-            "of": "images",
-            "type": rng.choice((0x0D, 0x0E)),
-            "value": rng.choice(("nan", "inf", "-inf", "3e38", "1e308", "5e-324")),
-        }
+        found |= {"of": "images", "type": rng.choice((0x0D, 0x0E))}
+        found["value"] = rng.choice(("nan", "inf", "-inf", "3e38", "1e308", "5e-324"))
     else:
-        found |= {
-            "of": "labels",
-            "type": rng.choice((0x08, 0x09, 0x0B, 0x0C)),
-            "label": rng.choice(ENDS),
-        }
+        found |= {"of": "labels", "type": rng.choice((0x08, 0x09, 0x0B, 0x0C))}
+        found["label"] = rng.choice(ENDS)
     return found
 
 

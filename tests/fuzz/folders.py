@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz import base, mutations
-from tests.fuzz.calls import Ending, call, judged, snapshot
+from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome, other
 
 KIND = "folders"
@@ -49,11 +49,6 @@ def perform(case: Case, place: Path) -> Outcome:
     outcome = judged(ending, place, before, MOVING.get(case["template"], ()))
     if outcome.end != "done" or outcome.why:
         return outcome
-    return _compared(outcome, ending, case, place)
-
-
-def _compared(outcome: Outcome, ending: Ending, case: Case, place: Path) -> Outcome:
-    """The outcome, unless the damaged folder led to another result than the sound one."""
     reference = base.reference(place.parent, case["template"], tuple(case["reader"]))
     if case["reader"][0] in ("run", "stability", "suite"):
         odd = [name for name, held in reference.files.items() if _bytes(place / name) != held]

@@ -42,20 +42,14 @@ DTYPES = ("float64", "float16", "int64", "uint8", "bool", "complex128", "U3", "S
 HUGE = ((10**12,), (2**62, 4), (1 << 40, 1 << 40), (2**31, 2**31), (10**6, 10**6), (-1,), (5, -3))
 NUMBERS = (-1, 0, 1, 2, 7, 2**31, 2**63 - 1, -(2**63))
 ASKED = ("train", "evaluate", "query")
-
-
+PICKLED = "k05VTVBZAQB2AHsnZGVzY3InOiAnfE8nLCAnZm9ydHJhbl9vcmRlcic6IEZhbHNlLCAnc2hhcGUnOiAoMSwpLCB9"
 Lie = Callable[[Any], None]
 
 
 def context(partition: int) -> Context:
     """What a SuperNode with that partition tells its app."""
-    return Context(
-        run_id=1,
-        node_id=100 + partition,
-        node_config={"partition-id": partition},
-        state=RecordDict(),
-        run_config={},
-    )
+    config = {"partition-id": partition}
+    return Context(1, 100 + partition, node_config=config, state=RecordDict(), run_config={})  # type: ignore[arg-type]
 
 
 def inflated(content: RecordDict) -> RecordDict:
@@ -147,23 +141,16 @@ class Peers:
 def draw(rng: Random) -> Case:
     """A side, a recipe, and what is wrong with the message."""
     side = rng.choice(("client", "server", "server"))
-    pools = {
-        "arrays": _arrays,
-        "config" if side == "client" else "who": _numbers,
-        "records": _records,
-    }
+    numbers = "config" if side == "client" else "who"
+    pools = {"arrays": _arrays, numbers: _numbers, "records": _records}
     wrongs = []
     for _ in range(rng.choice((1, 1, 2))):
         where = rng.choice(list(pools))
         wrongs.append({"where": where, **pools[where](rng)})
-    return {
-        "kind": KIND,
-        "side": side,
-        "recipe": rng.choice(("fedmuon", "fedavg", "fedavgm", "fedmuon-aligned")),
-        "policy": rng.choice(("strict", "drop", "drop")),
-        "asked": rng.choice(ASKED),
-        "wrongs": wrongs,
-    }
+    recipe = rng.choice(("fedmuon", "fedavg", "fedavgm", "fedmuon-aligned"))
+    policy, asked = rng.choice(("strict", "drop", "drop")), rng.choice(ASKED)
+    return {"kind": KIND, "side": side, "recipe": recipe, "policy": policy, "asked": asked,
+            "wrongs": wrongs}  # fmt: skip
 
 
 def perform(case: Case, place: Path) -> Outcome:
@@ -185,9 +172,7 @@ def _to_client(case: Case) -> Outcome:
     except InputError as error:
         return _sentence(str(error))
     except Exception as error:
-        return other(
-            f"the client ends with {type(error).__name__}: {error!s:.150} at {_where(error)}"
-        )
+        return _ended("client", error)
     return done() if not reply.has_error() else other("the client returns an error of its own")
 
 
@@ -205,36 +190,27 @@ def _to_server(case: Case) -> Outcome:
     except InputError as error:
         return _sentence(str(error)) if case["policy"] == "strict" else other(f"drop: {error}")
     except Exception as error:
-        return other(
-            f"the server ends with {type(error).__name__}: {error!s:.150} at {_where(error)}"
-        )
+        return _ended("server", error)
     if any("\n" in fault.why or len(fault.why) > 1000 for fault in faults):
         return other(f"a fault of several lines: {faults[0].why!r:.200}")
-    return _weighed(peers, state, bool(faults))
-
-
-def _weighed(peers: Peers, state: Any, dropped: bool) -> Outcome:
-    wanted = peers.alone if dropped else peers.both
-    same = all(np.array_equal(value, wanted[name]) for name, value in state.items())
-    finite = all(np.isfinite(value).all() for value in state.values())
-    if dropped and not same:
+    if faults and not all(np.array_equal(value, peers.alone[k]) for k, value in state.items()):
         return other("a refused reply changed the average")
-    return (
-        (refused("a fault") if dropped else done()) if finite else other("the model is not finite")
-    )
+    if not all(np.isfinite(value).all() for value in state.values()):
+        return other("the model is not finite")
+    return refused("a fault") if faults else done()
 
 
 def _sentence(text: str) -> Outcome:
     return refused(text) if text and "\n" not in text else other(f"no sentence: {text!r:.200}")
 
 
-def _where(error: BaseException) -> str:
+def _ended(side: str, error: BaseException) -> Outcome:
     trace, last = error.__traceback__, ""
     while trace:
         file = Path(trace.tb_frame.f_code.co_filename)
         last = f"{file.parent.name}/{file.name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return last
+    return other(f"the {side} ends with {type(error).__name__}: {error!s:.150} at {last}")
 
 
 @lru_cache(maxsize=8)
@@ -246,12 +222,8 @@ def _peers(recipe: str, policy: str) -> Peers:
         },
         base.NO_MAP if recipe.startswith("fedavg") else {},
     )
-    tables["faults"] = {
-        "policy": f'"{policy}"',
-        "retries": "0",
-        "deadline": "60.0",
-        "patience": "0.1",
-    }
+    tables["faults"] = {"policy": f'"{policy}"', "retries": "0", "deadline": "60.0"}
+    tables["faults"]["patience"] = "0.1"
     return Peers(base.toml(tables))
 
 
@@ -302,25 +274,21 @@ def _records(rng: Random) -> dict[str, Any]:
 
 
 def disturb(content: Any, wrong: dict[str, Any], numbers: str) -> None:
+    """Change the message; what Flower itself would not send is left as it was."""
     try:
         if wrong["where"] == "arrays":
-            ARRAYS[wrong["what"]](content.array_records["arrays"], wrong)
+            _disturb_array(content.array_records["arrays"], wrong)
         elif wrong["where"] == "records":
-            _disturb_records(content, wrong, numbers)
+            _disturb_records(content, wrong)
+        elif wrong["what"] == "remove" or wrong["value"] is None:
+            del content.config_records[numbers][wrong["key"]]
         else:
-            _disturb_numbers(content.config_records[numbers], wrong)
+            content.config_records[numbers][wrong["key"]] = wrong["value"]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-        return  # Flower itself would not send this, or an earlier wrong took it away
+        return  # or an earlier wrong took it away
 
 
-def _disturb_numbers(record: Any, wrong: dict[str, Any]) -> None:
-    if wrong["what"] == "remove" or wrong["value"] is None:
-        del record[wrong["key"]]
-    else:
-        record[wrong["key"]] = wrong["value"]
-
-
-def _disturb_records(content: Any, wrong: dict[str, Any], numbers: str) -> None:
+def _disturb_records(content: Any, wrong: dict[str, Any]) -> None:
     names = sorted(content)
     name = names[int(wrong["which"] * len(names))]
     if wrong["what"] == "clear":
@@ -333,98 +301,44 @@ def _disturb_records(content: Any, wrong: dict[str, Any], numbers: str) -> None:
         content["metrics"] = MetricRecord({"loss": wrong["value"]})
 
 
-def _chosen(record: Any, wrong: dict[str, Any]) -> tuple[str, np.ndarray]:
+def _disturb_array(record: Any, wrong: dict[str, Any]) -> None:
+    """Exchange one array for another form, name or content than the other side expects."""
+    what = wrong["what"]
+    if what == "extra":
+        record[wrong["text"]] = Array(np.ones(3))
+        return
     names = sorted(record)
     name = names[int(wrong["which"] * len(names))]
-    try:
-        return name, np.load(io.BytesIO(record[name].data), allow_pickle=False)
-    except (ValueError, MemoryError):  # something wrong was done to it before
-        return name, np.zeros(1)
-
-
-def _put(record: Any, name: str, array: np.ndarray) -> None:
-    record[name] = Array(array)
-
-
-def _raw(
-    record: Any, name: str, content: bytes, shape: Iterable[int], stype: str | None = None
-) -> None:
-    """An array as bytes of the sender's own making."""
     one = record[name]
-    record[name] = Array(one.dtype, tuple(shape), one.stype if stype is None else stype, content)
+    try:
+        array = np.load(io.BytesIO(one.data), allow_pickle=False)
+    except (ValueError, MemoryError):  # something wrong was done to it before
+        array = np.zeros(1)
+    if what in ("name", "missing"):
+        del record[name]
+    if what == "name":
+        record[wrong["text"]] = Array(array)
+    elif what == "shape":
+        record[name] = Array(np.ones(wrong["shape"], array.dtype))
+    elif what == "dtype":
+        record[name] = Array(np.zeros(array.shape, wrong["dtype"]))
+    elif what == "large":
+        record[name] = Array(np.zeros((1, 3000, 1000)))
+    elif what == "nan":
+        array.flat[int(wrong["which"] * array.size)] = float(wrong["value"])
+        record[name] = Array(array)
+    elif what != "missing":  # bytes of the sender's own making
+        shape = tuple(wrong.get("shape", array.shape))
+        stype = wrong["text"] if what == "stype" else one.stype
+        record[name] = Array(one.dtype, shape, stype, _bytes(one.data, wrong))
 
 
-def _shape(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    _put(record, name, np.ones(wrong["shape"], array.dtype))
-
-
-def _dtype(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    _put(record, name, np.zeros(array.shape, wrong["dtype"]))
-
-
-def _huge(record: Any, wrong: dict[str, Any]) -> None:
-    """A header that promises more than follows."""
-    name, _ = _chosen(record, wrong)
-    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {tuple(wrong['shape'])}, }}"
-    head = head.ljust(117) + "\n"
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(64)
-    _raw(record, name, content, wrong["shape"])
-
-
-def _declared(record: Any, wrong: dict[str, Any]) -> None:
-    name, _ = _chosen(record, wrong)
-    _raw(record, name, record[name].data, wrong["shape"])
-
-
-def _cut(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    data = record[name].data
-    _raw(record, name, data[: int(wrong["cut"] * len(data))], array.shape)
-
-
-def _not_finite(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    array.flat[int(wrong["which"] * array.size)] = float(wrong["value"])
-    _put(record, name, array)
-
-
-def _named(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    del record[name]
-    _put(record, wrong["text"], array)
-
-
-def _extra(record: Any, wrong: dict[str, Any]) -> None:
-    _put(record, wrong["text"], np.ones(3))
-
-
-def _missing(record: Any, wrong: dict[str, Any]) -> None:
-    del record[_chosen(record, wrong)[0]]
-
-
-def _stype(record: Any, wrong: dict[str, Any]) -> None:
-    name, array = _chosen(record, wrong)
-    _raw(record, name, record[name].data, array.shape, wrong["text"])
-
-
-def _large(record: Any, wrong: dict[str, Any]) -> None:
-    name, _ = _chosen(record, wrong)
-    _put(record, name, np.zeros((1, 3000, 1000)))
-
-
-def _pickled(record: Any, wrong: dict[str, Any]) -> None:
-    """What numpy would unpickle, if it were allowed to."""
-    name, array = _chosen(record, wrong)
-    content = (
-        "k05VTVBZAQB2AHsnZGVzY3InOiAnfE8nLCAnZm9ydHJhbl9vcmRlcic6IEZhbHNlLCAnc2hhcGUnOiAoMSwpLCB9"
-    )
-    _raw(record, name, base64.b64decode(content).ljust(127) + b"\ngASVAAAAAAAAAAAu", array.shape)
-
-
-ARRAYS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "shape": _shape, "dtype": _dtype, "huge": _huge, "declared": _declared, "bytes": _cut,
-    "nan": _not_finite, "name": _named, "extra": _extra, "missing": _missing, "stype": _stype,
-    "large": _large, "pickle": _pickled,
-}  # fmt: skip
+def _bytes(data: bytes, wrong: dict[str, Any]) -> bytes:
+    """What a sender puts in the place of an array's bytes."""
+    if wrong["what"] == "huge":  # a header that promises more than follows
+        head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {tuple(wrong['shape'])}, }}"
+        head = head.ljust(117) + "\n"
+        return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(64)
+    if wrong["what"] == "pickle":  # what numpy would unpickle, if it were allowed to
+        return base64.b64decode(PICKLED).ljust(127) + b"\ngASVAAAAAAAAAAAu"
+    return data[: int(wrong["cut"] * len(data))] if wrong["what"] == "bytes" else data

@@ -37,8 +37,13 @@ FOLDER = Path(__file__).resolve().parent / "found"
 
 
 def save(case: Case, why: str) -> Path | None:
-    """Write the case; None when one with the same ending was saved already."""
-    name = f"{case['kind']}-{hashlib.sha256(_gist(why).encode()).hexdigest()[:10]}.json"
+    """Write the case; None when one with the same ending was saved already.
+
+    Numbers, names and paths do not count, so that one cause is saved once.
+    """
+    what, at, where = why.partition(" at ")
+    gist = where if at else re.sub(r"[\d/][\w./-]*", "", what)[:60]
+    name = f"{case['kind']}-{hashlib.sha256(gist.encode()).hexdigest()[:10]}.json"
     file = FOLDER / name
     if file.exists():
         return None
@@ -53,9 +58,3 @@ def saved() -> list[Path]:
 
 def load(file: Path) -> Case:
     return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _gist(why: str) -> str:
-    """The ending without numbers, names and paths, so that one cause is saved once."""
-    what, at, where = why.partition(" at ")
-    return where if at else re.sub(r"[\d/][\w./-]*", "", what)[:60]
