@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .folders import LISTED, digests, ledger_lines
 from .jobs import Job
-from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
+from .laboratory import OTHER, REFUSED, SAME, Laboratory, Trial, Verdict, improper
 from .nursery import Child, Ended
 
 # kill -9 at random moments of every job that runs in one process; then it is resumed
@@ -28,8 +28,8 @@ def kills(lab: Laboratory) -> None:
     """Of 100 kills 90 are here; the other 10 are those of `engines`."""
     for job in lab.jobs():
         count = max(1, round(lab.kills * SHARES[job.name] / 100))
-        lab.reference(job)  # before it is asked for by several threads
-        lab.side_by_side(partial(_killed, lab, job, number, count) for number in range(count))
+        trials = (partial(_killed, lab, job, number, count) for number in range(count))
+        lab.side_by_side(job, trials)
 
 
 def _killed(lab: Laboratory, job: Job, number: int, count: int) -> None:
@@ -41,13 +41,8 @@ def _killed(lab: Laboratory, job: Job, number: int, count: int) -> None:
         while draws.random() < AGAIN:
             again = draws.random() * lab.reference(job).seconds
             trial.kill_after(job.resume(trial.out), again)
-        trial.verdict = _judged(trial, job)
-
-
-def _judged(trial: Trial, job: Job) -> tuple[str, str]:
-    """A killed job must go on: a refusal would be a lost run."""
-    outcome, why = trial.go_on(job)
-    return (OTHER, f"lost: {why}") if outcome == "refused" else (outcome, why)
+        outcome, why = trial.go_on(job)  # a refusal would be a lost run
+        trial.verdict = (OTHER, f"lost: {why}") if outcome == REFUSED else (outcome, why)
 
 
 # Ctrl-C and SIGTERM at random moments: one sentence names the command to resume, which works
@@ -59,12 +54,8 @@ COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)
 
 def interrupts(lab: Laboratory) -> None:
     for job in lab.jobs():
-        lab.reference(job)  # before it is asked for by several threads
-        lab.side_by_side(
-            partial(_tried, lab, job, sign, number)
-            for sign in (signal.SIGINT, signal.SIGTERM)
-            for number in range(INTERRUPTS)
-        )
+        every = itertools.product((signal.SIGINT, signal.SIGTERM), range(INTERRUPTS))
+        lab.side_by_side(job, (partial(_tried, lab, job, *one) for one in every))
 
 
 def _tried(lab: Laboratory, job: Job, sign: signal.Signals, number: int) -> None:
@@ -91,8 +82,11 @@ def interrupted(
     said = ended.err.strip()
     if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
         return OTHER, f"not one sentence: {said[-1500:]}"
-    if AFRESH in said:
-        return _afresh(trial, job, real)
+    if AFRESH in said:  # then nothing may be there, and the job can begin anew
+        if held := set(digests(trial.out)) - {LISTED}:
+            return OTHER, f"it asks for the command again, but there are {sorted(held)}"
+        again = nursery.run(job.start(trial.out), 240, real=real)
+        return (OTHER, again.err[-800:]) if again.code else trial.compare(job)
     if not (found := COMMAND.search(said)):
         return OTHER, f"no command to go on: {said[-1500:]}"
     again = nursery.run(shlex.split(found[1]), 240, real=real)
@@ -100,14 +94,6 @@ def interrupted(
         return OTHER, f"{found[0]} fails with {again.code}: {again.err[-800:]}"
     outcome, why = trial.compare(job)
     return (outcome, why) if outcome == SAME else (OTHER, f"after {found[0]}: {why}")
-
-
-def _afresh(trial: Trial, job: Job, real: bool) -> Verdict:
-    """It asks for the command again: then nothing may be there, and the job can begin anew."""
-    if held := set(digests(trial.out)) - {LISTED}:
-        return OTHER, f"it asks for the command again, but there are {sorted(held)}"
-    again = trial.laboratory.nursery.run(job.start(trial.out), 240, real=real)
-    return (OTHER, again.err[-800:]) if again.code else trial.compare(job)
 
 
 # Two processes on one folder: one runs, the other is rejected and told who holds the folder
@@ -150,13 +136,10 @@ def pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Ve
 
 def _refusal(ended: Ended, holder: Child) -> str:
     """What is wrong with the refusal of one of two."""
-    said = ended.err.strip()
-    if ended.code != 2 or not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
-        return f"not one sentence: exit code {ended.code}: {said[-1500:]}"
-    named = HOLDER.search(said)
+    named = HOLDER.search(ended.err)
     if named and int(named[1]) != holder.number:
-        return f"the holder is process {holder.number}: {said}"
-    return ""
+        return f"the holder is process {holder.number}: {ended.err}"
+    return improper(ended, {}, {})
 
 
 # Clocks that are wrong by hours: results do not depend on them
@@ -168,8 +151,7 @@ LONGEST = 600.0  # seconds; no job takes as long when its steady clock is sound
 
 def clocks(lab: Laboratory) -> None:
     for job in lab.jobs():
-        lab.reference(job)  # before it is asked for by several threads
-        lab.side_by_side(partial(_misled, lab, job, number) for number in range(MISLED))
+        lab.side_by_side(job, (partial(_misled, lab, job, number) for number in range(MISLED)))
 
 
 def _misled(lab: Laboratory, job: Job, number: int) -> None:
@@ -182,15 +164,11 @@ def _misled(lab: Laboratory, job: Job, number: int) -> None:
         ended = lab.nursery.run(job.start(trial.out), 120, tamper={"clock": clock})
         said = f"exit code {ended.code}: {ended.err[-1500:]}"
         trial.verdict = trial.compare(job) if ended.code == 0 else (OTHER, said)
-        if trial.verdict[0] != OTHER and not number % 2:
-            trial.verdict = _sane(trial, trial.verdict)
-
-
-def _sane(trial: Trial, verdict: Verdict) -> Verdict:
-    """Seconds are taken from a clock that does not leap."""
-    told = [value for file in trial.out.rglob("*.json*") for value in _seconds(file)]
-    wrong = [value for value in told if not (math.isfinite(value) and 0 <= value < LONGEST)]
-    return (OTHER, f"seconds: {wrong}") if wrong or not told else verdict
+        if trial.verdict[0] != OTHER and not number % 2:  # seconds are of a clock that is right
+            told = [value for file in trial.out.rglob("*.json*") for value in _seconds(file)]
+            wrong = [value for value in told if not (math.isfinite(value) and 0 <= value < LONGEST)]
+            if wrong or not told:
+                trial.verdict = OTHER, f"seconds: {wrong}"
 
 
 def _seconds(file: Path) -> list[float]:

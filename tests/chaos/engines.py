@@ -5,6 +5,7 @@ Ten seconds after a driver's death none of its processes is alive, and no folder
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,9 +30,10 @@ def scenario(lab: Laboratory) -> None:
     ray, deployed = _job("ray"), _job("deployment")
     for job, kind in ((ray, "ray driver"), (deployed, "deployment driver")):
         _each(lab, kind, lambda trial, share, job=job: _driver(trial, job, share))
-    _each(lab, "ray worker", lambda trial, share: _worker(trial, ray))
+    _each(lab, "ray worker", lambda trial, share: _client(trial, ray, re.compile(b"ray::")))
     _each(lab, "ray node", lambda trial, share: _node(trial))
-    _each(lab, "supernode", lambda trial, share: _supernode(trial, deployed))
+    supernode = re.compile(b".*flower-supernode", re.DOTALL)
+    _each(lab, "supernode", lambda trial, share: _client(trial, deployed, supernode))
     for job in (ray, deployed):
         for sign in SIGNALS:
             moment = lab.draws(f"{job.name} {sign}").random()
@@ -97,7 +99,8 @@ def _rest(trial: Trial, folders: set[Path]) -> str:
         if not _marked_processes(trial) and not any(one.exists() for one in folders):
             return ""
         time.sleep(0.1)
-    lives = sorted(map(_named, _marked_processes(trial)))
+    lives = {one: command(one)[:80].decode(errors="replace").replace("\0", " ")
+             for one in _marked_processes(trial)}  # fmt: skip
     held = [str(one) for one in folders if one.exists()]
     return f"{SOON:g} s later these live on: {lives}, these folders are left: {held}"
 
@@ -108,39 +111,16 @@ def _look_for_rest(trial: Trial) -> None:
         trial.verdict = OTHER, rest
 
 
-def _worker(trial: Trial, job: Job) -> Verdict:
-    """A client's process dies in the middle of a run, which asks again and ends by itself."""
+def _client(trial: Trial, job: Job, name: re.Pattern[bytes]) -> Verdict:
+    """A client's process dies in the middle of a run.
+
+    Ray asks another worker, and the run ends by itself. A SuperNode stays dead: the run ends,
+    resumable, or was done without it.
+    """
     lab = trial.laboratory
     lab.reference(job, real=True)
     child = lab.nursery.start(job.start(trial.out), real=True)
-    killed = _kill_one(trial, child, lambda name: name.startswith(b"ray::"))
-    return _ended(trial, job, child, killed)
-
-
-def _supernode(trial: Trial, job: Job) -> Verdict:
-    """A SuperNode dies and stays dead: the run ends, resumable, or was done without it."""
-    lab = trial.laboratory
-    lab.reference(job, real=True)
-    child = lab.nursery.start(job.start(trial.out), real=True)
-    killed = _kill_one(trial, child, lambda name: b"flower-supernode" in name)
-    return _ended(trial, job, child, killed)
-
-
-def _kill_one(trial: Trial, child: Child, wanted: Callable[[bytes], bool]) -> bool:
-    """Kill the first process of that kind once a round is done; whether there was one."""
-    end, log = time.monotonic() + LONG, trial.out / "rounds.jsonl"
-    while time.monotonic() < end and Path(f"/proc/{child.number}").exists():
-        found = [number for number in _marked_processes(trial) if wanted(command(number))]
-        if found and log.exists() and log.stat().st_size:
-            os.kill(found[0], signal.SIGKILL)
-            return True
-        if (trial.out / "summary.json").exists():
-            return False
-        time.sleep(0.002)
-    return False
-
-
-def _ended(trial: Trial, job: Job, child: Child, killed: bool) -> Verdict:
+    killed = _kill_one(trial, child, name)
     ended = child.wait(LONG)
     if not killed:
         return OTHER, f"nothing was there to be killed: {ended}"
@@ -148,6 +128,20 @@ def _ended(trial: Trial, job: Job, child: Child, killed: bool) -> Verdict:
         return trial.compare(job)
     why = improper(ended, {}, {})
     return (OTHER, why) if why else _gone_on(trial, job)
+
+
+def _kill_one(trial: Trial, child: Child, name: re.Pattern[bytes]) -> bool:
+    """Kill the first process of that kind once a round is done; whether there was one."""
+    end, log = time.monotonic() + LONG, trial.out / "rounds.jsonl"
+    while time.monotonic() < end and Path(f"/proc/{child.number}").exists():
+        found = [number for number in _marked_processes(trial) if name.match(command(number))]
+        if found and log.exists() and log.stat().st_size:
+            os.kill(found[0], signal.SIGKILL)
+            return True
+        if (trial.out / "summary.json").exists():
+            return False
+        time.sleep(0.002)
+    return False
 
 
 def _node(trial: Trial) -> Verdict:
@@ -174,18 +168,15 @@ def _node(trial: Trial) -> Verdict:
             return OTHER, why or f"lost: {ended.err[-1500:]}"
         own = jobs.run("engine.name=ray", "federation.rounds=40", name="ray, 40 rounds")
         lab.reference(own, real=True)
-        return _same_model(trial, lab.reference(own).folder)
+        # the config names another address, so only the results are compared
+        for name in ("model.safetensors", "momentum.safetensors", "schedule.npy", "partition.npz"):
+            wanted = lab.reference(own).folder / name
+            if (trial.out / name).read_bytes() != wanted.read_bytes():
+                return OTHER, f"{name} differs"
+        return SAME, ""
     finally:
         stop.touch()
         cluster.wait(60)
-
-
-def _same_model(trial: Trial, wanted: Path) -> Verdict:
-    """The config names another address, so only the results are compared."""
-    for name in ("model.safetensors", "momentum.safetensors", "schedule.npy", "partition.npz"):
-        if (trial.out / name).read_bytes() != (wanted / name).read_bytes():
-            return OTHER, f"{name} differs"
-    return SAME, ""
 
 
 def _awaited(file: Path) -> str:
@@ -199,7 +190,3 @@ def _awaited(file: Path) -> str:
 
 def _marked_processes(trial: Trial) -> list[int]:
     return marked(str(trial.folder))
-
-
-def _named(number: int) -> str:
-    return f"{number} {command(number)[:80].decode(errors='replace')}".replace("\0", " ")

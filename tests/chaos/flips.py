@@ -109,20 +109,18 @@ def scenario(lab: Laboratory) -> None:
 
 def tried(lab: Laboratory, case: Case, every: Iterable[Damage]) -> None:
     told = {look: _looked(lab, case.folder, look) for look in case.looks}
-    lab.reference(case.job)  # before it is asked for by several threads
-    lab.side_by_side(partial(_tried, lab, case, told, damage) for damage in every)
+    lab.side_by_side(case.job, (partial(_tried, lab, case, told, damage) for damage in every))
 
 
 def _tried(
     lab: Laboratory, case: Case, told: Mapping[tuple[str, ...], Ended], damage: Damage
 ) -> None:
-    for look in case.looks:
+    for look in (*case.looks, ("--resume",)):
         with lab.trial(f"damage: {case.name}", f"{damage}, {' '.join(look)}") as trial:
-            _damaged(trial, case, damage)
-            trial.verdict = _look(trial, look, told[look])
-    with lab.trial(f"damage: {case.name}", f"{damage}, --resume") as trial:
-        _damaged(trial, case, damage)
-        trial.verdict = _resume(trial, case)
+            trial.copy(case.folder)
+            damage.do(trial.out)
+            resumed = look not in told
+            trial.verdict = _resume(trial, case) if resumed else _look(trial, look, told[look])
 
 
 def cases(lab: Laboratory) -> list[Case]:
@@ -138,13 +136,9 @@ def cases(lab: Laboratory) -> list[Case]:
     ]  # fmt: skip
     cut = [
         Case(f"interrupted {job.name}", interrupted(lab, job), job, looks)
-        for job, looks in (
-            (run, ()),
-            (repeatable, (spent,)),
-            (census, ()),
-            *((one, ()) for one in suites[:1]),
-        )
-    ]
+        for job, looks in ((run, ()), (repeatable, (spent,)), (census, ()),
+                           *((one, ()) for one in suites[:1]))
+    ]  # fmt: skip
     return whole + cut
 
 
@@ -170,11 +164,6 @@ def _midway(folder: Path, job: Job) -> bool:
         file = folder / "neighbours.csv"
         return file.exists() and not (folder / "bound.json").exists()
     return (folder / "checkpoint.safetensors").exists() and not (folder / "summary.json").exists()
-
-
-def _damaged(trial: Trial, case: Case, damage: Damage) -> None:
-    trial.copy(case.folder)
-    damage.do(trial.out)
 
 
 def _looked(lab: Laboratory, folder: Path, look: tuple[str, ...]) -> Ended:

@@ -19,7 +19,11 @@ def contents(folder: Path, repeated: bool = False) -> Contents:
     held = {
         str(file.relative_to(folder)): _read(file)
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and not _passing(file.relative_to(folder))
+        # without locks, what a kill leaves half written, and what processes have said
+        if file.is_file()
+        and not any(
+            part.startswith(".") or part == "logs" for part in file.relative_to(folder).parts
+        )
     }
     if repeated:
         held = {name: value for name, value in held.items() if Path(name).name != "ledger.jsonl"}
@@ -27,11 +31,6 @@ def contents(folder: Path, repeated: bool = False) -> Contents:
             if Path(name).name == "summary.json":
                 held[name] = {key: value[key] for key in value if key not in ("privacy", "ledger")}
     return held
-
-
-def _passing(file: Path) -> bool:
-    """Locks and what a kill leaves half written; and what processes have said."""
-    return any(part.startswith(".") or part == "logs" for part in file.parts)
 
 
 def _read(file: Path) -> Any:
@@ -55,12 +54,9 @@ def _read(file: Path) -> Any:
 def timeless(value: Any) -> Any:
     """A record without its seconds."""
     if isinstance(value, dict):
-        return {key: timeless(held) for key, held in value.items() if not _clocked(key)}
+        kept = [key for key in value if key not in SUMS and not any(one in key for one in CLOCK)]
+        return {key: timeless(value[key]) for key in kept}
     return [timeless(one) for one in value] if isinstance(value, list) else value
-
-
-def _clocked(key: str) -> bool:
-    return key in SUMS or any(part in key for part in CLOCK)
 
 
 def _listed(file: Path) -> list[str]:
@@ -82,13 +78,10 @@ def difference(found: Contents, wanted: Contents) -> str:
         if name not in found or name not in wanted:
             return f"{name} is {'missing' if name not in found else 'new'}"
         if found[name] != wanted[name]:
-            return f"{name} differs: {_brief(found[name])} for {_brief(wanted[name])}"
+            texts = (json.dumps(held[name], default=str) for held in (found, wanted))
+            brief = (t if len(t) < 300 else f"{t[:140]} ... {t[-140:]}" for t in texts)
+            return f"{name} differs: {' for '.join(brief)}"
     return ""
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"
 
 
 def digests(folder: Path) -> dict[str, str]:

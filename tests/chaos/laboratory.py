@@ -59,8 +59,9 @@ class Laboratory:
         """The one of this thread: each does one thing after the other."""
         return getattr(self._own, "nursery", self.nurseries[0])
 
-    def side_by_side(self, trials: Iterable[Callable[[], object]]) -> None:
-        """Do these, whose outcome hangs on no moment, in as many threads as there are nurseries."""
+    def side_by_side(self, job: Job, trials: Iterable[Callable[[], object]]) -> None:
+        """Do these trials of a job, whose outcome hangs on no moment, in a thread a nursery."""
+        self.reference(job)  # before it is asked for by several threads
         nurseries = iter(self.nurseries)
 
         def begin() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .folders import digests
 from .jobs import Job
-from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
+from .laboratory import OTHER, SAME, Laboratory, Trial, improper
 
 # What fails, and whether all that follows does: a full disk stays full, a moment's refusal passes.
 FAULTS = (("ENOSPC", True), ("EROFS", True), ("EACCES", False))
@@ -28,7 +28,7 @@ def scenario(lab: Laboratory) -> None:
                 each(lab, job, code, again)
         if job.secret:
             mixed(lab, job)
-        lab.side_by_side(partial(no_room, lab, job, size) for size in SIZES)
+        lab.side_by_side(job, (partial(no_room, lab, job, size) for size in SIZES))
 
 
 def no_room(lab: Laboratory, job: Job, size: int) -> None:
@@ -41,19 +41,17 @@ def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int = 1) -> 
     """Every k-th write, or one of so many; and one more that the job does not come to."""
     row, count = f"{code}: {job.name}", len(of_code(listed(lab, job), code))
     first = lab.draws(f"{job.name} {code}").randint(1, stride)
+    numbers = [*range(first, count + 1, stride), count + 1]
     lab.side_by_side(
-        partial(_failing, lab, job, row, number, count, code, again)
-        for number in [*range(first, count + 1, stride), count + 1]
+        job, (partial(_failing, lab, job, row, number, count, code, again) for number in numbers)
     )
 
 
 def mixed(lab: Laboratory, job: Job) -> None:
     """Every k-th write, the faults by turns."""
     row, count = f"all three by turns: {job.name}", len(of_code(listed(lab, job), "ENOSPC"))
-    lab.side_by_side(
-        partial(_failing, lab, job, row, number, count, *FAULTS[number % len(FAULTS)])
-        for number in range(1, count + 1)
-    )
+    faults = ((number, count, *FAULTS[number % len(FAULTS)]) for number in range(1, count + 1))
+    lab.side_by_side(job, (partial(_failing, lab, job, row, *one) for one in faults))
 
 
 def kinds(lab: Laboratory, job: Job, code: str, again: bool) -> None:
@@ -61,10 +59,10 @@ def kinds(lab: Laboratory, job: Job, code: str, again: bool) -> None:
     writes = of_code(listed(lab, job), code)
     first = {kind: number for number, kind in reversed([*enumerate(writes, 1)])}
     last = {kind: number for number, kind in enumerate(writes, 1)}
-    row = f"{code}: {job.name}, {len(first)} kinds of {len(writes)}"
+    row, count = f"{code}: {job.name}, {len(first)} kinds of {len(writes)}", len(writes)
+    numbers = sorted({*first.values(), *last.values()})
     lab.side_by_side(
-        partial(_failing, lab, job, row, number, len(writes), code, again)
-        for number in sorted({*first.values(), *last.values()})
+        job, (partial(_failing, lab, job, row, number, count, code, again) for number in numbers)
     )
 
 
@@ -75,7 +73,6 @@ def of_code(writes: Writes, code: str) -> list[tuple[str, ...]]:
 
 def listed(lab: Laboratory, job: Job) -> Writes:
     """What the job's writes are: whether each makes room, and its kind (`tamper`)."""
-    lab.reference(job)  # before it is asked for by several threads
     folder = lab.place / f"listed-{job.name.replace(' ', '-')}"
     folder.mkdir(exist_ok=True)
     file = folder / "writes"
@@ -102,16 +99,12 @@ def tried(trial: Trial, job: Job, fault: dict[str, Any]) -> bool:
     if ended.code == 0:
         trial.verdict = trial.compare(job)
         return False
-    said = ended.err.strip()
-    if ended.code != 2 or not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
-        trial.verdict = OTHER, f"exit code {ended.code}: {said[-1500:]}"
+    if why := improper(ended, {}, {}):
+        trial.verdict = OTHER, why
         return True
-    trial.verdict = _mended(trial, job)
-    return True
-
-
-def _mended(trial: Trial, job: Job) -> Verdict:
-    """With room again, the job must go on."""
-    before = sorted(digests(trial.out))
+    before = sorted(digests(trial.out))  # with room again, the job must go on
     outcome, why = trial.go_on(job)
-    return (outcome, why) if outcome == SAME else (OTHER, f"does not go on from {before}: {why}")
+    if outcome != SAME:
+        outcome, why = OTHER, f"does not go on from {before}: {why}"
+    trial.verdict = outcome, why
+    return True
