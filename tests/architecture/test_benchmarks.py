@@ -36,16 +36,11 @@ def test_an_aim_is_met_or_not(row: Row, met: bool | None) -> None:
     assert row.met is met
 
 
-@pytest.mark.parametrize(("value", "unit", "said"), [
-    (None, "s", ""),
-    (12.345, "s", "12.3 s"),
-    (1234.5, "s", "1234 s"),
-    (0.0123, "s", "12.3 ms"),
-    (2e-5, "s", "20 us"),
-    (350.4, "MB", "350 MB"),
-])  # fmt: skip
-def test_amounts_are_short(value: float | None, unit: str, said: str) -> None:
-    assert page.amount(value, unit) == said
+def test_amounts_are_short() -> None:
+    for value, said in ((None, ""), (12.345, "12.3 s"), (1234.5, "1234 s"), (0.0123, "12.3 ms"),
+                        (2e-5, "20 us")):  # fmt: skip
+        assert page.amount(value, "s") == said
+    assert page.amount(350.4, "MB") == "350 MB"
 
 
 def test_rows_travel_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,15 +59,8 @@ def test_the_page_fits_a_terminal_and_says_where_it_was_made(tmp_path: Path) -> 
     where = page.place((0.1, 1.25), 90.0)
     text = page.write(tmp_path / "bench", {"one (3 s)": ROWS, "two": ROWS[:1]}, where)
     assert max(map(len, text.splitlines())) <= page.WIDTH
-    for word in (
-        "commit ",
-        "torch ",
-        " cores, ",
-        " threads",
-        "load 0.1, then 1.2",
-        "in 1.5 minutes",
-        "-- one (3 s) ",
-    ):
+    for word in ("commit ", "torch ", " cores, ", " threads", "load 0.1, then 1.2",
+                 "in 1.5 minutes", "-- one (3 s) "):  # fmt: skip
         assert word in text
     assert "3 of 4 aims are met" in text and "1 parts failed" in text
     assert (tmp_path / "bench" / "page.txt").read_text() == text
@@ -114,13 +102,9 @@ def test_parts_are_processes_whose_rows_are_gathered(
 
 
 @pytest.mark.slow
-def test_the_quick_form_of_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_look_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = tried(tmp_path, monkeypatch, TELLING, "--quick", "--only", "tried")
     assert code == 0 and "small" in text
-
-
-@pytest.mark.slow
-def test_a_quick_look_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missed = TELLING.replace("2.0, 1.5)", "2.0, 9.0, share=0.5, share_aim=0.9)")
     code, text = tried(tmp_path, monkeypatch, f"{missed}\nsys.exit('gone')", "--quick")
     assert code == 1 and "1 parts failed" in text and "no figure is held to an aim" in text

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,10 @@ def kinds(place: Path, capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 def used(cases: Iterable[Case]) -> dict[tuple[str, str], set[str]]:
     """The names in the tables of all steps, by table and key; a suite's kind has no table."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for case in cases:
-        for step in case.steps:
-            for at, value in strings("", step.tables):
-                found.setdefault(at, set()).add(value)
+    found = defaultdict(set)
+    for at, value in (pair for case in cases for step in case.steps
+                      for pair in strings("", step.tables)):  # fmt: skip
+        found[at].add(value)
     return found
 
 
@@ -92,6 +92,9 @@ def missing(cases: Iterable[Case], expected: Mapping[tuple[str, str], set[str]])
 
 
 def test_every_listed_name_is_in_a_case(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert len(CASES) == 30
+    one = Case((Step("a", tables={"local": {"recipe": "x"}}),))
+    assert used([one]) == {("local", "recipe"): {"x"}}
     expected = {at: listed(kind, capsys) for kind, at in LISTS.items()}
     expected |= {at: explained(*at, capsys) for at in KEYS}
     expected["", "kind"] = kinds(tmp_path, capsys)
@@ -100,13 +103,6 @@ def test_every_listed_name_is_in_a_case(capsys: pytest.CaptureFixture[str], tmp_
     for left_out in ("ray", "heavy-tail", "muon", "networks", "deployment"):
         others = [case for name, case in CASES.items() if name != left_out]
         assert missing(others, expected), left_out
-
-
-def test_there_are_thirty_cases() -> None:
-    assert len(CASES) == 30
-    assert used([Case((Step("a", tables={"local": {"recipe": "x"}}),))]) == {
-        ("local", "recipe"): {"x"}
-    }
 
 
 def written(place: Path, **changes: Any) -> evidence.Digests:
@@ -133,20 +129,21 @@ def test_a_digest_sees_the_last_bit_and_no_time(
     tmp_path: Path, change: dict[str, Any], part: str | None
 ) -> None:
     """Times and sentences do not count."""
-    first, again = written(tmp_path), written(tmp_path)
-    (line,) = evidence.compared({"a": first}, {"a": again}).values()
-    assert set(line.values()) == {"equal"}
-    (line,) = evidence.compared({"a": first}, {"a": written(tmp_path, **change)}).values()
-    assert [name for name, cell in line.items() if cell == "different"] == ([part] if part else [])
+    first, again, other = written(tmp_path), written(tmp_path), written(tmp_path, **change)
+    assert set(line_of(first, again).values()) == {"equal"}
+    changed = [name for name, cell in line_of(first, other).items() if cell == "different"]
+    assert changed == ([part] if part else [])
+
+
+def line_of(before: evidence.Digests, after: evidence.Digests) -> dict[str, str]:
+    (line,) = evidence.compared({"a": before}, {"a": after}).values()
+    return line
 
 
 def test_a_case_that_fails_or_says_nothing_is_not_equal() -> None:
-    failed = dict.fromkeys(evidence.PARTS, "failed: out: no such key")
-    (line,) = evidence.compared({"a": failed}, {"a": failed}).values()  # type: ignore
-    assert evidence.different(line)
-    nothing: evidence.Digests = dict.fromkeys(evidence.PARTS)
-    (line,) = evidence.compared({"a": nothing}, {"a": nothing}).values()
-    assert evidence.different(line)
+    for said in ("failed: out: no such key", None):
+        nothing: evidence.Digests = dict.fromkeys(evidence.PARTS, said)
+        assert evidence.different(line_of(nothing, nothing))
 
 
 @pytest.mark.slow

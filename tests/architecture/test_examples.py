@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,19 +30,27 @@ Models = list[dict[str, Tensor]]
 Example = Callable[..., Models]
 
 
+def printed(file: Path, folder: Path, patch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
+    """The line that `python EXAMPLE.py ENGINE ...` prints; its folders are made in this one."""
+    patch.setattr(tempfile, "tempdir", str(folder))
+    patch.setattr(sys, "argv", [str(file), *words])
+    runpy.run_path(str(file), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    return said
+
+
 @pytest.fixture
 def example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> Example:
     """Says `python example.py engine ...`, and returns the models of its runs in order."""
 
-    def say(file: Path, engine: str, *more: str) -> Models:
+    def say(file: Path, engine: str) -> Models:
         (folder := tmp_path / engine).mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
         monkeypatch.setattr(files, "_remove", lambda *_: None)  # the models are looked at
-        monkeypatch.setattr(sys, "argv", [str(file), engine, *more])
-        runpy.run_path(str(file), run_name="__main__")
-        assert capsys.readouterr().out.count("\n") == 1
+        with monkeypatch.context() as patch:
+            printed(file, folder, patch, capsys, engine)
         made = sorted(folder.glob("*/config.toml"), key=lambda one: one.stat().st_mtime_ns)
         assert all(f'name = "{engine}"' in one.read_text() for one in made)
         return [read_tensors(one.parent / "model.safetensors")[0] for one in made]
@@ -49,11 +58,13 @@ def example(
     return say
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_an_example_is_short_and_documented(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LINES.get(file.stem, 25)
-    assert text.startswith('"""') and (file not in RUN or '\nif __name__ == "__main__":' in text)
+def test_an_example_is_short_and_documented() -> None:
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= LINES.get(file.stem, 25), file
+        assert text.startswith('"""') and (
+            file not in RUN or '\nif __name__ == "__main__":' in text
+        )
 
 
 LATER = {"aggregate"}
@@ -77,21 +88,18 @@ def test_robust_aggregates_withstand_the_client_that_the_mean_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """And the figure is written where it is asked for."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["", "inline", str(tmp_path / "by-round.png")])
-    runpy.run_path(str(EXAMPLES / "aggregate.py"), run_name="__main__")
-    clipped, mean, *robust = map(float, capsys.readouterr().out.split()[1:])
+    file, figure = EXAMPLES / "aggregate.py", tmp_path / "by-round.png"
+    said = printed(file, tmp_path, monkeypatch, capsys, "inline", str(figure))
+    clipped, mean, *robust = map(float, said.split()[1:])
     assert mean < 0.2 < clipped and min(robust) > 0.6
-    assert (tmp_path / "by-round.png").read_bytes()[:4] == b"\x89PNG"
+    assert figure.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_map_has_a_bound_where_its_constant_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["", "inline"])
-    runpy.run_path(str(EXAMPLES / "maps.py"), run_name="__main__")
-    assert capsys.readouterr().out == "without a constant refused and with one certified\n"
+    said = printed(EXAMPLES / "maps.py", tmp_path, monkeypatch, capsys, "inline")
+    assert said == "without a constant refused and with one certified\n"
 
 
 # Workers of its own for each of its runs take a while: `make test-long` has the others.
@@ -122,10 +130,6 @@ def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert (value - b[name]).norm() <= 1e-12 * value.norm(), name
 
 
-def model(run: Path) -> dict[str, Tensor]:
-    return read_tensors(run / "model.safetensors")[0]
-
-
 def digest(run: Path) -> dict[str, str]:
     """A hash of each file of a run that does not depend on when it was made."""
     return {
@@ -145,7 +149,8 @@ def test_named_objects_are_the_same_on_ray(
         with pytest.raises(SystemExit) as end:
             main(["run", "named.toml", f"--engine={engine}", *where, out])
         assert not end.value.code
-    same_models(model(tmp_path / "inline"), model(tmp_path / "ray"))
+    files = (tmp_path / engine / "model.safetensors" for engine in ("inline", "ray"))
+    same_models(*(read_tensors(file)[0] for file in files))
 
 
 @pytest.mark.slow

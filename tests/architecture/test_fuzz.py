@@ -41,21 +41,19 @@ def ends(cases: list[Case], place: Path) -> dict[str, str]:
 def saved(bare: bool) -> list[Case]:
     """The cases once found that need no templates, or those that do."""
     cases = [outcome.load(file) for file in outcome.saved()]
-    return [case for case in cases if (case["kind"] in ("configs", "files", "messages")) == bare]
+    found = [case for case in cases if (case["kind"] in ("configs", "files", "messages")) == bare]
+    assert len(found) > (30 if bare else 20)
+    return found
 
 
 def test_what_was_found_stays_mended(tmp_path: Path) -> None:
-    assert len(cases := saved(bare=True)) > 30 and ends(cases, tmp_path) == {}
+    assert ends(saved(bare=True), tmp_path) == {}
 
 
 @pytest.mark.slow
-def test_what_was_found_in_folders_and_commands_stays_mended(place: Path) -> None:
-    assert len(cases := saved(bare=False)) > 20 and ends(cases, place) == {}
-
-
-@pytest.mark.slow
-def test_new_cases_end_as_they_may(place: Path) -> None:
-    kinds = list(campaign.KINDS)
+def test_what_was_found_in_folders_and_commands_stays_mended_and_new_cases_do(place: Path) -> None:
+    assert ends(saved(bare=False), place) == {}
+    kinds = list(campaign.KINDS)  # and new ones end as they may
     assert ends([campaign.draw(kinds, SEED, number) for number in range(CASES)], place) == {}
 
 
@@ -163,20 +161,16 @@ def test_a_planted_mistake_is_found_kept_and_replayed(tmp_path: Path) -> None:
     assert pytest_says(tmp_path, *ordinary)[0] == 0  # the control: one example does not find it
     code, said = pytest_says(tmp_path, *command(5))
     assert code == 1 and "explored: FAILED test_planted.py::test_planted, kept in" in said, said
-    assert (tmp_path / "found" / "test_planted.test_planted.txt").read_text() == (
-        "found(x=1000, rest=[])\n"
-    )
+    kept = (tmp_path / "found" / "test_planted.test_planted.txt").read_text()
+    assert kept == "found(x=1000, rest=[])\n"
     code, said = pytest_says(tmp_path, *ordinary)
     assert code == 1 and "explicit" in said and "x=1000" in said, said
 
 
-def test_printed_examples_are_read() -> None:
+def test_printed_examples_are_read_if_they_are_literals() -> None:
     long = "test_a(\n    x=-1,\n    y=(0.5, [-inf]),  # or any other generated value\n)"
     assert read(long) == {"x": -1, "y": (0.5, [-INF])}
     assert read("test_a(name='a\\n', ok=True)") == {"name": "a\n", "ok": True}
-
-
-def test_what_is_no_literal_is_not_kept() -> None:
     for call in ("test_a(x=Config())", "test_a(1)", "x"):
         with pytest.raises(ValueError):
             read(call)

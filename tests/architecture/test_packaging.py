@@ -1,11 +1,16 @@
-"""What is pinned has hashes, what is built holds what it should, whoever builds it."""
+"""What is pinned has hashes, what is built holds what it should, and set-up says why it fails."""
 
+import ast
+import importlib.util
 import json
+import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packages import apart, archives, audit, licences, pins
@@ -38,46 +43,25 @@ def test_every_pin_has_hashes_and_every_hash_a_pin() -> None:
     assert not any(name.startswith(pins.CUDA) for name in files["dev"])  # not for processors alone
 
 
-def without_hash(files: dict[str, Pins]) -> None:
-    files["dev"]["six"] = replace(files["dev"]["six"], hashes=())
-
-
-def missing(files: dict[str, Pins]) -> None:
-    del files["bench"]["pfl"]
-
-
-def added(files: dict[str, Pins]) -> None:
-    files["dev"]["unheard-of"] = Pin("unheard-of", "1.0", hashes=("0" * 64,))
-
-
-def another_version(files: dict[str, Pins]) -> None:
-    files["dev"]["six"] = replace(files["dev"]["six"], version="1.16.0")
-
-
-def twice(files: dict[str, Pins]) -> None:
-    files["bench"]["six"] = files["dev"]["six"]
-
-
 @pytest.mark.parametrize(("change", "said"), [
-    (without_hash, "six in dev has no hash."),
-    (missing, "pfl has no hashes."),
-    (added, "unheard-of in dev is not in constraints.txt."),
-    (another_version, "six in dev has another version than in constraints.txt."),
-    (twice, "six is in dev and in bench."),
+    (lambda dev, bench: dev.update(six=replace(dev["six"], hashes=())), "six in dev has no hash."),
+    (lambda dev, bench: bench.pop("pfl"), "pfl has no hashes."),
+    (lambda dev, bench: dev.update(odd=Pin("odd", "1.0", hashes=("0" * 64,))),
+     "odd in dev is not in constraints.txt."),
+    (lambda dev, bench: dev.update(six=replace(dev["six"], version="1.16.0")),
+     "six in dev has another version than in constraints.txt."),
+    (lambda dev, bench: bench.update(six=dev["six"]), "six is in dev and in bench."),
 ])  # fmt: skip
-def test_a_wrong_pin_is_seen(change: Callable[[dict[str, Pins]], None], said: str) -> None:
+def test_a_wrong_pin_is_seen(change: Callable[[Pins, Pins], None], said: str) -> None:
     constraints, files = all_pins()
-    change(files)
+    change(files["dev"], files["bench"])
     assert pins.flaws(constraints, files) == [said]
 
 
-@pytest.mark.parametrize("line", ["six>=1", "six", "-e .", "six==1 --hash=sha256:ab", "a==1\nA==1"])
-def test_what_is_no_pin_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="pin"):
-        pins.parse(line)
-
-
 def test_pins_are_read_as_they_are_written() -> None:
+    for line in ("six>=1", "six", "-e .", "six==1 --hash=sha256:ab", "a==1\nA==1"):
+        with pytest.raises(ValueError, match="pin"):
+            pins.parse(line)
     pin = Pin("nvidia-nvtx", "13.0.85", "sys_platform == 'linux'", ("ab" * 32, "cd" * 32))
     assert pins.parse(f"# why\n{pin}\n") == {"nvidia-nvtx": pin}
 
@@ -112,10 +96,7 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("editable", [
-    pytest.param(False, id="wheel"),
-    pytest.param(True, id="editable", marks=pytest.mark.slow),  # as the tests are run from
-])  # fmt: skip
+@pytest.mark.parametrize("editable", [False, True])  # the tests run from an editable one
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
     """Installed, everything is found beside folders that are called as our rooms are."""
     what = ("--editable", archives.ROOT) if editable else (built["wheel"],)
@@ -160,23 +141,13 @@ def test_every_licence_is_accepted(judged: dict[str, str]) -> None:
     assert {"torch", "flwr", "ray", "numpy", "certifi"} <= set(judged) and len(judged) > 80
 
 
-@pytest.mark.parametrize("terms", [
-    "GPL-3.0-only",
-    "AGPL-3.0-or-later",
-    "MIT AND GPL-2.0-only",
-    "Apache-2.0 WITH Unheard-exception",
-    "LicenseRef-Ours",
-    "unknown",
-    "",
-])  # fmt: skip
-def test_a_licence_that_nobody_accepted_is_refused(terms: str) -> None:
-    (said,) = licences.refused({"mit-one": "MIT", "other": terms})
-    assert said.startswith("other comes under ")
-
-
-@pytest.mark.parametrize("terms", ["GPL-3.0-only OR MIT", "(MIT AND PSF-2.0)", "MPL-2.0"])
-def test_a_choice_of_licences_is_enough(terms: str) -> None:
-    assert licences.refused({"one": terms}) == []
+def test_a_licence_is_accepted_by_name_or_by_choice() -> None:
+    for terms in ("GPL-3.0-only", "AGPL-3.0-or-later", "MIT AND GPL-2.0-only", "LicenseRef-Ours",
+                  "Apache-2.0 WITH Unheard-exception", "unknown", ""):  # fmt: skip
+        (said,) = licences.refused({"mit-one": "MIT", "other": terms})
+        assert said.startswith("other comes under "), terms
+    for terms in ("GPL-3.0-only OR MIT", "(MIT AND PSF-2.0)", "MPL-2.0"):
+        assert licences.refused({"one": terms}) == []
 
 
 def test_the_page_names_every_dependency_and_its_version(judged: dict[str, str]) -> None:
@@ -196,8 +167,81 @@ def said(**of: object) -> dict[str, list[dict[str, object]]]:
 def test_no_answer_is_not_called_sound() -> None:
     flaw = {"id": "CVE-1", "fix_versions": ["1.18"]}
     assert audit.verdict(said(version="1.17.0", vulns=[]))[0] == 0
-    assert audit.verdict(said(version="1.17.0", vulns=[flaw])) == (
-        1,
-        "six 1.17.0 has CVE-1, mended in 1.18.",
-    )
+    text = "six 1.17.0 has CVE-1, mended in 1.18."
+    assert audit.verdict(said(version="1.17.0", vulns=[flaw])) == (1, text)
     assert audit.verdict(said(skip_reason="not found"))[0] == audit.verdict(None)[0] == 2
+
+
+# Set-up says what it does, and why it fails in one line.
+
+SCRIPT = Path(__file__).resolve().parents[2] / "requirements" / "install.py"
+
+
+def load() -> Any:
+    """The script as a module; it lies outside the packages, since it runs before them."""
+    spec = importlib.util.spec_from_file_location("install", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+install = load()
+
+UNREACHABLE = """WARNING: Retrying after connection broken by 'NewConnectionError(...)'
+ERROR: Could not find a version that satisfies the requirement six (from versions: none)
+ERROR: No matching distribution found for six"""
+
+
+@pytest.mark.parametrize(("output", "said"), [
+    (UNREACHABLE, "the package registry cannot be reached. Check the network"),
+    ("ERROR: No matching distribution found for six==9", "does not have six==9, which is pinned"),
+    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n  Expected aa\n  Got bb", "Got bb"),
+    ("ERROR: [Errno 28] No space left on device", "the disk is full. The environment needs 3 GB"),
+    ("line\n" * 99 + "ERROR: of another kind", "ERROR: of another kind"),
+])  # fmt: skip
+def test_set_up_says_why_it_fails(output: str, said: str) -> None:
+    text = install.reason(output)
+    assert said in text and text.count("\n") < 20
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_set_up_names_a_python_that_would_do(
+    version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.sys, "version_info", version)
+    monkeypatch.setattr(
+        install.shutil, "which", lambda name: name if name == "python3.12" else None
+    )
+    with pytest.raises(install.FailedError, match=r"Run `make run PYTHON=python3\.12`"):
+        install.check_python()
+    monkeypatch.setattr(install.shutil, "which", lambda _: None)
+    with pytest.raises(install.FailedError, match="Install one of them and run"):
+        install.check_python()
+
+
+@pytest.mark.slow
+def test_set_up_ends_with_one_line_where_the_registry_is_out_of_reach(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("INDEX_URL", "http://127.0.0.1:9/"), ("FIND_LINKS", "")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(install, "VERIFIED", (*install.VERIFIED, "--retries", "0"))
+    monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path), "docs"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    with pytest.raises(SystemExit) as ended:
+        install.main()
+    out, error = capsys.readouterr()
+    assert ended.value.code == 2 and "Set-up took" not in out
+    assert f"Downloading and verifying {install.count_packages('docs')} packages" in out
+    assert error.startswith("Set-up failed: the package registry cannot be reached.")
+    assert error.count("\n") == 1
+
+
+def test_an_old_python_can_read_the_set_up() -> None:
+    text = SCRIPT.read_text(encoding="utf-8")
+    ast.parse(text, feature_version=(3, 7))
+    with pytest.raises(SyntaxError):  # the control
+        ast.parse("match 1:\n    case 1:\n        pass", feature_version=(3, 7))

@@ -81,10 +81,8 @@ class Reader:
         for other in commands():
             if written(other) in read(command):
                 self.types(other)
-        if "report runs" in command:
-            self.types(
-                "fedmuon suite dp-muon-printed --out runs/printed"
-            )  # a page of what is there
+        if "report runs" in command:  # a page of what is there
+            self.types("fedmuon suite dp-muon-printed --out runs/printed")
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(command)[1:])
         assert ended.value.code == 0, command
@@ -153,11 +151,8 @@ def test_toml_is_a_config_or_a_suite(block: str) -> None:
 
 def test_every_language_is_looked_at() -> None:
     """So no block is there that nothing runs; what is included is run as an example."""
-    fences = {
-        fence
-        for page in PAGES
-        for fence in re.findall(r"^```(\S[^\n]*)$", page.read_text("utf-8"), re.MULTILINE)
-    }
+    texts = "\n".join(page.read_text("utf-8") for page in PAGES)
+    fences = set(re.findall(r"^```(\S[^\n]*)$", texts, re.MULTILINE))
     included = {one for one in fences if one.startswith("{literalinclude} ../../")}
     known = {"sh", "python", "toml", "{toctree}", "{eval-rst}"}
     assert fences - included <= known

@@ -23,17 +23,11 @@ CLAIMS = [(number, one) for number in papers.known() for kind in ("claims", "bey
           for one in papers.read(number).get(kind, [])]  # fmt: skip
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
-def test_the_readme_names_the_papers_as_their_pages_do() -> None:
+def test_the_readme_is_short_and_names_the_papers_as_their_pages_do() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for number in papers.known():
-        assert (
-            f"| [{number}](docs/papers/{number}.md) | {papers.titled(papers.read(number))} |"
-            in text
-        )
+    assert len(text.splitlines()) <= 150
+    for one in papers.known():
+        assert f"| [{one}](docs/papers/{one}.md) | {papers.titled(papers.read(one))} |" in text
     assert "](/concepts/orth.md)" in made.readme("What", "it", "found")
 
 
@@ -98,11 +92,8 @@ def said_somewhere(fragment: str) -> bool:
     return any(fragment in one for one in strings())
 
 
-def test_what_nobody_says_is_missed() -> None:
-    assert said_somewhere("Every gap is at most") and not said_somewhere("gaps never grow")
-
-
 def test_suites_of_papers_are_shipped() -> None:
+    assert said_somewhere("Every gap is at most") and not said_somewhere("gaps never grow")
     named = {name for number in papers.known() for name in papers.read(number)["suites"]}
     assert named <= set(contents.shipped()) and len(named) > 20
     table = papers.gallery()
@@ -113,18 +104,16 @@ def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
     claims = [{"claim": "All is well.", "verdict": "holds", "detail": "by far"},
               {"claim": "All grows.", "verdict": "fails", "detail": "it falls"}]  # fmt: skip
     (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims, "scale": "full"}))
-    claim = {"suite": "dp-bias", "claim": "is well"}
-    assert papers.shown(claim, tmp_path) == "**holds** (`dp-bias`)"
-    assert papers.shown(claim | {"claim": ""}, tmp_path) == "**1** holds, **1** fails (`dp-bias`)"
-    against = {"suite": "dp-bias", "against": "is well"}
-    assert papers.shown(against, tmp_path) == "**fails** (`dp-bias`)"
-    both = {"suite": "dp-bias", "claim": ["is well", "All grows"]}
-    assert papers.shown(both, tmp_path) == "**1** holds, **1** fails (`dp-bias`)"
+    for asked, said in (
+        ({"claim": "is well"}, "**holds** (`dp-bias`)"),
+        ({"claim": ""}, "**1** holds, **1** fails (`dp-bias`)"),
+        ({"against": "is well"}, "**fails** (`dp-bias`)"),
+        ({"claim": ["is well", "All grows"]}, "**1** holds, **1** fails (`dp-bias`)"),
+        ({"suite": "rank", "test": "a"}, "run it: `fedmuon suite rank`; tested"),
+    ):
+        assert papers.shown({"suite": "dp-bias"} | asked, tmp_path) == said
     with pytest.raises(ValueError, match="no claim that is kept says 'is ill'"):
         papers.shown({"suite": "dp-bias", "claim": "is ill"}, tmp_path)
-    assert papers.shown({"suite": "rank", "test": "a"}, tmp_path) == (
-        "run it: `fedmuon suite rank`; tested"
-    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -151,9 +140,8 @@ def test_every_command_and_option_is_in_the_reference() -> None:
     assert len(found) >= 18 and re.findall("^## `(.*)`$", text, re.M) == list(found)
     for name, command in found.items():
         part = text.split(f"## `{name}`\n")[1].split("\n## ")[0]
-        assert all(
-            one.opts[-1] in part for one in command.params if one.param_type_name == "option"
-        )
+        options = [one.opts[-1] for one in command.params if one.param_type_name == "option"]
+        assert all(one in part for one in options)
     assert "[bold]" not in text and "[/]" not in text
 
 
