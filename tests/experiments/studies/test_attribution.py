@@ -1,7 +1,6 @@
 """Study `attribution`: scores against naive loops, exact runs against a loop in NumPy."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from torch import Tensor
 
 from fedmuon.analysis.report.claims import Columns, spearman
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import attribution
-from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.attribution import ScoredRun
 from fedmuon.experiments.suites.contents import SuiteRequest
 
@@ -131,52 +128,7 @@ def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float) -> None
     assert np.abs(foretold - np.roll(changes, 1, 0)).max() > 0.5 * most  # of other samples
 
 
-SUITE = """
-kind = "attribution"
-data = "synthetic"
-tests = 3
-left-out = 5
-subsets = 4
-dampings = [1.0, 10.0]
-projections = 5
-
-[base.data]
-dimension = 5
-classes = 3
-train = 60
-test = 30
-minimum = 5
-
-[base.federation]
-clients = 4
-per-round = 2
-rounds = 4
-
-[variants."FedMuon, E = 1".local]
-steps = 1
-
-[variants.FedAvg.local]
-recipe = "fedavg"
-steps = 1
-lr = 1.0
-"""
-
-
-@pytest.mark.slow
-def test_from_its_command_to_its_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    file, out = tmp_path / "own.toml", tmp_path / "out"
-    file.write_text(SUITE)
-    with pytest.raises(SystemExit, match="0"):
-        main(["suite", str(file), "--out", str(out)])
-    assert len((out / "rows.csv").read_text().splitlines()) == 1 + 2 * 2 * 3 * 6
-    assert "derivative through the run" in (out / "report.html").read_text()
-    assert (out / "figures" / "attribution.png").exists()
-    capsys.readouterr()
-
-
-def test_the_file_is_valid_and_what_is_refused() -> None:
-    for scale in ("full", "small"):
-        assert len(kinds.find("attribution", None, scale, {}).cells) == 6
+def test_what_is_refused() -> None:
     changed = {"task": {"name": "network", "model": "mlp"}}, {"local": {"batch": 4}}
     for tables in changed:
         asked = SuiteRequest("attribution", "digits", "full", {})

@@ -71,10 +71,7 @@ def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None
     out, begun, seen = tmp_path / "out", [], []
     work = kinds.find(study, None, "full", {})
     told = suite.execute(
-        work,
-        out,
-        on_round_end=seen.append,
-        on_start=lambda done, total: begun.append((done, total)),
+        work, out, on_round_end=seen.append, on_start=lambda *one: begun.append(one)
     )
     assert begun == [(0, 6)] and [record["done"] for record in seen] == [1, 3, 6]
     assert (out / "rows.csv").read_text() == "n,word,square\n1,a,1\n2,aa,4\n3,aaa,9\n"
@@ -117,9 +114,7 @@ def test_what_is_refused(study: str, tmp_path: Path) -> None:
     Path(study).write_text(FILE.replace("sizes = [1, 2, 3]", "size = [1, 2, 3]"))
     with pytest.raises(InputError, match="did you mean sizes"):
         kinds.find(study, None, "full", {})
-
-
-def test_a_folder_of_an_unknown_kind_is_refused(study: str, tmp_path: Path) -> None:
+    Path(study).write_text(FILE)
     suite.execute(kinds.find(study, None, "small", {}), tmp_path / "out")
     file = tmp_path / "out" / "suite.json"
     file.write_text(file.read_text().replace("made-up", "sharp"))

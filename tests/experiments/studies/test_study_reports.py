@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from scipy.stats import ttest_ind, ttest_rel
 from study_rows import one_seed, overprinted, rows_of, verdicts
+from test_pitfalls import unnamed
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report import verdicts as report_verdicts
@@ -54,6 +55,17 @@ TINY: dict[str, dict[str, Any]] = {
     "disk-stationarity": {"reaches": [-1.0], "gains": [0.5, 1.0], "lrs": [0.1], "steps": 5,
                           "noises": [1.0], "batches": [0], "horizons": [350, 400], "seeds": 2},
     "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
+    "attribution": {
+        "data": "synthetic", "tests": 3, "left-out": 5, "subsets": 4, "dampings": [1.0, 10.0],
+        "projections": 5,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
+                 "federation": {"clients": 4, "per-round": 2, "rounds": 4}},
+        "variants": {"FedMuon, E = 1": {"local": {"steps": 1}},
+                     "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
+    },
+    "dp-muon-printed": {"rows": {"E2E, DP-SGD": {
+        "population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6, "blocks": 1,
+        "noise": 0.7189, "printed": 8.0}}},
     "polar-error": {"degrees": ["cubic"], "iterations": [1], "draws": 20, "samples": 40,
                     "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
                     "lambdas": [1e-6, 1e-4]},
@@ -61,7 +73,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 # These take a second or so.
-LONG = "heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-error"
+LONG = ("heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-error",
+        "attribution", "dp-muon-printed")  # fmt: skip
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -81,6 +94,7 @@ def test_a_study_from_its_command_to_its_report(
     rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
     cells = [json.loads(path.read_text()) for path in (out / "cells").iterdir()]
     assert len(rows) == sum(len(cell["rows"]) for cell in cells)
+    assert name != "dp-muon-printed" or not unnamed(out)  # elsewhere ε is the error of a factor
     found = kinds.KINDS[name].findings(out, json.loads((out / "suite.json").read_text()))
     whole = "".join(rendered(found, 2000).split())
     for claim in found.claims:
@@ -166,17 +180,10 @@ def test_tables_of_whole_studies_fit_a_terminal() -> None:
 def _tiny(name: str, folder: Path) -> Path:
     """The suite of that name with settings that take a moment."""
     settings = {**contents.read(name), **TINY[name]}
-    settings.pop("small")
+    settings.pop("small", None)
     file = folder / f"{name}.toml"
     file.write_text(tomli_w.dumps(settings), encoding="utf-8")
     return file
-
-
-@pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("scale", ["small", "full"])
-def test_the_suites_files_are_valid(name: str, scale: str) -> None:
-    work = kinds.find(name, None, scale, {})
-    assert len({one.name for one in work.cells}) == len(work.cells) > 2
 
 
 def test_what_a_study_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,29 +209,22 @@ def test_one_seed_of_a_suite_that_counts_them_is_refused() -> None:
 # slopes
 
 
-def test_slopes_of_power_laws_and_their_intervals() -> None:
+def test_slopes_and_quotients_have_intervals_of_95_percent() -> None:
     sizes = [2, 4, 8, 16]
     exact = log_slope(sizes, [np.full(3, 5 * size**-0.3) for size in sizes])
     assert exact.value == pytest.approx(-0.3)
     assert exact.low == pytest.approx(exact.high)
     rng, covered = np.random.default_rng(0), []
     for _ in range(1000):
-        runs = [size**-0.3 * rng.gamma(20, 1 / 20, 40) for size in sizes]
-        slope = log_slope(sizes, runs)
-        covered.append([slope.low <= -0.3 <= slope.high, slope.low <= -0.33 <= slope.high])
-    right, wrong = np.mean(covered, axis=0)
-    assert 0.92 < right < 0.97  # 95%, with 1000 trials
-    assert wrong < 0.9
-
-
-def test_quotients_and_their_intervals() -> None:
-    rng, covered = np.random.default_rng(1), []
-    for _ in range(1000):
+        slope = log_slope(sizes, [size**-0.3 * rng.gamma(20, 1 / 20, 40) for size in sizes])
         ratio = quotient(rng.normal(3, 0.5, 30), rng.normal(2, 0.4, 30))
-        covered.append([ratio.low <= 1.5 <= ratio.high, ratio.low <= 1.7 <= ratio.high])
-    right, wrong = np.mean(covered, axis=0)
-    assert 0.92 < right < 0.97
-    assert wrong < 0.5
+        covered.append([
+            one.low <= at <= one.high
+            for one, at in ((slope, -0.3), (ratio, 1.5), (slope, -0.33), (ratio, 1.7))
+        ])  # fmt: skip
+    *right, wrong_slope, wrong_ratio = np.mean(covered, axis=0)
+    assert all(0.92 < one < 0.97 for one in right)  # with 1000 trials
+    assert wrong_slope < 0.9 and wrong_ratio < 0.5
 
 
 @pytest.mark.slow
@@ -282,11 +282,6 @@ def test_differences_seed_by_seed_have_students_interval() -> None:
     known = ttest_rel(own, plain).confidence_interval(0.95)
     found = compared(rows, next(iter(disk_regression.TUNED)), "disk", "noisy-gd", 1.0)
     assert np.array(found) * plain.mean() == pytest.approx([known.low, known.high])
-
-
-def test_promised_rates() -> None:
-    assert [promised(alpha, THEOREM) for alpha in (1.2, 2.0)] == pytest.approx([-0.125, -0.25])
-    assert [promised(alpha, FREE) for alpha in (1.2, 2.0)] == pytest.approx([-1 / 12, -0.25])
 
 
 # claims on made-up rows
@@ -412,7 +407,9 @@ def test_differences_are_sharp_seed_by_seed_although_losses_scatter() -> None:
     assert low < -0.05 < high < -0.03
 
 
-def test_curves_pick_their_rows() -> None:
+def test_curves_pick_their_rows_and_have_the_promised_rates() -> None:
+    assert [promised(alpha, THEOREM) for alpha in (1.2, 2.0)] == pytest.approx([-0.125, -0.25])
+    assert [promised(alpha, FREE) for alpha in (1.2, 2.0)] == pytest.approx([-1 / 12, -0.25])
     one = curve(tails(), "steps", "mean_gradient", method="muon-ns", schedule=THEOREM, alpha=1.6)
     assert one.sizes.tolist() == [64, 256, 1024]
     assert [len(values) for values in one.runs] == [3, 3, 3]

@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 from conftest import small
 from made_training import read
-from test_pitfalls import unnamed
 from typer.testing import CliRunner
 
+from benchmarks.step_sizes import (
+    GRIDS,
+    TRIED,
+    chosen,
+    ends,
+    family,
+    finalists,
+    rates,
+    tell,
+    trials,
+)
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
@@ -20,6 +30,7 @@ from fedmuon.experiments.studies import dp_muon_printed
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import Row, account
 from fedmuon.experiments.studies.training_findings import budget_claims, sampling_in_words
+from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
 from fedmuon.privacy.accounting.composition import epsilon
@@ -99,9 +110,8 @@ def columns(**changed: Any) -> tuple[dict, dict]:
     runs = {"epsilon": np.array([2.0, np.nan]), "certified": np.array(["True", "False"])}
     clients = {"epsilon": np.array([1.5, 2.0]), "target": np.array([2.0, 2.0])}
     clients |= {"client": np.array([0, 1])}
-    return runs | {k: v for k, v in changed.items() if k == "certified"}, clients | {
-        k: v for k, v in changed.items() if k != "certified"
-    }
+    certified = {"certified": changed.pop("certified", runs["certified"])}
+    return runs | certified, clients | changed
 
 
 def test_the_claim_about_accounts_can_fail() -> None:
@@ -132,13 +142,9 @@ def private_run(out: Path, watch: OnRoundEnd = lambda record: None) -> dict[str,
     return execute(config, out, on_round_end=watch)
 
 
-class Stopped(Exception):
-    """What ends a run in the middle."""
-
-
 def stopping(record: dict[str, Any]) -> None:
     if record["round"] == 3:
-        raise Stopped
+        raise KeyboardInterrupt
 
 
 def test_the_ledger_of_a_run_is_read_for_people(tmp_path: Path) -> None:
@@ -155,7 +161,7 @@ def test_the_ledger_of_a_run_is_read_for_people(tmp_path: Path) -> None:
 
 
 def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         private_run(tmp_path, stopping)
     before = spent(tmp_path)
     file = tmp_path / "ledger.jsonl"
@@ -178,6 +184,14 @@ def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path
         spent(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl"])
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_private_suites_clip_jointly(name: str, scale: str) -> None:
+    cells: Any = kinds.find(name, "mnist5k", scale, {}).cells
+    assert len({one.name for one in cells}) == len(cells) > 3
+    assert {one.config.privacy.clipping for one in cells} == {"flat"}
+
+
 def test_noise_is_searched_for_once(tmp_path: Path) -> None:
     private_run(tmp_path / "a")
     before = accountant.least_noise.cache_info()
@@ -186,19 +200,10 @@ def test_noise_is_searched_for_once(tmp_path: Path) -> None:
     assert after.misses == before.misses and after.hits > before.hits
 
 
-@pytest.mark.parametrize("name", ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl"])
-@pytest.mark.parametrize("scale", ["small", "full"])
-def test_the_suites_files_are_valid(name: str, scale: str) -> None:
-    work = kinds.find(name, "mnist5k", scale, {})
-    assert len({one.name for one in work.cells}) == len(work.cells) > 3
-    joint = {one.config.privacy.clipping for one in work.cells}  # type: ignore[attr-defined]
-    assert joint == {"flat"}
-
-
 E2E: dict[str, Any] = {"population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6}
 
 
-def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
+def test_the_printed_table_is_per_release() -> None:
     asked = Row(blocks=49, noise=2.3395, printed=7.9852, **E2E)
     row = account("E2E", asked)["rows"][0]
     assert row["per_release"] == pytest.approx(7.98505, rel=1e-4)
@@ -213,20 +218,55 @@ def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
     assert dp_muon_printed.claims(honest)[1].holds is False
     one = rows | {"blocks": np.array([1])}
     assert dp_muon_printed.claims(one)[2].holds is False
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_the_printed_table_from_its_command_to_its_report(tmp_path: Path) -> None:
-    file = tmp_path / "own.toml"
-    row = {"blocks": 1, "noise": 0.7189, "printed": 8.0, **E2E}
-    head = ['kind = "dp-muon-printed"', '[rows."E2E, DP-SGD"]']
-    file.write_text("\n".join([*head, *(f"{name} = {value}" for name, value in row.items())]))
-    shown = CliRunner().invoke(app, ["suite", str(file), "--out", str(tmp_path / "out")])
-    assert shown.exit_code == 0, shown.output
-    held = gather(tmp_path / "out")[0]
-    assert [claim.holds for claim in held.claims] == [True, None, True]
-    assert "would be certified for Poisson lots" in held.claims[2].sentence
+    single = account("E2E", Row(blocks=1, noise=0.7189, printed=8.0, **E2E))["rows"][0]
+    found = dp_muon_printed.claims({name: np.array([value]) for name, value in single.items()})
+    assert [claim.holds for claim in found] == [True, None, True]
+    assert "would be certified for Poisson lots" in found[2].sentence
     assert "000's own runs drew no Poisson lots" in dp_muon_printed.STANDS_ON
-    assert held.pictures[0].draw(True).axes and len(held.numbers) == 1
-    assert not unnamed(tmp_path / "out")
+
+
+# Step sizes: every method takes the best of equally many that were tried.
+
+FIRST = """variant,accuracy
+"A, b, 0.5",0.6
+"A, b, 1",0.55
+"A, b, 2",0.2
+"C, 1",0.3
+"C, 2",0.4
+"""
+AGAIN = """variant,accuracy
+"A, b, 0.5",0.4
+"A, b, 1",0.65
+"""
+
+
+@pytest.mark.parametrize("suite", GRIDS)
+def test_every_method_has_as_many_trials_and_takes_one_of_them(suite: str) -> None:
+    asked = trials(suite, [100])["variants"]
+    variants, base = contents.read(suite)["variants"], contents.read(suite)["base"]["local"]
+    for name, own in variants.items():
+        tried = [one for label, one in asked.items() if label.rpartition(", ")[0] == name]
+        assert len(tried) == TRIED == len({one["local"]["lr"] for one in tried})
+        settled = base | own["local"]
+        assert rates(suite, own["local"]["recipe"], settled["lr"]).items() <= settled.items()
+        assert settled["lr"] in [one["local"]["lr"] for one in tried]
+    assert len(asked) == TRIED * len(variants)
+    kinds_of = [family(name) for name in ("dp-sgd", "disk-adam", "disk-muonbc")]
+    assert kinds_of == ["sgd", "adam", "muon"]  # filters have the grid of what they help
+
+
+def test_the_better_of_the_two_that_are_run_again_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [tmp_path / name for name in ("first.csv", "again.csv")]
+    for file, text in zip(tables, (FIRST, AGAIN), strict=True):
+        file.write_text(text)
+    first, every = ends(tables[0]), ends(*tables)
+    names = ("A, b, 0.5", "A, b, 1", "A, b, 2", "C, 1", "C, 2")
+    content = {"variants": {name: {} for name in names}}
+    assert list(finalists(content, first)) == ["A, b, 0.5", "A, b, 1", "C, 1", "C, 2"]
+    assert chosen(first, every) == {"A, b": 1, "C": 2}  # 0.5 was the first time's best
+    tell(first, every)
+    one, other = capsys.readouterr().err.splitlines()
+    assert one.split() == ["A,", "b", "0.5", "0.500", "1", "0.600*", "2", "0.200"]
+    assert other.endswith("2 0.400*  at an end of its grid")

@@ -19,6 +19,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.studies.stability import Pair, Stability, Stack
@@ -88,17 +89,14 @@ def test_published_suites_have_the_published_size(name: str, runs: int, trajecto
     assert len({one.name for one in stacks}) == len(stacks)
 
 
-def test_data_and_scale_change_a_suite(own: str) -> None:
+def test_data_and_scale_change_a_suite_and_sizes_are_cut_to_the_source(own: str) -> None:
     assert load("A1", "cifar10", "full").grid.train == [10000]
     assert load(own, "digits", "full").trials == 2
     assert load(own, "mnist5k", "full").trials == 3
     assert load(own, "digits", "small").seeds == [0]
-
-
-def test_sizes_are_cut_to_what_the_source_holds() -> None:
-    sizes = {one.config.data.train for one in work("A2", "mnist5k").cells}
-    assert sizes == {500, 1000, 2000, 4000}
-    assert {one.config.data.test for one in work("A2", "mnist5k").cells} == {1000}
+    cut = [one.config.data for one in work("A2", "mnist5k").cells]
+    assert {one.train for one in cut} == {500, 1000, 2000, 4000}
+    assert {one.test for one in cut} == {1000}
 
 
 def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
@@ -106,10 +104,10 @@ def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
     config = resolve(what.at(pair))
     source = read_source(config)
     data = build_data(config, source)
-    neighbours = stack(source, draw(data, source, what.trials, config.federation.seed))
+    stacked = stack(source, draw(data, source, what.trials, config.federation.seed))
     ends = []
     for s in range(1 + what.trials):
-        alone = build_experiment(config, replace(data, neighbours, s))
+        alone = build_experiment(config, replace(data, stacked, s))
         fresh = begin(alone.recipe, alone.task, config.federation.seed)
         ends.append(simulate(alone, fresh).params["weight"][0].numpy())
     return np.array([np.linalg.norm(end - ends[0]) for end in ends[1:]])
@@ -143,10 +141,8 @@ def test_a_run_of_a_suite_is_the_run_of_the_stability_command(
 ) -> None:
     """With its schedule, too: its certificate is not that of steps that stay."""
     what = work(own, changes={"local": local} if local else None).cells[0]
-    from fedmuon.experiments.stability.neighbours import execute
-
     trials = what.at(what.pairs[2], trials=what.trials)
-    record = execute(parse(trials.model_dump(by_alias=True)), tmp_path / "run")
+    record = neighbours.execute(parse(trials.model_dump(by_alias=True)), tmp_path / "run")
     run = what.compute()["runs"][2]
     for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
         assert run[name] == pytest.approx(record[same], rel=1e-9)
@@ -174,10 +170,7 @@ def test_both_kinds_of_constants_stand_side_by_side(own: str, tmp_path: Path) ->
     named = {row[0] for row in found.numbers}
     assert {"mean bound, constants of all models", "mean bound / B", "mean accuracy"} <= named
     assert found.runs and {"accuracy", "train loss", "test loss", "bound / B"} <= {*found.runs[1]}
-    assert {row[0]: row[1] for row in found.card}["η: step size"] == "0.01, 0.05" and (
-        "seeds",
-        "0",
-    ) in found.about
+    assert dict(found.card)["η: step size"] == "0.01, 0.05" and ("seeds", "0") in found.about
     drawn = gap_and_bound(read_csv(out / "runs.csv", RUNS, ASIDE)).axes[0]
     assert "bound, constants of all models" in drawn.get_legend_handles_labels()[1]
 
@@ -316,12 +309,11 @@ def test_what_is_refused(own: str, tmp_path: Path) -> None:
     near = lacks.format("heavytail", "did you mean heavy-tail[?]$")
     refused(near, "heavytail", "", "full")
     refused("--scale big is unknown", "A1", "digits", "big")
-    Path(own).write_text(OWN.replace("trials = 3", "trails = 3"))
-    refused("did you mean trials", own, "synthetic", "full")
-    Path(own).write_text(OWN.replace("lr = [0.01, 0.05]", "lr = []"))
-    refused("lr", own, "digits", "full")
-    Path(own).write_text(OWN.replace("clients = 5", "clinets = 5"))
-    refused("did you mean clients", own, "digits", "full")
+    for old, new, said in (("trials = 3", "trails = 3", "did you mean trials"),
+                           ("lr = [0.01, 0.05]", "lr = []", "lr"),
+                           ("clients = 5", "clinets = 5", "did you mean clients")):  # fmt: skip
+        Path(own).write_text(OWN.replace(old, new))
+        refused(said, own, "digits", "full")
 
 
 def test_folders_that_are_refused(own: str, tmp_path: Path) -> None:
