@@ -65,11 +65,7 @@ def by_derivatives(there: FinishedRun) -> Neighbours:
 
 
 def moved_about(
-    near: Neighbours,
-    classes: int,
-    admissible: Admissible,
-    rng: np.random.Generator,
-    width: float,
+    near: Neighbours, classes: int, admissible: Admissible, rng: np.random.Generator, width: float
 ) -> Neighbours:
     """Other samples near those, a fifth of them with any label."""
     inputs = admissible(near.inputs + width * rng.standard_normal(near.inputs.shape))

@@ -149,12 +149,8 @@ def opacus(kind: str, setting: Setting) -> Work:
         GradSampleModuleFastGradientClipping,
     )
     from opacus.optimizers import DPOptimizer
-    from opacus.optimizers.optimizer_fast_gradient_clipping import (
-        DPOptimizerFastGradientClipping,
-    )
-    from opacus.utils.fast_gradient_clipping_utils import (
-        DPLossFastGradientClipping,
-    )
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     plain, batch = module_of(setting), setting.batch()
     settings: dict[str, Any] = {

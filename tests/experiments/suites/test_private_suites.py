@@ -10,17 +10,7 @@ from conftest import small
 from made_training import read
 from typer.testing import CliRunner
 
-from benchmarks.step_sizes import (
-    GRIDS,
-    TRIED,
-    chosen,
-    ends,
-    family,
-    finalists,
-    rates,
-    tell,
-    trials,
-)
+from benchmarks.step_sizes import GRIDS, TRIED, chosen, ends, family, finalists, rates, tell, trials
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
