@@ -163,7 +163,6 @@ def digests(
 
 
 def fedmuon(tree: Path, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a `fedmuon` command of that tree's code in a folder."""
     return subprocess.run(
         [sys.executable, "-m", "fedmuon", *words],
         cwd=place,
@@ -206,7 +205,6 @@ def part_of(file: Path) -> str | None:
 
 
 def content(file: Path, varying: tuple[str, ...]) -> bytes:
-    """What counts of a file."""
     if file.suffix == ".safetensors":
         return tensors(load_file(file))
     if file.suffix == ".npz":
@@ -226,7 +224,6 @@ def content(file: Path, varying: tuple[str, ...]) -> bytes:
 
 
 def tensors(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Names, types, shapes and bytes."""
     parts = []
     for name, value in sorted(arrays.items()):
         parts += [f"{name} {value.dtype} {value.shape}\n".encode(), value.tobytes()]
@@ -234,7 +231,6 @@ def tensors(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def aside(key: str, varying: tuple[str, ...]) -> bool:
-    """Whether a key or column is left out."""
     return key in varying or ASIDE.search(key) is not None
 
 

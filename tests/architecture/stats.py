@@ -181,7 +181,6 @@ def _body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _imports(file: str, parsed: ast.Module) -> Iterator[str]:
-    """The import statements inside functions."""
     for function in ast.walk(parsed):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -207,7 +206,6 @@ def one_caller(tree: Tree) -> list[Function]:
 
 
 def public() -> set[str]:
-    """The names that `import fedmuon` offers."""
     import fedmuon  # tests of the instrument read trees without it
 
     return set(fedmuon.__all__)

@@ -137,7 +137,6 @@ def test_help_says_what_each_part_is(monkeypatch, capsys) -> None:
 def test_a_part_that_fails_is_a_row_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, said: str
 ) -> None:
-    """What it had found until then stays on the page."""
     monkeypatch.setattr(bench, "PATIENCE", 3.0 if "sleep" in more else 60.0)
     code, text = tried(tmp_path, monkeypatch, f"{TELLING}\n{more}")
     assert code == 1 and said in text and "FAILED" in text

@@ -30,7 +30,6 @@ KEYS = (
 
 
 def fedmuon(*words: str) -> None:
-    """`python -m fedmuon` in this process."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.delitem(sys.modules, "fedmuon.__main__", raising=False)  # runpy warns of it
         patch.setattr(sys, "argv", ["fedmuon", *words])
@@ -38,7 +37,6 @@ def fedmuon(*words: str) -> None:
 
 
 def listed(kind: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """The first column of `fedmuon list KIND`."""
     fedmuon("list", kind)
     found = re.findall(r"^│ ([\w-]+) +│", capsys.readouterr().out, re.MULTILINE)
     assert found
@@ -82,7 +80,6 @@ def strings(table: str, values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, 
 
 
 def missing(cases: Iterable[Case], expected: Mapping[tuple[str, str], set[str]]) -> set[str]:
-    """What no case uses."""
     found = used(cases)
     return {
         f"{'.'.join(at).strip('.')} = {name}"
@@ -128,7 +125,6 @@ def written(place: Path, **changes: Any) -> evidence.Digests:
 def test_a_digest_sees_the_last_bit_and_no_time(
     tmp_path: Path, change: dict[str, Any], part: str | None
 ) -> None:
-    """Times and sentences do not count."""
     first, again, other = written(tmp_path), written(tmp_path), written(tmp_path, **change)
     assert set(line_of(first, again).values()) == {"equal"}
     changed = [name for name, cell in line_of(first, other).items() if cell == "different"]

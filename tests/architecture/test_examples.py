@@ -87,7 +87,6 @@ def test_fedmuon_from_parts_is_the_built_in_one(example: Example) -> None:
 def test_robust_aggregates_withstand_the_client_that_the_mean_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """And the figure is written where it is asked for."""
     file, figure = EXAMPLES / "aggregate.py", tmp_path / "by-round.png"
     said = printed(file, tmp_path, monkeypatch, capsys, "inline", str(figure))
     clipped, mean, *robust = map(float, said.split()[1:])
@@ -155,7 +154,6 @@ def test_named_objects_are_the_same_on_ray(
 
 @pytest.mark.slow
 def test_named_objects_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
-    """Options and all: the resumed run has the bytes of one that nobody killed."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     settings = ["named.toml", "--set=federation.rounds=100"]
     process = forks.start(["run", *settings, f"--out={cut}"], at=EXAMPLES)

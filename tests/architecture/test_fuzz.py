@@ -144,7 +144,6 @@ def test_planted(x, rest):
 
 
 def pytest_says(folder: Path, *command: str) -> tuple[int, str]:
-    """The exit code of a pytest, and what it says."""
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", str(folder)],
         cwd=folder, env=environment(200), capture_output=True, text=True, timeout=200,

@@ -62,7 +62,6 @@ def test_what_a_notebook_shows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_class_of_a_cell_on_ray(tmp_path: Path) -> None:
-    """Whose samples and class no module holds."""
     compare = "a, b = run('inline'), run('ray')\n"
     compare += "max(float((a.model[n] - b.model[n]).norm()) for n in a.model) <= 1e-12"
     assert shown(tmp_path, FIRST, compare)[1][-1]["text/plain"] == "True"

@@ -160,7 +160,6 @@ def test_the_page_names_every_dependency_and_its_version(judged: dict[str, str])
 
 
 def said(**of: object) -> dict[str, list[dict[str, object]]]:
-    """What pip-audit writes of one package."""
     return {"dependencies": [{"name": "six", **of}]}
 
 

@@ -44,7 +44,6 @@ def lines() -> list[str]:
 
 
 def commands() -> list[str]:
-    """Every `fedmuon` line that is run here."""
     return [
         line
         for line in lines()

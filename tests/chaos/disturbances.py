@@ -135,7 +135,6 @@ def pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Ve
 
 
 def _refusal(ended: Ended, holder: Child) -> str:
-    """What is wrong with the refusal of one of two."""
     named = HOLDER.search(ended.err)
     if named and int(named[1]) != holder.number:
         return f"the holder is process {holder.number}: {ended.err}"
@@ -172,7 +171,6 @@ def _misled(lab: Laboratory, job: Job, number: int) -> None:
 
 
 def _seconds(file: Path) -> list[float]:
-    """Every number of seconds in a file of JSON objects."""
     if file.suffix not in (".json", ".jsonl"):
         return []
     text = file.read_text()

@@ -93,7 +93,6 @@ def _gone_on(trial: Trial, job: Job) -> Verdict:
 
 
 def _rest(trial: Trial, folders: set[Path]) -> str:
-    """What is left of a dead driver after a while."""
     end = time.monotonic() + SOON
     while time.monotonic() < end:
         if not _marked_processes(trial) and not any(one.exists() for one in folders):

@@ -30,8 +30,6 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to one file of a folder."""
-
     file: str
     kind: str
     place: int = 0
@@ -102,7 +100,6 @@ class Case:
 
 
 def scenario(lab: Laboratory) -> None:
-    """Every damage of every folder, through every reader."""
     for case in cases(lab):
         tried(lab, case, damages(case.folder, lab.draws(f"flip {case.name}")))
 
@@ -124,7 +121,6 @@ def _tried(
 
 
 def cases(lab: Laboratory) -> list[Case]:
-    """Finished and interrupted: a run, a private run, a census, suites."""
     run, _, repeatable, census, *suites = lab.jobs()
     bound, spent = ("bound", "--json"), ("privacy", "spent", "--json")
     whole = [

@@ -52,7 +52,6 @@ def _read(file: Path) -> Any:
 
 
 def timeless(value: Any) -> Any:
-    """A record without its seconds."""
     if isinstance(value, dict):
         kept = [key for key in value if key not in SUMS and not any(one in key for one in CLOCK)]
         return {key: timeless(value[key]) for key in kept}
@@ -73,7 +72,6 @@ def _hash(file: Path) -> str:
 
 
 def difference(found: Contents, wanted: Contents) -> str:
-    """Where two folders differ; nothing if they do not."""
     for name in sorted(set(found) | set(wanted)):
         if name not in found or name not in wanted:
             return f"{name} is {'missing' if name not in found else 'new'}"
@@ -96,7 +94,6 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def ledger_lines(folder: Path) -> list[bytes]:
-    """The whole lines of a private run's ledger."""
     file = folder / "ledger.jsonl"
     content = file.read_bytes() if file.exists() else b""
     return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)

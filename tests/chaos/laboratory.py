@@ -76,7 +76,6 @@ class Laboratory:
                 raise
 
     def draws(self, scenario: str) -> random.Random:
-        """Random numbers of one scenario, whichever others run."""
         return random.Random(f"{self.seed} {scenario}")
 
     def jobs(self) -> list[Job]:
@@ -84,7 +83,6 @@ class Laboratory:
         return jobs.every(self.place / "suites", self.quick)
 
     def reference(self, job: Job, real: bool = False) -> Reference:
-        """The job done undisturbed, once."""
         if job.name not in self._references:
             folder = self.place / f"reference-{len(self._references)}"
             ended = self.nursery.run(job.start(folder), 300, real=real)
@@ -118,7 +116,6 @@ class Laboratory:
             self.table.setdefault(scenario, Counter())[outcome] += 1
 
     def show(self) -> str:
-        """The table of what was tried."""
         total: Counter[str] = sum(self.table.values(), Counter())
         return "\n".join([HEAD, *(_line(*row) for row in [*self.table.items(), ("all", total)])])
 

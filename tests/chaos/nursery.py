@@ -157,7 +157,6 @@ def serve(place: Path, quick: bool) -> None:
 
 
 def _warm(place: Path, quick: bool) -> None:
-    """Load what commands load when they are first used."""
     import torch
 
     torch.set_num_threads(1)

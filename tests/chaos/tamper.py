@@ -40,7 +40,6 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def child(order: Mapping[str, Any], tell: int) -> NoReturn:
-    """What a fork does; `tell` is told when it begins."""
     code = 1
     try:
         _settle(Path(order["folder"]))
@@ -93,7 +92,6 @@ def _say_all() -> None:
 
 
 def tampered(what: Mapping[str, Any]) -> None:
-    """Do to this process what is asked."""
     if "fail" in what:
         _failing(what["below"], what["fail"], what["code"], what["again"])
     if "listed" in what:

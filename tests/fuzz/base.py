@@ -137,6 +137,5 @@ def reference(folder: Path, name: str, reader: tuple[str, ...]) -> Reference:
 
 
 def told(page: Path) -> str:
-    """The words of a report, without its pictures."""
     text = re.sub(r'data:image/svg[+]xml;base64,[^"]*', "", page.read_text(encoding="utf-8"))
     return html.unescape(re.sub(r"<[^>]*>", " ", text))

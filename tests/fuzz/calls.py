@@ -120,7 +120,6 @@ def trains(place: Path) -> bool:
 
 
 def snapshot(place: Path) -> dict[str, str]:
-    """Every file below the folder with a digest."""
     return {
         str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in place.rglob("*")
@@ -129,7 +128,6 @@ def snapshot(place: Path) -> dict[str, str]:
 
 
 def changed(place: Path, before: Mapping[str, str], moving: Sequence[str] = ()) -> list[str]:
-    """The files of before that are no longer what they were."""
     after = snapshot(place)
     return [
         name

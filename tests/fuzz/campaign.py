@@ -50,7 +50,6 @@ def campaign(
 
 
 def draw(kinds: Sequence[str], seed: int, number: int) -> Case:
-    """Case `number` of the campaign with that seed."""
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choices(kinds, [SHARES[kind] for kind in kinds])[0]
     return KINDS[kind].draw(rng)
@@ -61,7 +60,6 @@ def perform(case: Case, place: Path) -> Outcome:
 
 
 def table(tried: Sequence[Tried]) -> str:
-    """kind | tried | done | refused | other, and the sum."""
     counts = Counter((one.case["kind"], one.outcome.end) for one in tried)
     lines = [f"{'kind':<10}{'tried':>8}{'done':>8}{'refused':>9}{'other':>7}"]
     rows = {kind: [counts[kind, end] for end in ENDS] for kind in KINDS}

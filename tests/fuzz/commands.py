@@ -27,7 +27,6 @@ ORDINARY = {"int": ("1", "2", "3", "10", "100"), "float": ("0.5", "1", "0.01", "
 
 
 def draw(rng: Random) -> Case:
-    """A command with some of its options, their values ordinary or odd."""
     path, command = rng.choice(_commands())
     arguments = list(path)
     for one in command.params:
@@ -43,7 +42,6 @@ def draw(rng: Random) -> Case:
 
 
 def perform(case: Case, place: Path) -> Outcome:
-    """Run it beside copies of the templates that it names."""
     named = {
         Path(word).parts[0]
         for word in case["arguments"]
@@ -61,7 +59,6 @@ def perform(case: Case, place: Path) -> Outcome:
 
 @lru_cache
 def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
-    """Every command with the words that call it."""
     import typer.main
 
     from fedmuon.experiments.cli import app
@@ -75,7 +72,6 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 
 def _given(rng: Random, one: click.Parameter) -> list[str]:
-    """The option with a value, or an argument's value."""
     if isinstance(one, click.Argument) or not hasattr(one, "is_flag"):
         return [_value(rng, one)]
     name = rng.choice([*one.opts, *one.secondary_opts])

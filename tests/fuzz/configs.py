@@ -148,6 +148,5 @@ def _suite(rng: Random) -> str:
 
 
 def _disturbed(rng: Random, text: str) -> str:
-    """The text with characters cut out, doubled, or put in."""
     at, width = rng.randrange(len(text)), rng.choice((0, 1, 5, 50))
     return text[:at] + rng.choice(("", values.text(rng), text[at : at + 30])) + text[at + width :]

@@ -40,7 +40,6 @@ def draw(rng: Random) -> Case:
 
 
 def perform(case: Case, place: Path) -> Outcome:
-    """Damage a copy, read it, and compare with what the sound folder says."""
     held = base.copied(place.parent, case["template"], place)
     (place / "suite.toml").write_bytes((place.parent / "templates/suite.toml").read_bytes())
     mutations.spoil(held, case["mutations"], case["suffix"])

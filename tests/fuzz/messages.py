@@ -76,7 +76,6 @@ class Line:
         return range(100, 100 + self.clients)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Answer each, and say under which id."""
         return [self._answer(number, message) for number, message in enumerate(messages)]
 
     def pull_messages(self, ids: Iterable[str]) -> Iterable[Message]:
@@ -139,7 +138,6 @@ class Peers:
 
 
 def draw(rng: Random) -> Case:
-    """A side, a recipe, and what is wrong with the message."""
     side = rng.choice(("client", "server", "server"))
     numbers = "config" if side == "client" else "who"
     pools = {"arrays": _arrays, numbers: _numbers, "records": _records}
@@ -154,7 +152,6 @@ def draw(rng: Random) -> Case:
 
 
 def perform(case: Case, place: Path) -> Outcome:
-    """Send it, and see whether it is answered, refused in a sentence, or worse."""
     try:
         with clock(10.0):
             return (_to_client if case["side"] == "client" else _to_server)(case)
@@ -228,7 +225,6 @@ def _peers(recipe: str, policy: str) -> Peers:
 
 
 def _arrays(rng: Random) -> dict[str, Any]:
-    """What is wrong with one array, or with the names."""
     what = rng.choice(
         (
             "shape", "dtype", "huge", "bytes", "nan", "name", "missing", "extra", "stype", "large",

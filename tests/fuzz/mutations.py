@@ -111,7 +111,6 @@ def _valued(content: bytes, place: int, how: dict[str, Any]) -> bytes:
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of nested JSON."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     found = [(value, key) for key in keys]
     for key in keys:

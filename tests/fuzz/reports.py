@@ -103,7 +103,6 @@ def _number(cell: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """A text as a file may be called."""
     return text.replace("/", "_").replace("\0", "_")[:60].strip(".") or "plain"
 
 
@@ -130,12 +129,10 @@ class _Reader(HTMLParser):
                 self.odd.append(f"{name}={value!r:.60}")
 
     def handle_comment(self, data: str) -> None:
-        """Comments hide text."""
         self.odd.append("a comment")
 
 
 def leaks(page: str) -> list[str]:
-    """What got from the words into the markup."""
     reader = _Reader()
     reader.feed(page)
     styles = page.count("<style") - 1

@@ -34,7 +34,6 @@ class Child:
 def perform_all(
     cases: Sequence[Case], folder: Path, workers: int, end: float = float("inf")
 ) -> list[Outcome | None]:
-    """How each case ended; None for those not begun by `end`."""
     found: list[Outcome | None] = [None] * len(cases)
     shares = [list(range(worker, len(cases), workers)) for worker in range(workers)]
     children = [_fork(cases, share, folder, end) for share in shares if share]
@@ -51,7 +50,6 @@ def perform_all(
 
 
 def _hear(child: Child, found: list[Outcome | None]) -> bool:
-    """Read what a child tells; False once it has ended."""
     content = os.read(child.pipe, 1 << 16)
     *lines, child.text = (child.text + content).split(b"\n")
     for line in lines:

@@ -39,7 +39,6 @@ def names(archive: Path) -> set[str]:
 
 
 def tracked(*rooms: str) -> set[str]:
-    """What git tracks in these folders of the tree."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *rooms]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}

@@ -47,7 +47,6 @@ def verdict(said: dict[str, Any] | None) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Ask the services in turn until one knows all packages."""
     code, text = verdict(None)
     for service in SERVICES:
         if code == 2:

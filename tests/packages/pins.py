@@ -81,7 +81,6 @@ def parse(text: str) -> Pins:
 
 
 def normal(name: str) -> str:
-    """The name as registries compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -152,7 +151,6 @@ def write(homes: Mapping[str, Iterable[Pin]]) -> None:
 
 
 def main() -> None:
-    """Make requirements/ and constraints.txt anew."""
     project = "pyproject.toml"
     dev = resolve("--extra", "dev", project)
     docs = resolve("--extra", "dev", "--extra", "docs", project)

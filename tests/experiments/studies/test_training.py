@@ -180,7 +180,6 @@ def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, copy: tuple[Path, str]) -
 def test_a_suite_goes_back_to_fewer_seeds_and_never_further_than_it_was_sound(
     tmp_path: Path, copy: tuple[Path, str]
 ) -> None:
-    """A number mistyped, or refused for what is damaged, leaves the folder as it was."""
     out, text = copy
     before = (out / "suite.lock").read_bytes()
     cell = next((out / "cells").iterdir())

@@ -40,7 +40,6 @@ def held(folder: Path, *words: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Work:
-    """A suite as small as can be."""
     (tmp_path / "ranks.toml").write_text(STUDY, encoding="utf-8")
     return find(str(tmp_path / "ranks.toml"), None, "full", {})
 

@@ -283,7 +283,6 @@ def configs_of(name: str, scale: str) -> list[Config]:
 
 
 def _without(config: Any, keys: set[str]) -> str:
-    """The config as text, but for these keys."""
     tables = config.model_dump()
     for key in keys:
         table, _, name = key.partition(".")
@@ -292,7 +291,6 @@ def _without(config: Any, keys: set[str]) -> str:
 
 
 def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
-    """Tables are laid over those of the suite that it is like, which is like no other."""
     file = tmp_path / "mine.toml"
     file.write_text('like = "dp-classification"\ntitle = "mine"\n[base.task]\nmodel = "tanh-cnn"\n')
     mine, below = contents.read(str(file)), contents.read("dp-classification")
