@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
@@ -198,10 +197,7 @@ def best(rows: Columns, mine: np.ndarray) -> int | None:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """The bounds hold; below B / 10 there is something learned; the ball's constants matter.
-
-    A gap is within its bound only if the gap's interval is.
-    """
+    """The bounds hold; below B / 10 there is something learned; the ball's constants matter."""
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
     within = Claim(
@@ -314,8 +310,18 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
     figure, panels = style.canvas(2 * len(starts), narrow, 2.3, len(starts))
     above, below = panels[: len(starts)], panels[len(starts) :]
     for axes, under, start in zip(above, below, starts, strict=True):
-        for (kind, name), look in zip(NAMES.items(), style.SERIES, strict=False):
-            _draw(axes, under, rows, of(rows, start, kind) & (rows["share"] < 10), look, kind, name)
+        for (kind, name), (colour, marker) in zip(NAMES.items(), style.SERIES, strict=False):
+            seen = of(rows, start, kind) & (rows["share"] < 10)
+            axes.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, mew=0,
+                      ms=2 if seen.sum() > MANY else 4, rasterized=True)  # fmt: skip
+            if not len(places := frontier(rows, seen)):
+                continue
+            x, top = rows["share"][places], rows["accuracy"][places]
+            end = rows["share"][seen].max()  # as far as there are points
+            axes.step([*x, end], [*top, top[-1]], LINES[kind], color=colour, where="post", lw=1.4,
+                      label=f"best with constants of {name}")  # fmt: skip
+            for loss, full in (("test_loss", colour), ("train_loss", "none")):
+                under.plot(x, rows[loss][places], marker, color=colour, ms=4, mfc=full, mew=0.9)
         axes.set_title(f"X⁰ {start}", loc="left")
         under.set_title(f"X⁰ {start}: losses of the best", loc="left")
     for axes in panels:
@@ -334,22 +340,6 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
     above[0].plot([], [], ":", color=style.GREY, lw=1, label="a tenth of B")
     style.legend_below(figure, above[0], 1 if narrow else 3)
     return figure
-
-
-def _draw(above: Axes, below: Axes, rows: Columns, seen: np.ndarray, look: tuple[str, str],
-          kind: str, name: str) -> None:  # fmt: skip
-    """One kind of constants in both panels."""
-    colour, marker = look
-    above.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, mew=0,
-               ms=2 if seen.sum() > MANY else 4, rasterized=True)  # fmt: skip
-    if not len(places := frontier(rows, seen)):
-        return
-    x, top = rows["share"][places], rows["accuracy"][places]
-    end = rows["share"][seen].max()  # as far as there are points
-    above.step([*x, end], [*top, top[-1]], LINES[kind], color=colour, where="post", lw=1.4,
-               label=f"best with constants of {name}")  # fmt: skip
-    for loss, full in (("test_loss", colour), ("train_loss", "none")):
-        below.plot(x, rows[loss][places], marker, color=colour, ms=4, mfc=full, mew=0.9)
 
 
 STUDY = Study(

@@ -26,7 +26,7 @@ from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
 from fedmuon.analysis.theory import exact_polar
 from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar, theorem
-from fedmuon.analysis.theory.generalization import MeasuredGap, measured_gap
+from fedmuon.analysis.theory.generalization import measured_gap
 from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
@@ -181,7 +181,15 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    gap = _gap(settings, problem, name, lr, end[:1])
+    # The last model is in the ball that the map's steps span. Samples of one law are one class.
+    size = size_of(MAPS[name])
+    assert size  # known of both maps
+    ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)
+    train, test = (1 - problem.chances(end[:1], of)[1][0] for of in (problem.train, problem.test))
+    gap = measured_gap(
+        [float(train.mean())], [1.0], [[1.0]], test.numpy(), np.zeros(len(test), dtype=int),
+        confidence=1 - SURE, interval="shorter", loss_bound=ball.last.loss_bound,
+    )  # fmt: skip
     points, labels = problem.test
     right = (points @ end[:1])[0].argmax(-1) == labels
     # beside an S that does not move at all, the drift is the length of T's path
@@ -204,21 +212,6 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     }
     beside = [_compare(settings, problem, name, found, lr, lam) for lam in settings.lambdas]
     return {"rows": [], "runs": [shared | one for one in beside]}
-
-
-def _gap(settings: Settings, problem: Classifier, name: str, lr: float, end: Tensor) -> MeasuredGap:
-    """The gap of the run's last model X [1, d, c], which is in the ball that the map's steps span.
-
-    Samples of one law are one class.
-    """
-    size = size_of(MAPS[name])
-    assert size  # known of both maps
-    ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)
-    train, test = (1 - problem.chances(end, of)[1][0] for of in (problem.train, problem.test))
-    return measured_gap(
-        [float(train.mean())], [1.0], [[1.0]], test.numpy(), np.zeros(len(test), dtype=int),
-        confidence=1 - SURE, interval="shorter", loss_bound=ball.last.loss_bound,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,13 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
     configs: dict[str, list[Config]] = {name: [] for name in suite.variants}
     cells = []
     for name, x, setting in settings(suite, base, request.changes):
-        config = contents.cell(merged(setting, {"data": _sizes(setting)}))
+        data = setting["data"]
+        if data["name"] != "synthetic":  # text is read by a decoder alone; longer windows are fewer
+            read = contents.cell({"data": data, "task": setting.get("task", {})})
+            held, most = contents.room(read_source(read), data.get("test", contents.TEST))
+            sizes = {"train": min(int(data.get("train", most)), most), "test": held}
+            setting = merged(setting, {"data": sizes})
+        config = contents.cell(setting)
         configs[name].append(config)
         cells.append(TrainingRun(name, x, config))
     for name, own in suite.variants.items():
@@ -262,17 +268,6 @@ def settings(
 
 def _settings(cell: TrainingRun) -> list[Any]:
     return [cell.name, cell.variant, cell.config.model_dump(by_alias=True)]
-
-
-def _sizes(setting: Tables) -> dict[str, int]:
-    """How many samples a run trains on and holds out; longer windows of a text are fewer."""
-    data = setting["data"]
-    if data["name"] == "synthetic":
-        return {}
-    # text is read by a decoder alone
-    read = contents.cell({"data": data, "task": setting.get("task", {})})
-    held, most = contents.room(read_source(read), data.get("test", contents.TEST))
-    return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
 @dataclass(frozen=True)
