@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.helpers.small_suites import STUDIES
+
 Tables = Mapping[str, Any]
 
 
@@ -291,54 +293,6 @@ SUITES = {
         horizons=[1, 3],
         base={"data": {"train": 90, "test": 60, "minimum": 2, "dimension": 7}},
     ),
-    "attribution": like(
-        "attribution",
-        kind="attribution",
-        data="synthetic",
-        tests=5,
-        subsets=5,
-        projections=8,
-        dampings=[100.0],
-        base={
-            "data": {"train": 90, "test": 60, "minimum": 2},
-            "federation": {"clients": 5, "per-round": 2, "rounds": 3},
-        },
-        **{"left-out": 5},
-    ),
-    "disk-regression": like(
-        "disk-regression",
-        kind="disk-regression",
-        noises=[0.01, 1.0],
-        lrs=[0.1, 0.5],
-        gains=[0.7, 0.3],
-        seeds=3,
-        steps=20,
-        samples=50,
-        features=4,
-    ),
-    "disk-stationarity": like(
-        "disk-stationarity",
-        kind="disk-stationarity",
-        gains=[0.2, 1.0],
-        lrs=[0.2],
-        noises=[0.3],
-        steps=20,
-        horizons=[400, 800],
-        seeds=2,
-        samples=40,
-    ),
-    "dp-bias": like(
-        "dp-bias", kind="dp-bias", rhos=[0.0078125, 0.015625, 0.03125, 0.0625], nodes=6, samples=500
-    ),
-    "dp-muon-printed": like("dp-muon-printed", kind="dp-muon-printed"),
-    "dp-stationarity": like(
-        "dp-stationarity",
-        kind="dp-stationarity",
-        noises=[0.0, 4.0],
-        steps=[8, 16],
-        seeds=2,
-        people=64,
-    ),
     "dp-text": like(
         "dp-text",
         kind="dp-text",
@@ -355,39 +309,12 @@ SUITES = {
         public={"federation": {"rounds": 1}, "local": {"steps": 2, "batch": 4}},
         **{"made-tables": 60, "public-tables": 40},
     ),
-    "dp-vanishing": like(
-        "dp-vanishing", kind="dp-vanishing", noises=[1.0], steps=[8, 16], seeds=2, people=64
-    ),
-    "heavy-tail": like(
-        "heavy-tail", kind="heavy-tail", alphas=[1.2, 2.0], steps=[8, 16], seeds=2, factors=[1.0]
-    ),
-    "polar-error": like(
-        "polar-error",
-        kind="polar-error",
-        draws=20,
-        iterations=[1, 3],
-        steps=5,
-        neighbours=2,
-        lrs=[0.001],
-        samples=200,
-        **{"held-out": 200},
-    ),
-    "rank-dependence": like(
-        "rank-dependence",
-        kind="rank-dependence",
-        ranks=[2, 4],
-        steps=[2, 4],
-        seeds=2,
-        inputs=8,
-        batch=16,
-    ),
+    **{name: like(name, kind=name, **held) for name, held in STUDIES.items()},
     "wall-clock": like(
         "wall-clock",
         *("efficiency", "lemma", "made", "to_svd", "to_product", "claims.json"),
         kind="wall-clock",
-        shapes=[[8, 8], [8, 16]],
-        iterations=[1],
-        repeats=2,
+        **STUDIES["wall-clock"],
     ),
 }
 CASES: dict[str, Case] = RUNS | SUITES

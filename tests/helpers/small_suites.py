@@ -1,5 +1,7 @@
 """Suites of one kind each, as small as they can be: tests run, disturb and misspell them."""
 
+from typing import Any
+
 # Of synthetic samples at the small scale it is two runs of 60 samples.
 TRAINING = """
 kind = "training"
@@ -96,3 +98,32 @@ memory = 0.9
 lr-sgd = 1.0
 lr-muon = 0.02
 """
+# What differs from the files of the studies that come with fedmuon.
+STUDIES: dict[str, dict[str, Any]] = {
+    "heavy-tail": {"alphas": [1.4, 2.0], "steps": [4, 16], "seeds": 2, "factors": [0.5, 1.0]},
+    "rank-dependence": {"ranks": [2, 4], "steps": [2, 4], "seeds": 2, "inputs": 6, "batch": 8},
+    "dp-bias": {"rhos": [0.015625, 0.03125], "nodes": 4, "samples": 200},
+    "disk-regression": {"noises": [0.1, 1.0], "lrs": [0.1, 0.5], "gains": [0.7], "seeds": 2,
+                        "steps": 5, "samples": 20, "features": 3},
+    "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
+                        "people": 20, "lot": 5.0},
+    "dp-vanishing": {"noises": [4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
+                     "people": 20, "lot": 5.0},
+    "disk-stationarity": {"reaches": [-1.0], "gains": [0.5, 1.0], "lrs": [0.1], "steps": 5,
+                          "noises": [1.0], "batches": [0], "horizons": [350, 400], "seeds": 2},
+    "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
+    "attribution": {
+        "data": "synthetic", "tests": 3, "left-out": 5, "subsets": 4, "dampings": [1.0, 10.0],
+        "projections": 5,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
+                 "federation": {"clients": 4, "per-round": 2, "rounds": 4}},
+        "variants": {"FedMuon, E = 1": {"local": {"steps": 1}},
+                     "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
+    },
+    "dp-muon-printed": {"rows": {"E2E, DP-SGD": {
+        "population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6, "blocks": 1,
+        "noise": 0.7189, "printed": 8.0}}},
+    "polar-error": {"degrees": ["cubic"], "iterations": [1], "draws": 20, "samples": 40,
+                    "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
+                    "lambdas": [1e-6, 1e-4]},
+}  # fmt: skip

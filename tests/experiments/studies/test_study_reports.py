@@ -15,6 +15,7 @@ from contrast import pale
 from rich.console import Console
 from rich.text import Text
 from scipy.stats import ttest_ind, ttest_rel
+from small_suites import STUDIES
 from study_rows import one_seed, overprinted, rows_of, verdicts
 from test_pitfalls import unnamed
 
@@ -42,36 +43,6 @@ from fedmuon.experiments.studies.heavy_tail import FREE, THEOREM, promised
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
 
-TINY: dict[str, dict[str, Any]] = {
-    "heavy-tail": {"alphas": [1.4, 2.0], "steps": [4, 16], "seeds": 2, "factors": [0.5, 1.0]},
-    "rank-dependence": {"ranks": [2, 4], "steps": [2, 4], "seeds": 2, "inputs": 6, "batch": 8},
-    "dp-bias": {"rhos": [0.015625, 0.03125], "nodes": 4, "samples": 200},
-    "disk-regression": {"noises": [0.1, 1.0], "lrs": [0.1, 0.5], "gains": [0.7], "seeds": 2,
-                        "steps": 5, "samples": 20, "features": 3},
-    "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
-                        "people": 20, "lot": 5.0},
-    "dp-vanishing": {"noises": [4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
-                     "people": 20, "lot": 5.0},
-    "disk-stationarity": {"reaches": [-1.0], "gains": [0.5, 1.0], "lrs": [0.1], "steps": 5,
-                          "noises": [1.0], "batches": [0], "horizons": [350, 400], "seeds": 2},
-    "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
-    "attribution": {
-        "data": "synthetic", "tests": 3, "left-out": 5, "subsets": 4, "dampings": [1.0, 10.0],
-        "projections": 5,
-        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
-                 "federation": {"clients": 4, "per-round": 2, "rounds": 4}},
-        "variants": {"FedMuon, E = 1": {"local": {"steps": 1}},
-                     "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
-    },
-    "dp-muon-printed": {"rows": {"E2E, DP-SGD": {
-        "population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6, "blocks": 1,
-        "noise": 0.7189, "printed": 8.0}}},
-    "polar-error": {"degrees": ["cubic"], "iterations": [1], "draws": 20, "samples": 40,
-                    "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
-                    "lambdas": [1e-6, 1e-4]},
-}  # fmt: skip
-
-
 # These take a second or so.
 LONG = ("heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-error",
         "attribution", "dp-muon-printed")  # fmt: skip
@@ -79,7 +50,7 @@ LONG = ("heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in TINY]
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in STUDIES]
 )
 def test_a_study_from_its_command_to_its_report(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -179,7 +150,7 @@ def test_tables_of_whole_studies_fit_a_terminal() -> None:
 
 def _tiny(name: str, folder: Path) -> Path:
     """The suite of that name with settings that take a moment."""
-    settings = {**contents.read(name), **TINY[name]}
+    settings = {**contents.read(name), **STUDIES[name]}
     settings.pop("small", None)
     file = folder / f"{name}.toml"
     file.write_text(tomli_w.dumps(settings), encoding="utf-8")
