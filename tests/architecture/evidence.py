@@ -164,14 +164,9 @@ def digests(
 
 def fedmuon(tree: Path, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fedmuon", *words],
-        cwd=place,
-        env=environment(tree),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
+        [sys.executable, "-m", "fedmuon", *words], cwd=place, env=environment(tree),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT,
+    )  # fmt: skip
 
 
 def environment(tree: Path) -> dict[str, str]:

@@ -51,9 +51,8 @@ def main() -> int:
     caught = 0
     with tempfile.TemporaryDirectory(prefix="fedmuon-mutants-") as folder:
         tree = Path(folder) / "tree"
-        subprocess.run(
-            ["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", tree, "HEAD"], check=True
-        )
+        git = ["git", "-C", ROOT, "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", tree, "HEAD"], check=True)
         try:
             for number in asked.only:
                 package, old, new = MUTANTS[number - 1]
@@ -64,7 +63,7 @@ def main() -> int:
                 word = "caught" if noticed else "MISSED"
                 print(f"{number:2} {word} {seconds:4.0f} s  {package}: {old} -> {new}", flush=True)
         finally:
-            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
+            subprocess.run([*git, "remove", "--force", tree], check=True)
     print(f"{caught} of {len(asked.only)} caught")
     return 0 if caught == len(asked.only) else 1
 
@@ -77,22 +76,12 @@ def _is_caught(tree: Path, package: str, old: str, new: str, workers: str) -> bo
     before = hits[0].read_text()
     hits[0].write_text(before.replace(old, new))
     try:
+        tests = f"tests/{TESTS.get(package, package)}"
         found = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-x",
-                "-q",
-                "-n",
-                workers,
-                f"tests/{TESTS.get(package, package)}",
-            ],
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, "-m", "pytest", "-x", "-q", "-n", workers, tests],
+            cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
     finally:
         hits[0].write_text(before)
     if found.returncode not in (0, 1):

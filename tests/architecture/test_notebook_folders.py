@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import apart
+from packages import archives
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -35,7 +35,7 @@ def run(engine):
 
 def shown(tmp_path: Path, *cells: str) -> list[list[dict[str, Any]]]:
     """What each cell of a notebook shows, kind -> content; nothing may fail."""
-    folder = apart.folder_of_others(tmp_path / "mine")
+    folder = archives.folder_of_others(tmp_path / "mine")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(one) for one in cells])
     resources = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(book, timeout=280, kernel_name="python3", resources=resources)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import apart, archives, audit, licences, pins
+from packages import archives, audit, licences, pins
 from packages.pins import Pin, Pins
 
 
@@ -100,18 +100,18 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
     """Installed, everything is found beside folders that are called as our rooms are."""
     what = ("--editable", archives.ROOT) if editable else (built["wheel"],)
-    bins = apart.environment(tmp_path / "home", *what)
-    folder = apart.folder_of_others(tmp_path / "mine")
-    (folder / "use.py").write_text(apart.SCRIPT.read_text())
-    lie = apart.said((bins / "python", "use.py", "inline"), folder).split()
+    bins = archives.environment(tmp_path / "home", *what)
+    folder = archives.folder_of_others(tmp_path / "mine")
+    (folder / "use.py").write_text(archives.SCRIPT.read_text())
+    lie = archives.said((bins / "python", "use.py", "inline"), folder).split()
     root = archives.ROOT if editable else tmp_path / "home"
     assert len(lie) == 5 and all(Path(place).is_relative_to(root) for place in lie)
     with pytest.raises(RuntimeError, match="the wrong analysis"):  # the control
-        apart.said((bins / "python", "-c", "import analysis"), folder)
+        archives.said((bins / "python", "-c", "import analysis"), folder)
     for path in ("", "."):
-        bound = apart.said((bins / "fedmuon", "bound", "--lr", "0.001", "--json"), folder, path)
+        bound = archives.said((bins / "fedmuon", "bound", "--lr", "0.001", "--json"), folder, path)
         assert json.loads(bound)["status"] == "certified"
-    apart.said((bins / "fedmuon", "new", "demo"), folder, ".")
+    archives.said((bins / "fedmuon", "new", "demo"), folder, ".")
     assert (folder / "demo" / "pyproject.toml").exists()
 
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from . import archives
-from .apart import BINS, UV, folder_of_others
+from .archives import BINS, UV, folder_of_others
 from .pins import CONSTRAINTS, ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,17 +36,13 @@ def settings(study: Any, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("index", [1.3, 1.7, 2.0])
-def test_stable_draws_have_their_characteristic_function(index: float) -> None:
+def test_stable_draws_have_their_characteristic_function_and_moments(index: float) -> None:
     draws = heavy_tail.stable(np.array(index), (200_000,), np.random.default_rng(0))
     for t in (0.3, 1.0, 2.0):
         # Cosines have a variance of at most 1/2: five standard errors.
         assert abs(np.cos(t * draws).mean() - math.exp(-(t**index))) < 5 * 0.71 / 447
     other = math.exp(-(2.0 ** (index - 0.3)))
     assert abs(np.cos(2 * draws).mean() - other) > 5 * 0.71 / 447
-
-
-@pytest.mark.parametrize("index", [1.3, 1.7, 2.0])
-def test_moments_of_stable_draws(index: float) -> None:
     draws = np.abs(heavy_tail.stable(np.array(index), (400_000,), np.random.default_rng(1))) ** 0.4
     error = draws.std() / math.sqrt(len(draws))
     assert abs(draws.mean() - heavy_tail.moment(index, 0.4)) < 5 * error
@@ -155,9 +152,8 @@ def test_constants_do_not_depend_on_the_rank() -> None:
         assert float((goal.square().sum((1, 2)) / (2 * rank)).max()) == pytest.approx(0.5)
         identity = torch.eye(rank, dtype=torch.float64).expand(3, rank, rank)
         torch.testing.assert_close(goal @ goal.mT, identity)
-        at = torch.randn(
-            3, rank, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        rng = torch.Generator().manual_seed(1)
+        at = torch.randn(3, rank, 8, dtype=torch.float64, generator=rng)
         change = rank_dependence.slope(at, goal) - rank_dependence.slope(0 * at, goal)
         nuclear = torch.linalg.matrix_norm(change, ord="nuc")
         assert (nuclear <= torch.linalg.matrix_norm(at, ord=2)).all()  # L = 1
@@ -166,9 +162,8 @@ def test_constants_do_not_depend_on_the_rank() -> None:
 def test_gradients_average_to_the_slope() -> None:
     goal = rank_dependence.targets(3, 8, 2)
     at = torch.full_like(goal, 0.1)
-    found = torch.stack(
-        [rank_dependence._oracle(goal, 64, 0.1, step, {"X": at})[1]["X"] for step in range(300)]
-    )
+    oracle = partial(rank_dependence._oracle, goal, 64, 0.1)
+    found = torch.stack([oracle(step, {"X": at})[1]["X"] for step in range(300)])
     error = found.std(0) / math.sqrt(300)
     away = (found.mean(0) - rank_dependence.slope(at, goal)).abs()
     assert (away < 5 * error).all()
@@ -204,7 +199,7 @@ def test_the_exact_map_is_flat_where_one_step_is_not() -> None:
 # dp-bias
 
 
-def test_laplacians_of_known_maps() -> None:
+def test_laplacians_and_smoothing_of_known_maps() -> None:
     at = dp_bias.momentum("3 × 4", 2.0)
     first, second = dp_bias.laplacians(lambda m: m @ m.mT @ m, at, 0.02)
     # sum_ij d_ij^2 of M M' M is 2 (m + n + 1) M, and of that 0.
@@ -214,9 +209,6 @@ def test_laplacians_of_known_maps() -> None:
     first, second = dp_bias.laplacians(lambda m: m**5, point, 0.02)
     assert float(first) == pytest.approx(20 * 0.7**3, rel=1e-6)
     assert float(second) == pytest.approx(120 * 0.7, rel=1e-4)
-
-
-def test_quadrature_smooths_polynomials_exactly() -> None:
     at = dp_bias.momentum("2 × 2", 2.0)
     found = dp_bias._smoothed(lambda m: m @ m.mT @ m, at, 0.3, 3)
     expected = at @ at.mT @ at + 0.3**2 / 2 * 2 * (2 + 2 + 1) * at
@@ -297,28 +289,20 @@ def test_filters_are_the_naive_loops(method: str, gain: float) -> None:
     rows = disk_regression.measure(settings(disk_regression, seeds=3), method, gain)["rows"]
     problem = disk_regression.regression(40, 5, 4.0, 0.1)
     for row in rows:
-        final = _naive(problem, method, gain, row["lr"], row["noise"], int(row["seed"]))
+        final = _naive(problem, method, gain, row)
         assert row["loss"] == pytest.approx(float(problem.loss(final[None])), rel=1e-10)
         assert row["shared"] == (row["lr"] == 0.2)
 
 
-def _naive(
-    problem: disk_regression.Regression,
-    method: str,
-    gain: float,
-    lr: float,
-    noise: float,
-    seed: int,
-) -> Tensor:
+def _naive(problem: disk_regression.Regression, method: str, gain: float, row: Any) -> Tensor:
     """003, Algorithm 2, one run at a time, with gamma = 1/2; or its base; or with one point."""
     x = torch.zeros(5, 1, dtype=torch.float64)
     smooth, before = torch.zeros_like(x), x
-    c = (1 - gain) / (gain * 0.5)
+    c, lr, noise = (1 - gain) / (gain * 0.5), row["lr"], row["noise"]
+    level = GIVEN[disk_regression]["noises"].index(noise)
     for step in range(12):
-        rng = generator(
-            0, Draw.BATCH, step=step, block=GIVEN[disk_regression]["noises"].index(noise)
-        )
-        drawn = rng.standard_normal((3, 5, 1))[seed]
+        rng = generator(0, Draw.BATCH, step=step, block=level)
+        drawn = rng.standard_normal((3, 5, 1))[row["seed"]]
         g = problem.gradient(x)
         if method == "disk":
             g = c * problem.gradient(x + 0.5 * (x - before)) + (1 - c) * problem.gradient(x)
@@ -330,10 +314,8 @@ def _naive(
 
 def test_all_filters_start_from_the_first_gradient() -> None:
     def losses(method: str, gain: float, steps: int) -> list[float]:
-        rows = disk_regression.measure(
-            settings(disk_regression, seeds=3, steps=steps), method, gain
-        )["rows"]
-        return [row["loss"] for row in rows]
+        given = settings(disk_regression, seeds=3, steps=steps)
+        return [row["loss"] for row in disk_regression.measure(given, method, gain)["rows"]]
 
     plain, low_pass, kalman = (
         [losses(method, gain, steps) for steps in (1, 2)]
