@@ -170,7 +170,8 @@ def test_both_kinds_of_constants_stand_side_by_side(own: str, tmp_path: Path) ->
     named = {row[0] for row in found.numbers}
     assert {"mean bound, constants of all models", "mean bound / B", "mean accuracy"} <= named
     assert found.runs and {"accuracy", "train loss", "test loss", "bound / B"} <= {*found.runs[1]}
-    assert dict(found.card)["η: step size"] == "0.01, 0.05" and ("seeds", "0") in found.about
+    settings = {name: value for name, value, *_ in found.card}
+    assert settings["η: step size"] == "0.01, 0.05" and ("seeds", "0") in found.about
     drawn = gap_and_bound(read_csv(out / "runs.csv", RUNS, ASIDE)).axes[0]
     assert "bound, constants of all models" in drawn.get_legend_handles_labels()[1]
 
