@@ -313,10 +313,7 @@ def name_of(method: str) -> str:
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """The mean with half the width of its 95% interval; nan of less than two.
-
-    A test sample whose loss never changes has no rho, and is left out.
-    """
+    """The mean over test samples whose loss changes, with half the width of its 95% interval."""
     known = values[np.isfinite(values)]
     found = mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
     return found.value, found.high - found.value

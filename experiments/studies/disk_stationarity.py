@@ -240,10 +240,7 @@ def _settings(rows: Columns) -> list[Columns]:
 
 
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
-    """The means of every setting that has a bound; for gamma = -1, the bound and Theorem 3's.
-
-    The bound is of an expectation, so that means have intervals. Theorem 3 is from the same start.
-    """
+    """The bounds are of an expectation, so that means over seeds are compared, with intervals."""
     found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
     known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
     share = np.array([mean.value / bound for mean, bound in known])
@@ -315,11 +312,7 @@ def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effec
 
 
 def _filter_claims(grid: Columns) -> Sequence[Claim]:
-    """What filtering is for, seed by seed, at the most noise, gamma = -1 and full batches.
-
-    Some gain below 1 is better than none, beyond 95% intervals for all gains at once. The bound
-    names a gain before the run, and that gain is compared with none, too.
-    """
+    """What filtering is worth, seed by seed, at the most noise, gamma = -1 and full batches."""
     part = where(grid, reach=-1.0, noise=grid["noise"].max(), batch=0.0)
     best, least = np.full(3, np.nan), (np.nan, np.nan)
     shown, of_least = {}, {}

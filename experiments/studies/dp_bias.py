@@ -265,11 +265,7 @@ def order(parts: Curves, kind: str) -> Claim:
 
 
 def leading(rows: Columns, kind: str) -> Claim:
-    """The bias comes as near to its leading term, sign and direction too, as it should.
-
-    Its relative distance is at most 10% at the smallest rho, and from rho to rho at most what it is
-    at the next, each with its standard errors.
-    """
+    """The relative distance from the term is small at the smallest rho, and falls with rho."""
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
@@ -310,11 +306,7 @@ def smaller(parts: Curves) -> Claim:
 
 
 def _single_directions(rows: Columns) -> Sequence[Claim]:
-    """The error of a single direction is noise far more than bias, and does not shrink.
-
-    000, C.6 for one pair: below K_Q, and below what Poincare's inequality gives of even maps. Both
-    are of one draw of samples, so that no seeds would shorten the intervals.
-    """
+    """Both claims are of one draw of samples: no seeds would shorten their intervals."""
     ratios, least = {}, []
     for shape in distinct(rows, "shape"):
         part = _part(rows, shape, "monte-carlo")

@@ -82,12 +82,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Where the print comes from, and what it means with many blocks and with one.
-
-    Per-release accounting gives every printed number. With several blocks even the lower end of the
-    joint bracket is above the print. With one block the modes agree, and Poisson lots would spend
-    no more than the print.
-    """
+    """Where the print comes from, and what it means with many blocks and with one."""
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
     many = rows["blocks"] > 1

@@ -318,10 +318,7 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 
 
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
-    """At the largest T: which term of the bound is the largest, and what the bound says.
-
-    It is compared with what holds of any gradient of this problem.
-    """
+    """At the largest T: the largest term of the bound, and whether the bound says anything."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
     for noise, one in split(part, "noise", "σ").items():

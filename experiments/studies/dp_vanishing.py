@@ -125,11 +125,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """The bound and what it says; whether its rate shows; falling; what clipping takes.
-
-    Runs are judged where the bound is below what no gradient exceeds: elsewhere no run could break
-    it. O() leaves any start, so 000 does not promise the rate here.
-    """
+    """The bound and what it says; whether its rate shows; falling; what clipping takes."""
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
     slopes = {name: one.slope for name, one in curves.items()}
@@ -164,10 +160,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> Sequence[Claim]:
-    """Run by run; and whether the bound is below what holds of any gradient of this problem.
-
-    Also from where on K_T T^(-1/6) is below that, with the constant that 000 leaves open.
-    """
+    """Runs are judged where the bound is below what no gradient of this problem exceeds."""
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     judged = share[said]
     largest = f"; the largest is {judged.max():.2f} of its bound" if said.any() else ""

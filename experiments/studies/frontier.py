@@ -211,12 +211,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
-    """What a start covers with a bound below a tenth of B.
-
-    With the ball's constants: half of the accuracy that any setting gains over X0, on average over
-    seeds. And accuracy is higher with the constants of the ball, at every seed. Where nothing is
-    covered, X0 counts: it needs no stability.
-    """
+    """What a start covers with a bound below a tenth of B; where nothing is covered, X0 counts."""
     here, small = rows["start"] == start, rows["share"] < TENTH
     covered = []  # the best accuracy at each seed, or that of X0
     for kind in NAMES:
@@ -261,11 +256,7 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """By start: the models below a tenth of B with each kind of constants, and the best of all.
-
-    Below the best of a kind is, for each step size, the longest run with such a bound, and of
-    several the most accurate.
-    """
+    """By start and kind: the best model below a tenth of B, and the longest run of each eta."""
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip
     for start in distinct(rows, "start"):

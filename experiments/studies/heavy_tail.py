@@ -303,10 +303,7 @@ def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Every Muon map keeps both rates; SGD falls behind as the tail grows heavier.
-
-    A fitted slope is at most the theory's, up to lower orders, at every alpha.
-    """
+    """Every Muon map keeps both rates, up to lower orders; SGD falls behind in heavier tails."""
     kept = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
         found, slopes = {}, {}
@@ -331,9 +328,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def _against_sgd(rows: Columns) -> Sequence[Claim]:
     """At the largest K: SGD with its best step size over exact Muon with its best schedule.
 
-    The quotient falls as alpha rises, from each alpha to the next, whose runs are others. Who is
-    ahead is another question, and reported beside it. At the smallest alpha the quotient is above
-    1, beyond its 95% interval.
+    Runs of each alpha are others, so that their estimates are independent.
     """
     ratios: dict[float, Slope] = {}
     for alpha in levels(rows, "alpha"):
@@ -376,10 +371,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes by method, schedule and alpha, and the measure at the largest K.
-
-    A method with its schedule has a line of its own.
-    """
+    """Slopes by method, schedule and alpha, and the measure at the largest K."""
     alphas = levels(rows, "alpha")
     lines: Rows = [("method: α", "slope (95%)", "larger half of K", "promised", "at the end")]
     for schedule, name in SCHEDULES.items():

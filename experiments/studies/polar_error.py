@@ -377,10 +377,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _distance_claims(runs: Columns) -> Sequence[Claim]:
-    """||X_T - X_S|| <= D, and how far neighbours move.
-
-    They move by at most what the run alone certifies, Delta Y + 2 D, and the tube if there is one.
-    """
+    """||X_T - X_S|| <= D; neighbours move by at most Delta Y + 2 D, and by at most the tube."""
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
     alone, both = moved / runs["certificate"], moved / runs["of_both"]
@@ -416,11 +413,7 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def _gap_claims(runs: Columns) -> Sequence[Claim]:
-    """The transferred bound holds, if the whole interval of the gap is below it; what it says.
-
-    The exact sign has a bound below B = 1 and below the trivial one at some step size: for each
-    step size the smallest is taken.
-    """
+    """The transferred bound, and what it says of the exact sign at its best step size."""
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
     best, shown = math.inf, []

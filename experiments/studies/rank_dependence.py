@@ -144,10 +144,7 @@ def slopes(rows: Columns, method: str) -> dict[str, Slope]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """SGD-M's slope is within 1/4 of the 1/2 of its bound; Muon's is flat, and smaller.
-
-    Muon is compared with SGD-M by the ends of both intervals, as methods share their draws.
-    """
+    """SGD-M's slope and Muon's; the ends of both intervals are compared, as methods share draws."""
     every = {name: slopes(rows, name) for name in NAMES}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd = last["sgd-m"]

@@ -137,10 +137,7 @@ def sampling_in_words(clients: Columns) -> str:
 
 
 def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
-    """Every run is certified, and no client of it spends more than the run's target.
-
-    Runs of a given noise have no target: they spend what they spend.
-    """
+    """The claim about what clients spend; runs of a given noise have no target."""
     if not (clients["target"] > 0).all():
         return []
     sentence = (
@@ -292,10 +289,7 @@ def draw_curves(
 
 
 def in_words(rows: Columns, figure: Figure) -> str:
-    """What the lines of these curves are, read off the figure that was drawn.
-
-    Whether they are means, and whether some end early, is read off the rows of its variants.
-    """
+    """What the lines of these curves are: read off the figure, and off the rows of its variants."""
     loss, accuracy = figure.axes
     held = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
@@ -416,10 +410,7 @@ def terminal(
 
 @style.styled
 def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
-    """Terminal accuracy against the epsilon that the noise of the sweep spends.
-
-    Marks are means over seeds, and bars reach from minimum to maximum.
-    """
+    """Terminal accuracy against the epsilon that the noise of the sweep spends."""
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     values = levels(runs)
     for place, (name, look) in enumerate(looks(variants).items()):

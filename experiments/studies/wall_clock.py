@@ -161,7 +161,7 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
     """Lemma 11 with the products that are computed is a ceiling, and not far.
 
     The SVD's own time drops out of predicted over measured: it is q steps' time over that of as
-    many flops of a product. Newton-Schulz with up to three steps takes less time at every shape.
+    many flops of a product.
     """
     measured = times["svd_seconds"] / times["seconds"]
     off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
@@ -198,12 +198,7 @@ def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effec
 
 
 def _table_claims(rows: Columns) -> Sequence[Claim]:
-    """The printed tables.
-
-    At every second every q is below SVD and SGD. How much longer SVD takes to its last loss than
-    q = 3, and what that says. Whether a column is a straight line to its last digit, as no
-    measurement is.
-    """
+    """Who is ahead in the printed tables, how long the SVD takes, and whether a curve is a line."""
     ahead, shown, slower, straight = [], [], {}, []
     for name in distinct(rows, "table"):
         table = where(rows, table=name)
