@@ -1,7 +1,5 @@
 """Find a suite by its name or by the path of its TOML file."""
 
-from typing import Any
-
 from fedmuon.core.errors import InputError, instead
 from fedmuon.experiments.studies import (
     attribution,
@@ -83,22 +81,18 @@ def find(
         raise InputError(f"the suite {name} has no data: leave --data out")
     named = data or own or (contents.DATA if of_runs else "")
     content = contents.at(content, named, scale)
-    if seed is not None or seeds is not None:
-        content["seeds"] = _seeds(name, content.get("seeds"), seed, seeds)
+    listed = content.get("seeds")
+    if (seed is not None or seeds is not None) and listed is None:
+        option = "--seed" if seeds is None else "--seeds"
+        raise InputError(f"the suite {name} has no seeds: leave {option} out")
+    if seeds is not None:
+        if seed is not None:
+            raise InputError("--seed is one, --seeds are many: leave one of them out")
+        content["seeds"] = seeds if isinstance(listed, int) else [*range(seeds)]
+    elif seed is not None:
+        if isinstance(listed, int):
+            raise InputError(f"the suite {name} counts its seeds: leave --seed out")
+        content["seeds"] = [seed]
     repeats = {"told": contents.told(name), "seeds": content.get("seeds")}
     request = SuiteRequest(name, named, scale, changes, seed, seeds, repeats)
     return KINDS[kind].work(content, request)
-
-
-def _seeds(name: str, own: Any, seed: int | None, count: int | None) -> list[int] | int:
-    """The seeds to take in place of the suite's own, in the form that those have."""
-    option = "--seed" if count is None else "--seeds"
-    if own is None:
-        raise InputError(f"the suite {name} has no seeds: leave {option} out")
-    if count is None:
-        if isinstance(own, int):
-            raise InputError(f"the suite {name} counts its seeds: leave --seed out")
-        return [int(seed or 0)]
-    if seed is not None:
-        raise InputError("--seed is one, --seeds are many: leave one of them out")
-    return count if isinstance(own, int) else [*range(count)]

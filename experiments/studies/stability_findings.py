@@ -41,6 +41,15 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     tables.require_consistent(runs, neighbours, folder)
     head, numbers = _beside(runs, about["published"])
     of_gap, *others = suite_claims(runs, neighbours)
+    factors, pictures = varying(runs), []
+    if {"lr", "lambda"} <= set(factors):
+        pictures.append(Picture.known("phase", phase, runs))
+    for factor in ("lr", "lambda", "n"):
+        if factor in factors and (factor == "n" or not pictures):
+            name = f"scaling-{factor}"
+            pictures.append(Picture.known(name, scaling, runs, neighbours, factor))
+    if {"per_round", "alpha"} & set(factors):
+        pictures.append(Picture.known("exposure", exposure, neighbours))
     return Findings.of_suite(
         folder,
         about,
@@ -48,7 +57,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         numbers_title="Measured beside published" if about["published"] else "Measured",
         head=head,
         numbers=numbers,
-        pictures=_pictures(runs, neighbours),
+        pictures=[*pictures, Picture.known("gap", gap_and_bound, runs)],
         stands_on=stands_on({**about, "c_hp": "explicit"}, str(about["constant"])),
         assumptions=[str(text) for text in about["assumptions"]],
         facts=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
@@ -75,20 +84,6 @@ def _every(runs: Columns) -> Titled:
         lines.append((setting, *learnt, f"{gap} ({low} to {high})",
                       *(number(float(one), 3) for one in ends)))  # fmt: skip
     return "All runs", head, lines
-
-
-def _pictures(runs: Columns, neighbours: Columns) -> list[Picture]:
-    """The figures that what varies asks for; the gap beside its bound always."""
-    factors, chosen = varying(runs), []
-    if {"lr", "lambda"} <= set(factors):
-        chosen.append(Picture.known("phase", phase, runs))
-    for factor in ("lr", "lambda", "n"):
-        if factor in factors and not (factor != "n" and chosen and chosen[0].name == "phase"):
-            name = f"scaling-{factor}"
-            chosen.append(Picture.known(name, scaling, runs, neighbours, factor))
-    if {"per_round", "alpha"} & set(factors):
-        chosen.append(Picture.known("exposure", exposure, neighbours))
-    return [*chosen, Picture.known("gap", gap_and_bound, runs)]
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
