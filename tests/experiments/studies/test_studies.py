@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from made_suite import summed
@@ -92,20 +91,9 @@ def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None
     assert gather(out)[0].claims[0].holds is False
 
 
-def test_a_study_resumes_and_refuses_another(study: str, tmp_path: Path) -> None:
-    out, work = tmp_path / "out", kinds.find(study, None, "full", {})
-    suite.execute(work, out)
-    (out / "cells" / "n2.json").unlink()
-    counted = Mock(side_effect=suite.here)
-    suite.execute(work, out, resume=True, by=counted)
-    assert [one.name for one in counted.call_args.args[0]] == ["n2"]
-    with pytest.raises(InputError, match="another suite, of other data, scale"):
-        suite.execute(kinds.find(study, None, "small", {}), out, resume=True)
-    changed = kinds.find(study, None, "full", {"local": {"lr": 2.0}})
-    assert changed.lock != work.lock and changed.request.again.endswith("--set local.lr=2.0")
-
-
 def test_what_is_refused(study: str, tmp_path: Path) -> None:
+    work, changed = (kinds.find(study, None, "full", one) for one in ({}, {"local": {"lr": 2.0}}))
+    assert changed.lock != work.lock and changed.request.again.endswith("--set local.lr=2.0")
     with pytest.raises(InputError, match="has no data: leave --data out"):
         kinds.find(study, "digits", "full", {})
     Path(study).write_text(FILE.replace("made-up", "made-down"))
