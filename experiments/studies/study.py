@@ -1,7 +1,8 @@
 """Numerical studies: suites whose cells are computations of their own, and what studies share.
 
 A study is one file. From top to bottom it has the settings that its TOML file holds, what its cells
-measure, what it claims, and how it is drawn. Its last line names these parts in `STUDY`.
+measure, what it claims, and how it is drawn. Its last line names these parts in `STUDY`. Titles and
+captions of its figures are in `captions.toml` of the report's assets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
