@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import spearman
-from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope, mean_of
@@ -398,11 +398,5 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "attribution",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("attribution", correlations)],
+    "attribution", Settings, cells, claims, numbers, STANDS_ON, {"attribution": correlations}
 )

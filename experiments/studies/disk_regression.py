@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect, Slope, mean_of
@@ -266,11 +266,5 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "disk-regression",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("disk-regression", by_noise)],
+    "disk-regression", Settings, cells, claims, numbers, STANDS_ON, {"disk-regression": by_noise}
 )

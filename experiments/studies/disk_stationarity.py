@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import (
@@ -401,11 +401,5 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "disk-stationarity",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("disk-stationarity", gains)],
+    "disk-stationarity", Settings, cells, claims, numbers, STANDS_ON, {"disk-stationarity": gains}
 )

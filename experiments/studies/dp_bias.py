@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NORMAL, Claim, Effect, Rule
 from fedmuon.analysis.theory.private_stationarity import largest_output, probe_error
@@ -420,6 +420,4 @@ def orders(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "dp-bias", Settings, cells, claims, numbers, STANDS_ON, [Picture.known("dp-bias", orders)]
-)
+STUDY = Study("dp-bias", Settings, cells, claims, numbers, STANDS_ON, {"dp-bias": orders})

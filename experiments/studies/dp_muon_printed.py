@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from pydantic import Field
 
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.style import BLACK, BLUE, RED, canvas, legend_below, styled
 from fedmuon.analysis.report.tables import Columns
@@ -156,11 +156,5 @@ def printed(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "dp-muon-printed",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("dp-muon-printed", printed)],
+    "dp-muon-printed", Settings, cells, claims, numbers, STANDS_ON, {"dp-muon-printed": printed}
 )

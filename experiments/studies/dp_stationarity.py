@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import (
@@ -390,5 +390,5 @@ STUDY = Study(
     claims,
     numbers,
     STANDS_ON,
-    [Picture.known("dp-stationarity", norms_and_bounds)],
+    {"dp-stationarity": norms_and_bounds},
 )

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
+from fedmuon.analysis.report.findings import Findings, Rows, number, spread
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import (
@@ -263,7 +263,8 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     published = about["settings"]["published"].get(about["data"], {})
     stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
     whole = replace(study, numbers=partial(numbers, published), stands_on=stands_on)
-    return assemble(whole, folder, about)
+    found = assemble(whole, folder, about)
+    return replace(found, pictures=[replace(one, read=in_words) for one in found.pictures])
 
 
 def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
@@ -341,14 +342,7 @@ def in_words(figure: Figure) -> str:
 
 
 STUDY = Study(
-    "dp-text",
-    Settings,
-    cells,
-    claims,
-    partial(numbers, {}),
-    STANDS_ON,
-    [Picture.known("dp-text", learning, read=in_words)],
+    "dp-text", Settings, cells, claims, partial(numbers, {}), STANDS_ON, {"dp-text": learning},
+    tables=("ends", "curves"), report=report,
     summary=lambda records: {"made_up": any(record["made_up"] for record in records)},
-    tables=("ends", "curves"),
-    report=report,
-)
+)  # fmt: skip

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, curve
@@ -225,11 +225,5 @@ def vanishing(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "dp-vanishing",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("dp-vanishing", vanishing)],
+    "dp-vanishing", Settings, cells, claims, numbers, STANDS_ON, {"dp-vanishing": vanishing}
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule, Slope, mean_of
 from fedmuon.analysis.theory.trajectories import Start
@@ -333,6 +333,4 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "frontier", Settings, cells, claims, numbers, STANDS_ON, [Picture.known("frontier", by_share)]
-)
+STUDY = Study("frontier", Settings, cells, claims, numbers, STANDS_ON, {"frontier": by_share})

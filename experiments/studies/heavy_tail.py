@@ -20,7 +20,7 @@ from scipy.special import gamma
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import Claim, Curve, Effect, Rule, Slope, curve, quotient
@@ -454,5 +454,5 @@ STUDY = Study(
     claims,
     numbers,
     STANDS_ON,
-    [Picture.known("heavy-tail", curves), Picture.known("heavy-tail-slopes", slopes)],
+    {"heavy-tail": curves, "heavy-tail-slopes": slopes},
 )

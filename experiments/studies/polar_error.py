@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
+from fedmuon.analysis.report.findings import Findings, Rows, number
 from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
 from fedmuon.analysis.theory import exact_polar
@@ -481,8 +481,7 @@ def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-PICTURES = (Picture.known("polar-error", drifts),)
 STUDY = Study(
-    "polar-error", Settings, cells, claims, numbers, STANDS_ON, PICTURES, ("rows", "runs"),
-    report=report,
+    "polar-error", Settings, cells, claims, numbers, STANDS_ON, {"polar-error": drifts},
+    tables=("rows", "runs"), report=report,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Curve, Effect, Rule, Slope, curve
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
@@ -215,11 +215,5 @@ def dependence(rows: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "rank-dependence",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("rank-dependence", dependence)],
+    "rank-dependence", Settings, cells, claims, numbers, STANDS_ON, {"rank-dependence": dependence}
 )

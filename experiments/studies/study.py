@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedmuon.analysis.report import style
@@ -56,7 +57,7 @@ class Study:
         claims: Each an effect with its interval and a rule (`Claim`), from the columns of `tables`.
         numbers: The lines of the table of numbers, from the same columns; the first is the head.
         stands_on: What the claims assume.
-        pictures: The figures; their functions are given the same columns.
+        figures: Name -> what draws it from the same columns.
         tables: The names of the tables that claims, numbers and pictures read.
         summary: What suite.json holds in addition, from the cells' records.
         report: Makes the report's section; for studies that `assemble` does not fit.
@@ -68,7 +69,7 @@ class Study:
     claims: Callable[..., Sequence[Claim]]
     numbers: Callable[..., Lines]
     stands_on: str
-    pictures: Sequence[Picture]
+    figures: Mapping[str, Callable[..., Figure]]
     tables: Sequence[str] = ("rows",)
     summary: Callable[[list[Record]], Record] = lambda records: {}
     report: "Callable[[Study, Path, Mapping[str, Any]], Findings] | None" = None
@@ -108,7 +109,7 @@ def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
         numbers_title="Numbers",
         head=head,
         numbers=rows,
-        pictures=[one.of(*columns) for one in study.pictures],
+        pictures=[Picture.known(name, draw, *columns) for name, draw in study.figures.items()],
         stands_on=study.stands_on,
         facts=("suite", "kind", "data", "scale", "seconds"),
     )

@@ -21,7 +21,7 @@ from matplotlib.ticker import NullLocator
 from pydantic import Field, model_validator
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, counted, paired
 from fedmuon.analysis.theory.system_costs import horner_flops, least_efficiency, svd_flops
@@ -297,12 +297,6 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
 
 
 STUDY = Study(
-    "wall-clock",
-    Settings,
-    cells,
-    claims,
-    numbers,
-    STANDS_ON,
-    [Picture.known("wall-clock", ratios)],
+    "wall-clock", Settings, cells, claims, numbers, STANDS_ON, {"wall-clock": ratios},
     tables=("rows", "times"),
-)
+)  # fmt: skip

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from conftest import small
 
+from fedmuon.analysis.report.findings import CAPTIONS
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound, finished_run
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import frontier
-from fedmuon.experiments.studies.frontier import STUDY, by_share
+from fedmuon.experiments.studies.frontier import by_share
 
 SUITE = """
 kind = "frontier"
@@ -184,4 +185,4 @@ def test_the_figure_has_the_losses_of_every_best_point() -> None:
     drawn = [sorted(set(np.asarray(one.get_ydata(), float))) for one in below.lines[:4]]
     assert drawn == [[0.81], [0.8]] * 2
     marks = [one.get_markerfacecolor() != "none" for one in below.lines[:4]]
-    assert marks == [True, False] * 2 and "realized" in STUDY.pictures[0].caption
+    assert marks == [True, False] * 2 and "realized" in CAPTIONS["frontier"]

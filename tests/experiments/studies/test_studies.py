@@ -45,7 +45,7 @@ def numbers(rows: Columns) -> list[tuple[str, ...]]:
     return [("n", "square"), *zip(rows["word"], map(str, rows["square"]), strict=True)]
 
 
-STUDY = Study("made-up", Settings, cells, claims, numbers, "Arithmetic.", (), summary=summary)
+STUDY = Study("made-up", Settings, cells, claims, numbers, "Arithmetic.", {}, summary=summary)
 FILE = """
 kind = "made-up"
 title = "Squares"

@@ -1,5 +1,7 @@
 """The figures of studies show the numbers of their rows, wide and narrow."""
 
+import itertools
+
 import numpy as np
 import pytest
 from contrast import pale
@@ -89,10 +91,9 @@ def seen(axes: Axes) -> set[float]:
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_figures_have_room_and_are_not_pale(name: str) -> None:
-    for picture in STUDIES[name].pictures:
-        for narrow in (False, True):
-            figure = picture.of(*GIVEN[name]).draw(narrow)
-            assert not overprinted(figure) and not pale(figure), (picture.name, narrow)
+    for draw, narrow in itertools.product(STUDIES[name].figures.values(), (False, True)):
+        figure = draw(*GIVEN[name], narrow)
+        assert not overprinted(figure) and not pale(figure), (draw, narrow)
 
 
 def test_scores_are_drawn_at_their_mean_correlation() -> None:
@@ -143,7 +144,7 @@ def test_biases_are_drawn_beside_their_leading_terms() -> None:
 
 def test_heavy_tails_are_drawn_by_index_and_their_slopes_by_schedule() -> None:
     rows = tails(sgd=3.0)
-    by_index, by_schedule = (picture.of(rows).draw(False) for picture in heavy_tail.STUDY.pictures)
+    by_index, by_schedule = (draw(rows) for draw in heavy_tail.STUDY.figures.values())
     assert [axes.get_title("left") for axes in by_index.axes] == ["α = 1.2", "α = 1.6", "α = 2"]
     for axes, schedule in zip(by_schedule.axes, heavy_tail.SCHEDULES, strict=True):
         wanted = {round(heavy_tail.promised(alpha, schedule), 6) for alpha in (1.2, 1.6, 2.0)}
