@@ -5,6 +5,7 @@ import surroundings  # it hides what the imports below read
 # isort: split
 
 import contextlib
+import dataclasses
 import gc
 import os
 import random
@@ -321,3 +322,13 @@ def draw_neighbours(
 ) -> Neighbours:
     """The unchanged data set, then one neighbour per trial: S = trials + 1."""
     return stack(source, draw(data, source, trials, seed), normalize)
+
+
+def neighbour(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
+    """Neighbour s as an ordinary data set, in its own copy."""
+    inputs, labels, train_index = data.inputs.copy(), data.labels.copy(), data.train_index.copy()
+    if neighbours.client[s] >= 0:
+        row = data.offsets[neighbours.client[s]] + neighbours.position[s]
+        inputs[row], labels[row] = neighbours.inputs[s], neighbours.labels[s]
+        train_index[data.order[row]] = neighbours.replacement[s]
+    return dataclasses.replace(data, inputs=inputs, labels=labels, train_index=train_index)

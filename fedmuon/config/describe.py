@@ -102,27 +102,25 @@ def find(name: str) -> Key:
     if found:
         several = " or ".join(".".join(one) for one in found)
         raise InputError(f"{said} is a key of several tables: ask for {several}")
-    raise InputError(f"{name!r} is no key of a config: {_near(said)}")
-
-
-def _near(said: str) -> str:
-    """What to ask for instead of a name that is no key."""
     place = tuple(said.split(".", 1))
-    if place in ELSEWHERE:
-        return ELSEWHERE[place]
-    if place in RENAMED:
-        return f"it is called {place[0]}.{RENAMED[place]} now"
-    table, _, name = said.rpartition(".")
+    table, _, short = said.rpartition(".")
     table = table.lower()
     known = [one for one in EVERY if table not in KEYS or one[0] == table]
-    short = near(name, (key for _, key in known), 3)
-    if close := [".".join(one) for key in short for one in known if one[1] == key]:
-        return f"did you mean {' or '.join(close)}?"
-    if table in KEYS and name == "options" and name in TABLES_OF_A_CONFIG[table].model_fields:
-        return f"it is a table of its own: set an option as {said}.OPTION=VALUE"
-    if table in KEYS:
-        return f"those of [{table}] are {', '.join(KEYS[table])}"
-    return f"name one as table.key, or one of the tables {', '.join(KEYS)}"
+    names = near(short, (key for _, key in known), 3)
+    close = [".".join(one) for key in names for one in known if one[1] == key]
+    if place in ELSEWHERE:
+        mend = ELSEWHERE[place]
+    elif place in RENAMED:
+        mend = f"it is called {place[0]}.{RENAMED[place]} now"
+    elif close:
+        mend = f"did you mean {' or '.join(close)}?"
+    elif table in KEYS and short == "options" and "options" in FIELDS[table]:
+        mend = f"it is a table of its own: set an option as {said}.OPTION=VALUE"
+    elif table in KEYS:
+        mend = f"those of [{table}] are {', '.join(KEYS[table])}"
+    else:
+        mend = f"name one as table.key, or one of the tables {', '.join(KEYS)}"
+    raise InputError(f"{name!r} is no key of a config: {mend}")
 
 
 def values(whole: str) -> str:

@@ -3,7 +3,6 @@
 A neighbour is three numbers and one row, so hundreds of them need only one copy of the data.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -105,16 +104,6 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
 def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbours:
     """The unchanged data set, followed by the drawn neighbours [T, 3]: S = T + 1."""
     return Neighbours.of(source, np.concatenate([[[-1, -1, -1]], drawn]), normalize)
-
-
-def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
-    """Neighbour s as an ordinary data set, in its own copy."""
-    inputs, labels, train_index = data.inputs.copy(), data.labels.copy(), data.train_index.copy()
-    if neighbours.client[s] >= 0:
-        row = data.offsets[neighbours.client[s]] + neighbours.position[s]
-        inputs[row], labels[row] = neighbours.inputs[s], neighbours.labels[s]
-        train_index[data.order[row]] = neighbours.replacement[s]
-    return dataclasses.replace(data, inputs=inputs, labels=labels, train_index=train_index)
 
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:

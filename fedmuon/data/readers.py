@@ -257,7 +257,14 @@ def _read_pickle(path: Path) -> Samples:
     for key, value in batch.items() if isinstance(batch, dict) else ():
         name = _plain(key)
         values[name.decode("latin1") if isinstance(name, bytes) else name] = value
-    images, labels = _array(values.get("data")), values.get("labels")
+    images, labels = None, values.get("labels")
+    state = getattr(values.get("data"), "state", None)
+    if isinstance(state, tuple) and len(state) == 5:  # numpy's
+        _, shape, kind, fortran, content = state
+        content, of_bytes = _plain(content), isinstance(kind, _Inert) and kind.given[:1]
+        rows = (len(content) // BYTES, BYTES) if isinstance(content, bytes) else None
+        if rows and of_bytes in ((b"u1",), ("u1",)) and not fortran and shape == rows:
+            images = np.frombuffer(content, np.uint8)
     whole = isinstance(labels, list) and all(type(label) is int for label in labels)
     if images is None or not whole or images.size != BYTES * len(labels):
         raise InputError(
@@ -294,19 +301,6 @@ class _Unpickler(pickle.Unpickler):
         if f"{module_name}.{global_name}" not in self.names:
             raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
         return _Inert
-
-
-def _array(value: Any) -> np.ndarray | None:
-    """Rebuild a uint8 array from numpy's state tuple (version, shape, dtype, order, bytes)."""
-    state = getattr(value, "state", None)
-    if not isinstance(state, tuple) or len(state) != 5:
-        return None
-    _, shape, kind, fortran, content = state
-    content = _plain(content)
-    plain_order = isinstance(kind, _Inert) and kind.given[:1] in ((b"u1",), ("u1",)) and not fortran
-    if not plain_order or not isinstance(content, bytes) or shape != (len(content) // BYTES, BYTES):
-        return None
-    return np.frombuffer(content, np.uint8)
 
 
 def _plain(value: Any) -> Any:

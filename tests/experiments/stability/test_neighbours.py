@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import draw_neighbours, small
+from conftest import draw_neighbours, neighbour, small
 from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
@@ -19,7 +19,6 @@ from fedmuon.config.load import load as load_config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import announce, sealed
 from fedmuon.data import load
-from fedmuon.data.neighbours import replace
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import neighbours
@@ -150,7 +149,7 @@ def test_materialised_neighbours_move_the_model_as_far(tmp_path: Path) -> None:
     drawn = draw_neighbours(there.data, there.source, 4, config.federation.seed)
     ends = []
     for s in range(5):
-        alone = build_experiment(config, replace(there.data, drawn, s))
+        alone = build_experiment(config, neighbour(there.data, drawn, s))
         ends.append(simulate(alone, begin(alone.recipe, alone.task, 3)).params["weight"][0])
     moved = [float((end - ends[0]).norm()) for end in ends[1:]]
     np.testing.assert_allclose(column(tmp_path / "a", "perturbation"), moved, rtol=1e-9)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from conftest import neighbour
 from made_training import read
 
 from fedmuon.analysis.report.claims import gap_within_bound
@@ -17,7 +18,7 @@ from fedmuon.analysis.report.tables import ASIDE, RUNS, read_csv
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
-from fedmuon.data.neighbours import draw, replace, stack
+from fedmuon.data.neighbours import draw, stack
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
@@ -107,7 +108,7 @@ def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
     stacked = stack(source, draw(data, source, what.trials, config.federation.seed))
     ends = []
     for s in range(1 + what.trials):
-        alone = build_experiment(config, replace(data, stacked, s))
+        alone = build_experiment(config, neighbour(data, stacked, s))
         fresh = begin(alone.recipe, alone.task, config.federation.seed)
         ends.append(simulate(alone, fresh).params["weight"][0].numpy())
     return np.array([np.linalg.norm(end - ends[0]) for end in ends[1:]])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from chaos.nursery import Nursery
 from conftest import small
+from made_training import training
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import LOCK, held
@@ -50,6 +51,7 @@ def test_a_second_writer_is_refused_by_name_and_a_dead_one_forgotten(tmp_path: P
             lambda: execute(small(), out),
             lambda: execute(small(), out, resume=True),
             lambda: neighbours.execute(small(), out),
+            lambda: suite.execute(training(tmp_path), out),
         )
         for work in works:
             with pytest.raises(InputError, match=f"written by process {process.pid} on .*wait"):
@@ -112,14 +114,6 @@ def test_no_two_are_ever_inside_at_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
     assert (tmp_path / "number").read_text() == "80"
-
-
-def test_a_suite_is_held_too(tmp_path: Path) -> None:
-    from made_training import training
-
-    work = training(tmp_path)
-    with holder(tmp_path / "out"), pytest.raises(InputError, match="is being written by"):
-        suite.execute(work, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from conftest import draw_neighbours
+from conftest import draw_neighbours, neighbour
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -21,7 +21,6 @@ from sklearn.datasets import load_digits
 from fedmuon.core.errors import InputError
 from fedmuon.data import available, load, read, readers
 from fedmuon.data.federated import FederatedData, federate, split
-from fedmuon.data.neighbours import replace
 from fedmuon.data.partition import dirichlet
 from fedmuon.data.readers import _read_cached, read_idx, read_mapped
 from fedmuon.data.source import Source, unit_rows
@@ -528,11 +527,11 @@ def test_a_neighbour_differs_in_one_sample(seed: int) -> None:
     source, data = federation(seed=seed)
     neighbours = draw_neighbours(data, source, 6, seed)
     assert neighbours.client[0] == neighbours.position[0] == neighbours.replacement[0] == -1
-    same = replace(data, neighbours, 0)
+    same = neighbour(data, neighbours, 0)
     assert (same.inputs == data.inputs).all() and (same.labels == data.labels).all()
     for s in range(1, 7):
         i, j = int(neighbours.client[s]), int(neighbours.position[s])
-        other = replace(data, neighbours, s)
+        other = neighbour(data, neighbours, s)
         changed = (other.inputs != data.inputs).any(axis=1)
         assert np.flatnonzero(changed).tolist() == [data.offsets[i] + j]
         assert (other.labels == data.labels)[~changed].all()

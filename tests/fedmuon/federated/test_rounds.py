@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from conftest import draw_neighbours, small
+from conftest import draw_neighbours, neighbour, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from fedmuon.analysis import amplification, exposure, full_batch_sensitivity
 from fedmuon.config.load import Config
 from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.neighbours import replace
 from fedmuon.federated.build import build_experiment, build_plan
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan
@@ -138,7 +137,7 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets(seed: int, batch: int, s
     neighbours = draw_neighbours(data, source, 3, seed, config.data.normalize)
     together = weights(config, data, neighbours=neighbours)
     for s in range(len(neighbours.client)):
-        alone = weights(config, replace(data, neighbours, s))[0]
+        alone = weights(config, neighbour(data, neighbours, s))[0]
         torch.testing.assert_close(together[s], alone, rtol=1e-11, atol=1e-14)
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw_neighbours, small
+from conftest import draw_neighbours, neighbour, small
 from networks import own_model, replica, task_of, trained
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.neighbours import replace
 from fedmuon.data.source import flat_rows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
@@ -270,7 +269,7 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     assert neighbours.inputs[1:].max() > 32 and (neighbours.inputs % 1 == 0).all()
     together = trained(config, data, neighbours)[1].params
     for s in range(3):
-        alone = replica(trained(config, replace(data, neighbours, s))[1].params)
+        alone = replica(trained(config, neighbour(data, neighbours, s))[1].params)
         torch.testing.assert_close(replica(together, s), alone, rtol=1e-7, atol=1e-9)
     assert not torch.allclose(
         together["transformer.wte.weight"][0], together["transformer.wte.weight"][1], rtol=1e-6
