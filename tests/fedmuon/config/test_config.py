@@ -239,7 +239,6 @@ def test_a_table_of_ones_own_has_a_folder(name: str) -> None:
 
 
 def test_what_is_suggested_is_a_slip_away() -> None:
-    """Less than that is a guess, as another table for one that only ends alike: all are named."""
     tables = ("data", "task", "local", "engine", "output")
     for name, close in (("lokal", "local"), ("egnine", "engine"), ("outputs", "output")):
         assert instead(name, tables) == f"did you mean {close}?"

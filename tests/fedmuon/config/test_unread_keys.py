@@ -232,7 +232,6 @@ def test_needs_begin_with_those_of_the_keys_they_name() -> None:
 def test_keys_that_nothing_reads_change_nothing(
     setting: str, as_set: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
-    """All of them at once, by other values than the defaults."""
     config = tiny(SETTINGS[setting])
     # A folder in vain is also refused by the source itself.
     ignored = [n for n in NAMES if not reads(config, n) and n != "data.folder"]
@@ -271,7 +270,6 @@ class Seen:
 
 
 def test_what_other_engines_read_is_asked_for() -> None:
-    """The keys of `ELSEWHERE` that only Ray and deployments see."""
     config = parse({"engine": {"name": "ray"}})
     engine, faults = Seen(config.engine), Seen(config.faults)
     spied: Any = type("Spied", (), {"engine": engine, "faults": faults})
@@ -320,7 +318,6 @@ def test_defaults_are_always_accepted() -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_resolved_config_loads_again(setting: str) -> None:
-    """Resolving sets nothing that would then be read by nothing."""
     config = resolve(tiny(SETTINGS[setting]))
     assert parse(tomllib.loads(dump(config))) == config
     assert unread(config) == []

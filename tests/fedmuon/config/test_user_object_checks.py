@@ -37,7 +37,6 @@ ONE = fedmuon.Chain((links.gradient(), links.descend(0.1)))
 
 
 def test_rows_outside_the_ball_have_no_constants() -> None:
-    """However they came to be there; the check sees what the config says nothing of."""
     source, deal = as_source((5 * X, CLASSES)), np.arange(60) % 3
     given = UserObjects(data=(5 * X, CLASSES))
     config = resolve(parse({**MATRIX, "data": {"name": "given"}}).with_objects(given))
@@ -100,7 +99,6 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
 
 
 def test_the_laboratory_deals_as_the_run_did() -> None:
-    """Or its neighbours would be those of other clients' samples."""
     config = {**MATRIX, "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 3}}
     assert fedmuon.stability(config, trials=2, partition=dealt_evenly).bound["status"]
     with pytest.raises(InputError, match="deals otherwise at each call"):
@@ -253,7 +251,6 @@ class Running:
 
 @pytest.mark.parametrize("all", [True, False])
 def test_an_aggregate_that_remembers_is_refused(all: bool) -> None:
-    """A mean of all that it ever saw is the same of the same replies, one after the other."""
     mend = "a state of the recipe, which its server's rule changes"
     refused(mend, tables(), **PLAIN, aggregate=Running(all))
     recipe = fedmuon.Recipe(ONE, plainly, aggregate=fedmuon.aggregators.Aggregator(Running(all)))
@@ -287,7 +284,6 @@ def steep_far_out(m: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("apply", [flat_at_zero, steep_far_out])
 def test_constants_are_tried_at_scales(apply: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which those of ordinary size do not tell from one that holds."""
     found, like = fedmuon.Orthogonalizer(apply, 1.0), torch.zeros(1, 6, 4, dtype=torch.float64)
     with pytest.raises(InputError, match="times their distance"):
         orthogonalizers.require_sound(found, like)

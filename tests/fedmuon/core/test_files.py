@@ -71,8 +71,6 @@ def open_to_others(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("tables", [{}, SAMPLES, CLIENTS], ids=["plain", "samples", "clients"])
 @pytest.mark.parametrize("ends", [True, False])
 def test_only_the_owner_reads_a_run(tables: dict[str, Any], ends: bool, tmp_path: Path) -> None:
-    """Those of a finished run, and of one that fails between two checkpoints."""
-
     def watch(record: dict[str, Any]) -> None:
         assert not open_to_others(tmp_path)  # the lock and checkpoints are there now
         if not ends and record["round"] == 5:
@@ -131,7 +129,6 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
-    """Neither to be read, nor to be written, nor to be locked."""
     SPECIAL[kind](file := tmp_path / "one")
     said = f"{file} is a {kind}, not a regular file: give another path"
     for use in (

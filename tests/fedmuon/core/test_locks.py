@@ -118,7 +118,6 @@ def test_no_two_are_ever_inside_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_private_runs_release_each_round_once(forks: Nursery, tmp_path: Path) -> None:
-    """Two commands at once on one folder: one runs, the other is refused."""
     out = tmp_path / "out"
     command = [
         "run", "--out", str(out), "--set=data.name=synthetic", "--set=local.recipe=dp-sgd",

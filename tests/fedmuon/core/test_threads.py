@@ -76,7 +76,6 @@ def test_each_is_computed_by_one_thread_of_torch(threads: int) -> None:
 
 
 def test_one_piece_alone_takes_no_job(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor more than one of torch's threads, which are as many afterwards, even if it fails."""
     monkeypatch.setattr("fedmuon.core.threads._Job", None)
     assert spread([torch.get_num_threads]) == [1]
     with pytest.raises(ZeroDivisionError):
@@ -127,7 +126,6 @@ def test_one_for_each_thread(threads: int) -> None:
 
 
 def test_nothing_found_is_kept(threads: int) -> None:
-    """Offers that nobody had time for lie about longer than their work."""
     alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
     def made() -> Tensor:
@@ -143,7 +141,6 @@ def test_nothing_found_is_kept(threads: int) -> None:
 
 
 def test_threads_of_a_program_do_not_change_each_others_number() -> None:
-    """One begins, another begins, the first ends, the second ends."""
     steps, seen = [threading.Event() for _ in range(3)], list[int]()
 
     def first() -> None:
@@ -162,7 +159,6 @@ def test_threads_of_a_program_do_not_change_each_others_number() -> None:
 
 
 def test_no_more_threads_than_there_are_now() -> None:
-    """Those that once helped decline."""
     working, most = list[int](), list[int]()
 
     def work() -> None:
@@ -209,7 +205,6 @@ def test_helpers_end_before_python_does() -> None:
 
 
 def in_all_threads(piece: Callable[[], float], count: int) -> list[float]:
-    """What it gives in each of so many threads, all of which are at it."""
     together = threading.Barrier(count)
 
     def work() -> float:
@@ -233,8 +228,6 @@ def inferring() -> float:
 
 
 def test_all_threads_compute_in_the_manner_of_the_one_that_spreads(threads: int) -> None:
-    """Helpers that were there before among them, and those of helpers; forgotten afterwards."""
-
     def seen() -> list[float]:
         found = [in_all_threads(one, threads) for one in (half, subnormal, inferring)]
         assert all(len({*one}) == 1 for one in found)
@@ -337,7 +330,6 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("slow, bad", [((0,), None), ((1, 2), None), ((0,), 3), ((3,), 2)])
 def test_turns_come_in_order_and_end_with_a_failure(slow: tuple, bad: int | None) -> None:
-    """Whoever is late; and no piece behind one that failed has its turn."""
     turns, seen = Turns(), list[int]()
 
     def piece(number: int) -> None:

@@ -30,7 +30,6 @@ CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
 
 
 def source_index(data: FederatedData, i: int, j: int) -> int:
-    """Where in the source client i's sample j stands."""
     return int(data.train_index[data.order[data.offsets[i] + j]])
 
 
