@@ -99,7 +99,7 @@ def key(
     default: Any,
     what: str,
     *,
-    read_if: tuple[ReadIf, ...] = (),
+    read_if: ReadIf | tuple[ReadIf, ...] = (),
     values: str = "",
     symbol: str = "",
 ) -> Any:
@@ -108,12 +108,14 @@ def key(
     Args:
         default: Its default.
         what: Its description.
-        read_if: Conditions that must all hold for anything to read it. The conditions of a key that
-            one of them names come before it, so that leaving one out changes no other.
+        read_if: The condition, or all the conditions, under which something reads it. The
+            conditions of a key that one of them names come before it, so that leaving one out
+            changes no other.
         values: Its possible values in words, where its type does not say them.
         symbol: Its letter in the papers.
     """
-    extra: Any = {"read_if": read_if, "values": values, "symbol": symbol}
+    needs = (read_if,) if isinstance(read_if, ReadIf) else read_if
+    extra: Any = {"read_if": needs, "values": values, "symbol": symbol}
     return Field(default, description=what, json_schema_extra=extra)
 
 
@@ -124,37 +126,33 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
-# The conditions, in the order of the tables that decide
+# The conditions under which keys are read, in the order of the tables that decide
 
 # [data]
 FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
-IN_FILES = (ReadIf("data.name", FILES, f"{', '.join(FILES)} read"),)
-TEXTUAL = (ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read"),)
-TABULAR = (ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read"),)
-SYNTHETIC = (ReadIf("data.name", ("synthetic",), "synthetic reads"),)
+FILE_SOURCE = ReadIf("data.name", FILES, f"{', '.join(FILES)} read")
+TEXT_SOURCE = ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read")
+TABLE_SOURCE = ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read")
+SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "synthetic reads")
 
 # [federation]
-UNEVEN = (
-    ReadIf(
-        "federation.partition",
-        ("dirichlet", "quantity"),
-        "the partitions dirichlet and quantity read",
-    ),
+DIRICHLET_PARTITION = ReadIf(
+    "federation.partition", ("dirichlet", "quantity"), "the partitions dirichlet and quantity read"
 )
 
 # [task]
-NETWORK = ReadIf("task.name", ("network",), "networks read")
-MATRIX = (ReadIf("task.name", ("matrix",), "the matrix task reads"),)
-OURS = ReadIf(
+NETWORK_TASK = ReadIf("task.name", ("network",), "networks read")
+MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task reads")
+OUR_NETWORKS = ReadIf(
     "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
 )
-DECODER = OURS, ReadIf("task.model", ("gpt",), "the model gpt reads")
+DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads")
 
 # [local]
 RECIPES = tuple(NAMES["local.recipe"])
 WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
 STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
-MUON = ReadIf(
+MUON_RECIPE = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if "muon" in name),
     "Muon's recipes read",
@@ -162,35 +160,33 @@ MUON = ReadIf(
 )
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
 FEDAVGM = ReadIf("local.recipe", ("fedavgm",), "fedavgm reads")
-STATEFUL = ReadIf(
+SENDS_STATES = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in STATELESS),
     "recipes that send momenta read",
 )
-CORRECTED = ReadIf(
+BIAS_CORRECTED = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name.endswith("muonbc")),
     "recipes ...-muonbc read",
 )
-HEAVY = (
-    ReadIf(
-        "local.recipe",
-        tuple(name for name in RECIPES if name not in WITHOUT),
-        "recipes with local momentum read",
-    ),
-    ReadIf(
-        "local.schedule",
-        lambda name: name != "heavy-tailed",
-        "schedules but heavy-tailed read",
-        "choose another [local] schedule",
-    ),
+LOCAL_MOMENTUM = ReadIf(
+    "local.recipe",
+    tuple(name for name in RECIPES if name not in WITHOUT),
+    "recipes with local momentum read",
 )
-TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule reads")
-PRIVATELY = ReadIf(
+OTHER_SCHEDULE = ReadIf(
+    "local.schedule",
+    lambda name: name != "heavy-tailed",
+    "schedules but heavy-tailed read",
+    "choose another [local] schedule",
+)
+HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule reads")
+PRIVATE_RECIPE = ReadIf(
     "local.recipe", PRIVATE, "private recipes read", "choose a recipe dp-... or disk-..."
 )
-DISK = (
-    PRIVATELY,
+DISK_RECIPE = (
+    PRIVATE_RECIPE,
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name.startswith("disk-")),
@@ -200,31 +196,31 @@ DISK = (
 
 # [orthogonalizer]
 BY_MAP = {
-    name: (MUON, ReadIf("orthogonalizer.name", (name,), f"the map {name} reads"))
+    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the map {name} reads"))
     for name in NAMES["orthogonalizer.name"]
 }
-STEPPED = (
-    MUON,
+POLYNOMIAL_MAPS = (
+    MUON_RECIPE,
     ReadIf(
         "orthogonalizer.name",
         ("newton-schulz", "randomized-polar"),
         "newton-schulz and randomized-polar read",
     ),
 )
-FLOORED = ReadIf(
+WITH_EPSILON = ReadIf(
     "orthogonalizer.normalization", ("plus", "max"), "the normalizations plus and max read"
 )
 
 # [privacy]
-CLIENT = ReadIf("privacy.level", ("client",), "client level reads")
-EITHER = replace(
-    PRIVATELY,
+CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client level reads")
+PRIVATE_RUN = replace(
+    PRIVATE_RECIPE,
     readers="private recipes and client level read",
     fix="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
-    unless=CLIENT,
+    unless=CLIENT_LEVEL,
 )
-OF_CLIENTS = (None, EITHER, CLIENT)  # first conditions of keys that client level reads
-UNPRIVATE = (
+READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)  # as the first condition of a key
+WITHOUT_PRIVACY = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in PRIVATE),
@@ -238,12 +234,12 @@ UNPRIVATE = (
         "leave level = 'example' (a private run keeps every round)",
     ),
 )
-DISTRIBUTED = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
+DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
-CYCLIC = PRIVATELY, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
-CORRELATED = ReadIf("privacy.noise-correlation", ("sqrt-toeplitz",), "correlated noise reads")
+CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
+CORRELATED_NOISE = ReadIf("privacy.noise-correlation", ("sqrt-toeplitz",), "correlated noise reads")
 FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
-SECRET = ReadIf(
+SECRET_NOISE = ReadIf(
     "privacy.insecure-reproducible-noise",
     not_,
     "secret noise reads",
@@ -251,9 +247,11 @@ SECRET = ReadIf(
 )
 
 # [engine] and [stability]
-RAY = ReadIf("engine.name", ("ray",), "the engine ray reads")
-REMOTE = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes read")
-DRAWN = ReadIf("stability.neighbours", ("own", "any", "worst"), "neighbours drawn or ranked read")
+RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine ray reads")
+REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes read")
+DRAWN_NEIGHBOURS = ReadIf(
+    "stability.neighbours", ("own", "any", "worst"), "neighbours drawn or ranked read"
+)
 
 
 # The tables
@@ -270,7 +268,7 @@ class Data(Table):
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
         "Dirichlet concentration of the labels over clients: small values are uneven, inf is even",
-        read_if=UNEVEN,
+        read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
     minimum: Samples = key(
@@ -288,19 +286,19 @@ class Data(Table):
     folder: Text = key(
         "",
         "folder with a source's files, if not the usual one; the file of npz, csv, parquet",
-        read_if=IN_FILES,
+        read_if=FILE_SOURCE,
         values="a path",
     )
-    context: Count = key(64, "length of a text window in tokens", read_if=TEXTUAL)
+    context: Count = key(64, "length of a text window in tokens", read_if=TEXT_SOURCE)
     tokenizer: Text = key(
         "",
         "a folder with GPT-2's tokenizer; empty: tokens are bytes",
-        read_if=TABULAR,
+        read_if=TABLE_SOURCE,
         values="a path",
     )
-    dimension: Samples = key(20, "features of a synthetic sample", read_if=SYNTHETIC)
+    dimension: Samples = key(20, "features of a synthetic sample", read_if=SYNTHETIC_SOURCE)
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
-        4, "number of labels of synthetic samples", read_if=SYNTHETIC
+        4, "number of labels of synthetic samples", read_if=SYNTHETIC_SOURCE
     )
     options: Options = ()
 
@@ -343,24 +341,24 @@ class TaskTable(Table):
         "the controlled task of 001, whose constants are proved, or the cross-entropy of a network",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
-        "cnn", "the network", read_if=(OURS,)
+        "cnn", "the network", read_if=OUR_NETWORKS
     )
     width: Count = key(
-        128, "length of the decoder's vectors", read_if=DECODER, values="a multiple of `heads`"
+        128, "length of the decoder's vectors", read_if=DECODER_TASK, values="a multiple of `heads`"
     )
     depth: Annotated[int, Field(ge=1, le=256)] = key(
-        4, "number of the decoder's blocks", read_if=DECODER
+        4, "number of the decoder's blocks", read_if=DECODER_TASK
     )
-    heads: Count = key(4, "number of its attention heads", read_if=DECODER)
+    heads: Count = key(4, "number of its attention heads", read_if=DECODER_TASK)
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
         "X⁰: entries of variance 1/d, or 0, for which bounds are tighter",
-        read_if=MATRIX,
+        read_if=MATRIX_TASK,
     )
     weights: Text = key(
         "",
         "a .safetensors file, or a folder of them, to start from",
-        read_if=DECODER,
+        read_if=DECODER_TASK,
         values="a path",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
@@ -369,7 +367,7 @@ class TaskTable(Table):
         "trained, and `weights` stay as they are and count as public; a resumed run needs the "
         "same weights. 0 trains all parameters. For Muon to train all adapters, set `local.route "
         '= "all-matrices"`',
-        read_if=DECODER,
+        read_if=DECODER_TASK,
         values="0 to `width`",
     )
     options: Options = ()
@@ -385,12 +383,12 @@ class Local(Table):
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(0, "samples per step; 0 is the full batch")
     lr: Positive = key(1.0, "η, the step size", symbol="η")
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the momentum", read_if=HEAVY, symbol="β"
+        0.9, "β, the decay of the momentum", read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE), symbol="β"
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
         "ema",
         "βM + (1 − β)G (001) or βM + G (000, 002), each with or without Nesterov's look-ahead",
-        read_if=HEAVY[:1],
+        read_if=LOCAL_MOMENTUM,
     )
     weight_decay: Amount = key(0.0, "decoupled weight decay: X also moves by −lr · decay · X")
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
@@ -399,40 +397,40 @@ class Local(Table):
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
         "α of 002, the tail index of the noise; 0 if unknown",
-        read_if=(TAILED,),
+        read_if=HEAVY_TAILED,
         values="0, or above 1 to 2",
     )
     alignment: Share = key(
         0.5,
         "α of 001, Remark 3.2: a step is (1 − α) Orth(M) plus α times the last global direction",
-        read_if=(ALIGNED,),
+        read_if=ALIGNED,
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the server's momentum", read_if=(FEDAVGM,)
+        0.9, "β, the decay of the server's momentum", read_if=FEDAVGM
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
         "which parameters of a network are orthogonalized: matrices except first and last layer, "
         "embeddings and norms, or all matrices; `routes.txt` lists them",
-        read_if=(NETWORK, MUON),
+        read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
         "the step of all other parameters: −aux-lr · M, or AdamW's, which federated recipes start "
         "anew each round",
-        read_if=(NETWORK, MUON),
+        read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
         0.0,
         "step size of the other parameters; 0 means 0.05 for sgd and 0.001 for adamw; the "
         "resolved config has the number",
-        read_if=(NETWORK, MUON),
+        read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     adjust: Literal["none", "original", "match-rms"] = key(
         "none",
         "scale of an orthogonalized [m, n] step: 1, √max(1, m/n) or 0.2 √max(m, n), as in "
         "torch.optim.Muon",
-        read_if=(MUON,),
+        read_if=MUON_RECIPE,
     )
     options: Options = ()
 
@@ -441,7 +439,7 @@ class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
     name: Annotated[Text, AfterValidator(_named("orthogonalizer.name"))] = key(
-        "smoothed-polar", "the orthogonalizer", read_if=(MUON,)
+        "smoothed-polar", "the orthogonalizer", read_if=MUON_RECIPE
     )
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
         0.0001,
@@ -450,15 +448,17 @@ class OrthogonalizerTable(Table):
         symbol="λ",
     )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
-        5, "q, the number of polynomial steps", read_if=STEPPED, symbol="q"
+        5, "q, the number of polynomial steps", read_if=POLYNOMIAL_MAPS, symbol="q"
     )
     coefficients: Text = key(
         "cubic",
         "the polynomials",
-        read_if=STEPPED,
+        read_if=POLYNOMIAL_MAPS,
         values="cubic, quintic, jordan, polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
-    eps: Positive = key(1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], FLOORED))
+    eps: Positive = key(
+        1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
+    )
     normalization: Literal["plus", "max", "unit"] = key(
         "plus",
         "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000)",
@@ -501,53 +501,53 @@ class Privacy(Table):
         "block",
         "how each example's gradient is bounded: clipped per matrix block, clipped as one vector "
         "(flat), or scaled to the bound (automatic)",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
         "C, the clipping bound; inf clips nothing; at client level it bounds a client's whole "
         "update",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
         symbol="C",
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
         "share of gradients that should not be clipped: C starts at `bound` and follows this "
         "quantile by noisy counts, which `noise` accounts for; 0 keeps C fixed",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
         "change of ln C for a share that is off by 1; C stays between 10⁻¹⁵ and 10¹⁵",
-        read_if=(PRIVATELY, QUANTILE),
+        read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     count_noise: Amount = key(
         0.0,
         "noise of a lot's count of unclipped gradients; 0 means the larger of lot / 20 and `noise`",
-        read_if=(PRIVATELY, QUANTILE),
+        read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     noise: Amount = key(
         0.0,
         "σ, the noise multiplier: each entry of a lot's mean has noise of σC / lot; at client "
         "level a round's sum has noise of σC",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
         symbol="σ",
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
         "expected samples of a Poisson lot, or samples of a lot in a fixed order",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
         "target ε: determines `noise` if that is 0; the resolved config has the number",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
     )
     delta: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
         "δ of the account; 0 means n^−1.1 and at most 10⁻⁵, where n is the samples of the largest "
         "client or the public `population`, and at client level the number of clients",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
     )
     level: Literal["example", "client"] = key(
         "example",
@@ -559,79 +559,81 @@ class Privacy(Table):
         "who adds the noise: the server; each client all of it; or each client a share of it. "
         "With shares, masks that cancel let the server learn only the sum of updates and noise "
         "(needs cohorts = fixed; outside `inline` also [faults] policy = strict and retries = 0)",
-        read_if=(CLIENT,),
+        read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
         "share of a cohort that adds its noise and hides it from the server: H = ⌊`honest` · K⌋ "
         "of the K shares of noise count, at least one's own, and ε is that of σ √(H / K)",
-        read_if=(CLIENT, DISTRIBUTED),
+        read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
         "w of a client's update (X_k − X, w (M_k − M)): how much of the bound momenta use; their "
         "noise is σC / w",
-        read_if=(CLIENT, STATEFUL),
+        read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
         "who takes part: each client with probability per-round / clients, which amplifies "
         "privacy and must stay secret, or exactly per-round of them, which may be known",
-        read_if=(CLIENT,),
+        read_if=CLIENT_LEVEL,
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
         "neighbouring data sets: a sample is replaced by 0, is left out, or is replaced by "
         "another; add-remove needs a public `population` or `rate`, and is the default with one",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
         "poisson",
         "how samples enter lots: each by chance, or in lots cut from an order that is drawn for "
         "each epoch (shuffle) or once (cyclic); lots from an order are accounted for without "
         "amplification",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     noise_correlation: Literal["none", "sqrt-toeplitz"] = key(
         "none",
         "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums "
         "have less; for one client and one process, without resuming, because past noise stays in "
         "memory",
-        read_if=CYCLIC,
+        read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
         "number of correlated steps, the current one included; needs memory for one model fewer; "
         "best near the number of lots in an epoch",
-        read_if=(*CYCLIC, CORRELATED),
+        read_if=(*CYCLIC_LOTS, CORRELATED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
         "a public number of samples of a client, for rates lot / population; 0 uses each client's "
         "own number",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
         "a public sampling rate of every sample; sums are divided by `lot` all the same; 0 means "
         "lot / population",
-        read_if=(PRIVATELY,),
+        read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
-        0.7, "κ, the gain of the filter (003)", read_if=DISK
+        0.7, "κ, the gain of the filter (003)", read_if=DISK_RECIPE
     )
     lookahead: Positive = key(
-        0.5, "γ of 003, how far the filter looks ahead", read_if=(*DISK, FILTERED)
+        0.5, "γ of 003, how far the filter looks ahead", read_if=(*DISK_RECIPE, FILTERED)
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
-        1, "number of antithetic pairs of the bias correction (000)", read_if=(PRIVATELY, CORRECTED)
+        1,
+        "number of antithetic pairs of the bias correction (000)",
+        read_if=(PRIVATE_RECIPE, BIAS_CORRECTED),
     )
     noise_source: choices.NoiseSource = key(
         "secure",
         "source of lots and noise: a key stream (AES-256 in counter mode, with a key from the "
         "system's entropy for every step), or NumPy's PCG64 with a seed from the system, which "
         "certifies nothing",
-        read_if=(EITHER, SECRET),
+        read_if=(PRIVATE_RUN, SECRET_NOISE),
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
@@ -639,12 +641,12 @@ class Privacy(Table):
         "reveal nothing; auto is grid for secret noise, and continuous for repeatable noise, "
         "correlated noise and bounds that follow a quantile; distributed trust always uses "
         "integers",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
         False,
         "draw noise and lots from the run's seed, for tests: this protects nobody",
-        read_if=(EITHER,),
+        read_if=PRIVATE_RUN,
     )
 
     @model_validator(mode="before")
@@ -682,18 +684,20 @@ class Engine(Table):
         "torch",
         "library of matrix products; fused compiles thin ones with numba; auto uses that for long "
         "runs, and otherwise measures which library is fastest on this machine",
-        read_if=MATRIX,
+        read_if=MATRIX_TASK,
     )
     cpus_per_client: Positive = key(
         1.0,
         "CPUs of a worker, and its threads (at least 1); as many workers run as fit",
-        read_if=(RAY,),
+        read_if=RAY_ENGINE,
     )
-    gpus_per_client: Amount = key(0.0, "GPUs of a worker; a fraction shares one", read_if=(RAY,))
+    gpus_per_client: Amount = key(
+        0.0, "GPUs of a worker; a fraction shares one", read_if=RAY_ENGINE
+    )
     ray_address: Text = key(
         "",
         "address of a running cluster; empty starts a local Ray",
-        read_if=(RAY,),
+        read_if=RAY_ENGINE,
         values="an address",
     )
 
@@ -708,11 +712,13 @@ class Faults(Table):
     policy: Literal["strict", "drop"] = key(
         "strict",
         "ask again and then stop, resumable; or average over those who answered, without a bound",
-        read_if=(REMOTE,),
+        read_if=REMOTE_CLIENTS,
     )
-    retries: Few = key(2, "how often a participant is asked again", read_if=(REMOTE,))
-    deadline: Seconds = key(600.0, "seconds for one attempt", read_if=(REMOTE,))
-    patience: Seconds = key(120.0, "seconds to wait for all nodes at the start", read_if=(REMOTE,))
+    retries: Few = key(2, "how often a participant is asked again", read_if=REMOTE_CLIENTS)
+    deadline: Seconds = key(600.0, "seconds for one attempt", read_if=REMOTE_CLIENTS)
+    patience: Seconds = key(
+        120.0, "seconds to wait for all nodes at the start", read_if=REMOTE_CLIENTS
+    )
 
 
 def _constant(value: float | str) -> float | str:
@@ -728,7 +734,7 @@ def _constant(value: float | str) -> float | str:
 class Stability(Table):
     """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
 
-    trials: Count = key(10, "number of neighbours", read_if=(DRAWN,))
+    trials: Count = key(10, "number of neighbours", read_if=DRAWN_NEIGHBOURS)
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
         "replaced samples: own draws a replacement like the client's own samples, any like those "
@@ -748,13 +754,13 @@ class Stability(Table):
         "cannot leave, step by step; global takes those over all models, as in 001. Always "
         "global: bounds without a run unless X⁰ = 0, and those with alignment, weight decay, your "
         "own orthogonalizer or your own Lg",
-        read_if=MATRIX,
+        read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
         "write `realized.csv`: how far each neighbour can be from this very run, by the run's own "
         "gradients and curvature",
-        read_if=MATRIX,
+        read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
@@ -777,7 +783,7 @@ class Output(Table):
         "rounds between two evaluations of train and test loss; the last round is always "
         "evaluated, and `client_loss` is of every round",
     )
-    checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=UNPRIVATE)
+    checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=WITHOUT_PRIVACY)
     callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
         "none", "what is called after every round"
     )
@@ -852,9 +858,9 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
         names = need.holds
         said = f"= '{names[0]}'" if len(names) == 1 else f"to one of {', '.join(names)}"
         fix = f"set {_in_file(key)} {said}"
-    if need is PRIVATELY and config.privacy.level == "client":  # neither goes with the other
-        key, fix = CLIENT.key, f"set level = 'example' and {fix}"
-    elif need is CLIENT and config.local.recipe in PRIVATE:
+    if need is PRIVATE_RECIPE and config.privacy.level == "client":  # neither goes with the other
+        key, fix = CLIENT_LEVEL.key, f"set level = 'example' and {fix}"
+    elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
         fix += " and choose a recipe without dp- and disk-"
     value = value_of(config, name) if value is None else value
     return (
@@ -880,7 +886,7 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
         names = [
             f"privacy.{key}"
             for key, needs in NEEDS["privacy"].items()
-            if not (at_client_level and (needs or (None,))[0] in OF_CLIENTS)
+            if not (at_client_level and (needs or (None,))[0] in READ_AT_CLIENT_LEVEL)
         ]
     for name in names:
         if not is_default(name, value := value_of(config, name)):
