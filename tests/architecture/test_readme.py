@@ -18,7 +18,7 @@ ELSEWHERE = {
     "--engine ray": "tests/fedmuon/federated/test_engines_agree.py",
     "--engine deployment": "tests/experiments/engines/test_deployment.py",
     "fedmuon plan": "tests/experiments/planning/test_plan.py",
-    "flwr run": "tests/fedmuon/config/test_run_config.py",
+    "flwr run": "tests/fedmuon/config/test_config.py",
 }
 # What takes a second or more is typed by `make test-all`, unless the README has it.
 LONG = (

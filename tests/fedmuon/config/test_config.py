@@ -4,26 +4,45 @@ import ast
 import inspect
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
+from conftest import small
+from flwr.common.config import flatten_dict, fuse_dicts
 
 from docs.making import config_page
 from fedmuon.config import describe
 from fedmuon.config.describe import KEYS
-from fedmuon.config.load import Config, dump, flatten, load, parse, unflatten
+from fedmuon.config.load import (
+    Config,
+    absolute_paths,
+    dump,
+    flatten,
+    load,
+    nested,
+    parse,
+    unflatten,
+)
 from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
 from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead, near
+from fedmuon.core.registry import import_object
 from fedmuon.core.tables import validate
 from fedmuon.data.partition import PARTITIONS
 from fedmuon.data.readers import READERS
+from fedmuon.experiments.engines.processes import importable
+from fedmuon.federated.build import resolve
 from fedmuon.optim.aggregators import AGGREGATORS
 from fedmuon.optim.schedules import SCHEDULES
 from fedmuon.runs.callbacks import CALLBACKS
+from fedmuon.server.run_config import packed, unpacked
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "config.md"
@@ -245,3 +264,85 @@ def test_what_is_suggested_is_a_slip_away() -> None:
     for name in ("compute", "x", ""):
         assert instead(name, tables) == "use one of data, task, local, engine, output"
     assert near("lr", ["lr", "lrs", "lr"], 3) == ["lr", "lrs"]
+
+
+# Flower's run config with options of the user's, and files that other folders find
+
+RECIPE = """
+from fedmuon import links
+def mine(lr, bound=1.0, whole=1, word="a", switch=True):
+    return [links.gradient(), links.descend(lr * bound)]
+"""
+BROUGHT = {"bound": 0.5, "whole": 2, "word": 'it\'s "b" = c', "switch": False}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A config that names a recipe in a file beside it, read in another folder."""
+    (tmp_path / "mine.py").write_text(RECIPE)
+    tables = nested(small())
+    tables["local"] |= {"recipe": "./mine.py:mine", "options": BROUGHT}
+    tables["orthogonalizer"] = {}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(tables))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve(load(Path("config.toml")))
+    monkeypatch.chdir("elsewhere")
+    return resolved
+
+
+def by_flower(file: str) -> dict:
+    """What the ServerApp is handed of a file for --run-config."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    return fuse_dicts(flatten_dict(table), flatten_dict(tomllib.loads(file)))
+
+
+def test_options_pass_flower(own: Config, tmp_path: Path) -> None:
+    run_config = by_flower(tomli_w.dumps(packed(own, tmp_path / "out")))
+    assert run_config["out"] == str(tmp_path / "out")
+    assert unpacked(run_config, "inline") == own
+    assert unpacked(run_config, "ray").engine.name == "ray"
+    assert dict(unpacked(run_config, "ray").local.options) == BROUGHT
+
+
+def test_options_by_themselves_do_not(own: Config) -> None:
+    """The control: without the one key for all, Flower refuses them."""
+    with pytest.raises(ValueError, match="not present"):
+        by_flower(tomli_w.dumps(nested(own)))
+
+
+def test_options_of_an_app_of_ones_own_stand_in_its_config(own: Config) -> None:
+    assert unpacked(flatten(own), "inline") == own
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"local": 3}', "3", "[" * 100_000])
+def test_options_that_are_none_are_one_sentence(text: str) -> None:
+    with pytest.raises(InputError, match="is no JSON of tables") as refusal:
+        unpacked({"options": text}, "ray")
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
+
+
+def test_a_file_is_found_from_another_folder(own: Config, tmp_path: Path) -> None:
+    assert own.local.recipe == f"{tmp_path.resolve() / 'mine.py'}:mine"
+    assert import_object(own.local.recipe, "[local] recipe").__name__ == "mine"
+    assert resolve(own) == own
+
+
+def test_paths_become_whole_and_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = absolute_paths(load(None, ["data.name=csv", "data.folder=table.csv"]))
+    assert found.data.folder == str(tmp_path.resolve() / "table.csv")
+    plain, named = small(), load(None, ["task.name=torch.nn:Linear"])
+    assert resolve(plain).local == plain.local and absolute_paths(named) == named
+
+
+def test_another_process_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of this folder is found, and does not stand before an installed one."""
+    for name in ("mypackage", "numpy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("ours = True\n")
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"PYTHONPATH": importable()}
+    code = "import mypackage, numpy; assert not hasattr(numpy, 'ours'); numpy.zeros(1)"
+    command = [sys.executable, "-P", "-c", code]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path.parent)
