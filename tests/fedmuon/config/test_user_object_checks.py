@@ -1,7 +1,6 @@
 """What the user brings is held to what a certificate, a resumed run and other processes need."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -297,13 +296,10 @@ def test_constants_are_tried_at_scales(apply: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("gives", ["x", -1, [1.0, 2.0], np.ones(2), torch.ones(2), None])
 def test_a_schedule_that_is_none_is_one_sentence(gives: Any) -> None:
     given = UserObjects(schedule=lambda round: gives)
-    config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}}).with_objects(
-        given
-    )
-    with pytest.raises(
-        InputError, match=r"\[local\] schedule gives .* a number of 0 or more"
-    ) as said:
-        bound.from_parameters(config, 100)
+    config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}})
+    words = r"\[local\] schedule gives .* a number of 0 or more"
+    with pytest.raises(InputError, match=words) as said:
+        bound.from_parameters(config.with_objects(given), 100)
     assert "\n" not in str(said.value)
 
 
@@ -315,8 +311,6 @@ def test_a_bound_from_parameters_follows_the_schedule(tmp_path: Path) -> None:
 
 
 # Recipes: beside one of the user's, and in the making of one, nothing is ignored in silence
-
-NS = {"name": "newton-schulz", "steps": 7}
 
 
 def plain(lr: float = 0.1) -> list[fedmuon.Link]:
@@ -334,38 +328,26 @@ def made(**keys: Any) -> fedmuon.Recipe:
     return recipes.fedmuon_aligned(lr=0.1, routes={"weight": 1, "bias": 0}, **keys)
 
 
-def config(**local: Any) -> dict[str, Any]:
-    held = tables(local=local)
-    return {**held, "local": {k: one for k, one in held["local"].items() if k != "recipe"}}
-
-
-IDLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "name": ({"orthogonalizer": {"name": "newton-schulz"}}, {"recipe": plain}, "leave name out"),
-    "lambda": ({"orthogonalizer": {"lambda": 5.0}}, {"recipe": plain}, "leave lambda out"),
-    "value": ({"orthogonalizer": {"lambda": 5.0}}, {"recipe": plain()}, "leave lambda out"),
-    "object": ({}, {"recipe": plain, "orthogonalizer": lambda m: m}, "leave name out"),
-    "schedule": ({}, {"recipe": unscheduled, "schedule": lambda round: 0.0}, "leave schedule out"),
-    "cosine": ({}, {"recipe": unscheduled(), "schedule": "cosine"}, "leave schedule out"),
-    "steps": ({"local": {"steps": 7}}, {"recipe": made(steps=3)}, "steps=7"),
-    "drawn": (
-        {"orthogonalizer": {"name": "gaussian-smoothed-sign"}},
-        {"recipe": lambda orthogonalizer: plain()},
-        "choose one of smoothed-polar",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", IDLE)
-def test_what_no_recipe_of_the_user_s_reads_is_refused(name: str) -> None:
-    changes, given, mend = IDLE[name]
-    of = config() | {table: config().get(table, {}) | keys for table, keys in changes.items()}
-    refused(mend, of, **PLAIN, **given)
+@pytest.mark.parametrize(("given", "config", "mend"), [
+    ({"recipe": plain}, {"orthogonalizer": {"name": "newton-schulz"}}, "leave name out"),
+    ({"recipe": plain}, {"orthogonalizer": {"lambda": 5.0}}, "leave lambda out"),
+    ({"recipe": plain()}, {"orthogonalizer": {"lambda": 5.0}}, "leave lambda out"),
+    ({"recipe": plain, "orthogonalizer": lambda m: m}, {}, "leave name out"),
+    ({"recipe": unscheduled, "schedule": lambda round: 0.0}, {}, "leave schedule out"),
+    ({"recipe": unscheduled(), "schedule": "cosine"}, {}, "leave schedule out"),
+    ({"recipe": made(steps=3)}, {"local": {"steps": 7}}, "steps=7"),
+    ({"recipe": lambda orthogonalizer: plain()},
+     {"orthogonalizer": {"name": "gaussian-smoothed-sign"}}, "choose one of smoothed-polar"),
+])  # fmt: skip
+def test_what_no_recipe_of_the_user_s_reads_is_refused(given: Any, config: Any, mend: str) -> None:
+    refused(mend, tables(**config), **PLAIN, **given)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", lambda round: 0.5])
 def test_links_that_read_the_factor_are_scheduled(schedule: Any) -> None:
-    fedmuon.run(config(), **PLAIN, recipe=plain, schedule=schedule)
-    fedmuon.run(config(steps=3), **PLAIN, recipe=made(steps=3), schedule=schedule)
+    fedmuon.run(tables(), **PLAIN, recipe=plain, schedule=schedule)
+    stepping = tables(local={"steps": 3})
+    fedmuon.run(stepping, **PLAIN, recipe=made(steps=3), schedule=schedule)
 
 
 def test_a_recipe_gets_the_map_that_is_named_or_keeps_its_own() -> None:
@@ -379,38 +361,35 @@ def test_a_recipe_gets_the_map_that_is_named_or_keeps_its_own() -> None:
         return optional(orthogonalizer)
 
     half = fedmuon.Orthogonalizer(lambda m: m / 2)
-    fedmuon.run(config(), **PLAIN, recipe=optional)
-    fedmuon.run(config(), **PLAIN, recipe=optional, orthogonalizer=half)
-    fedmuon.run(config() | {"orthogonalizer": NS}, **PLAIN, recipe=optional)
-    fedmuon.run(config(), **PLAIN, recipe=needed)
-    own, given, named, usual = dict.fromkeys(got)
+    fedmuon.run(tables(), **PLAIN, recipe=optional)
+    fedmuon.run(tables(), **PLAIN, recipe=optional, orthogonalizer=half)
+    named = {"name": "newton-schulz", "steps": 7}
+    fedmuon.run(tables(orthogonalizer=named), **PLAIN, recipe=optional)
+    fedmuon.run(tables(), **PLAIN, recipe=needed)
+    own, given, schulz, usual = dict.fromkeys(got)
     matrix = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     assert own == "mine" and given is half
-    for one, other in ((named, fedmuon.orthogonalizers.newton_schulz(7)),
+    for one, other in ((schulz, fedmuon.orthogonalizers.newton_schulz(7)),
                        (usual, fedmuon.orthogonalizers.smoothed_polar())):  # fmt: skip
         assert torch.equal(one.apply(matrix), other.apply(matrix))
         assert one.lipschitz == other.lipschitz
 
 
-NAMED: Any = recipes  # the type checker knows their parameters
-UNREAD: dict[str, Callable[[], Any]] = {
-    "batch": lambda: NAMED.fedmuon(batch=4),
-    "steps": lambda: NAMED.fedmuon(steps=3),
-    "schedule": lambda: NAMED.fedmuon(schedule="cosine"),
-    "recipe": lambda: NAMED.fedmuon(recipe="fedavg"),
-    "route": lambda: NAMED.fedmuon(route="all-matrices"),
-    "orthogonalizer": lambda: NAMED.fedavg(orthogonalizer=lambda m: m),
-    "routes": lambda: NAMED.sgd(routes={"weight": 1}),
-    "momentum": lambda: NAMED.fedavg(momentum=0.3),
-    "aux": lambda: NAMED.fedmuon(aux="adamw"),  # all parameters are matrices
-    "aux-lr": lambda: NAMED.muon(aux_lr=0.2),
-}
-
-
-@pytest.mark.parametrize("key", UNREAD)
-def test_a_recipe_is_not_made_of_what_it_does_not_read(key: str) -> None:
-    with pytest.raises(InputError, match=f"{key}.* has no effect"):
-        UNREAD[key]()
+@pytest.mark.parametrize(("recipe", "key", "value"), [
+    ("fedmuon", "batch", 4),
+    ("fedmuon", "steps", 3),
+    ("fedmuon", "schedule", "cosine"),
+    ("fedmuon", "recipe", "fedavg"),
+    ("fedmuon", "route", "all-matrices"),
+    ("fedavg", "orthogonalizer", lambda m: m),
+    ("sgd", "routes", {"weight": 1}),
+    ("fedavg", "momentum", 0.3),
+    ("fedmuon", "aux", "adamw"),  # all parameters are matrices
+    ("muon", "aux_lr", 0.2),
+])  # fmt: skip
+def test_a_recipe_is_not_made_of_what_it_does_not_read(recipe: str, key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{key.replace('_', '-')}.* has no effect"):
+        getattr(recipes, recipe)(**{key: value})
 
 
 def test_recipes_are_made_of_what_they_read() -> None:
@@ -430,5 +409,5 @@ def test_a_recipe_that_asks_for_routes_gets_those_of_the_network() -> None:
         got.append(routes)
         return plain()
 
-    fedmuon.run(config(route="all-matrices"), **PLAIN, recipe=routed)
+    fedmuon.run(tables(local={"route": "all-matrices"}), **PLAIN, recipe=routed)
     assert got[0] == {"weight": 1, "bias": 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw_neighbours, quick, small
+from conftest import draw_neighbours, neighbour, quick, small
 from networks import replica, trained
 from safetensors.numpy import load_file
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 
 from fedmuon.config.load import Config, load, parse
 from fedmuon.core.errors import InputError
-from fedmuon.data.neighbours import replace
 from fedmuon.data.source import flat_rows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
@@ -277,7 +276,7 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets(model: str, batch: int) 
     neighbours = draw_neighbours(data, source, 3, 1, config.data.normalize)
     together = trained(config, data, neighbours)[1].params
     for s in range(4):
-        alone = replica(trained(config, replace(data, neighbours, s))[1].params)
+        alone = replica(trained(config, neighbour(data, neighbours, s))[1].params)
         torch.testing.assert_close(replica(together, s), alone, rtol=1e-7, atol=1e-9)
 
 
