@@ -652,7 +652,7 @@ class Privacy(Table):
     @model_validator(mode="before")
     @classmethod
     def _with_adjacency(cls, keys: Any) -> Any:
-        """With a public rate it is add-remove, unless told otherwise."""
+        """With a public population or rate, the adjacency is add-remove unless it is set."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
 

@@ -28,7 +28,7 @@ MUTANTS = (
     ("fedmuon/config", "federation.clients * data.minimum > data.train", "False"),
     ("fedmuon/privacy", "math.log(delta * order) / (order - 1)", "math.log(delta) / (order - 1)"),
     ("fedmuon/privacy", "scale * (1 + slack(value.dtype)) * entries", "scale * entries"),
-    ("fedmuon/optim", "per_replica(1 - memory**steps", "per_replica(1 - memory"),
+    ("fedmuon/optim", "per_replica(1 - ADAM_MEMORY**steps", "per_replica(1 - ADAM_MEMORY"),
     ("fedmuon/optim", "len(replies) - faulty - 2", "len(replies) - faulty - 1"),
     ("fedmuon/federated", "sorted(replies, key=lambda reply: reply.client)", "list(replies)"),
     ("fedmuon/runs", 'about.get("run") != run', 'about.get("run") is None'),
