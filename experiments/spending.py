@@ -14,7 +14,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
 from fedmuon.experiments.results import adjacency_of
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.accountant import client_name, delta_of, protected
+from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
 from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
@@ -61,7 +61,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
         goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)
-    answers = ledger.epsilons(goal, accountant)
+    answers = epsilons(ledger, goal, accountant)
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {

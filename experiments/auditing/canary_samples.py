@@ -182,6 +182,7 @@ class ExampleAuditor:
     canaries: Canaries
     mechanism: Mechanism
     rates: np.ndarray  # by client
+    # (round, client, step) -> y of the client's canaries, and s
     found: dict[tuple[int, int, int], tuple[np.ndarray, float]] = field(default_factory=dict)
     adjacency = "zero-out"
 
@@ -254,22 +255,17 @@ class ExampleAuditor:
 
     def look(self, released: Params, draws: Sequence[Callable[..., Any]]) -> None:
         """Look at what the clients of a cohort release: one draw and one row of `released` each."""
+        lot, least = self.mechanism.lot, (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
         for k, draw in enumerate(draws):
             assert isinstance(draw, partial)
             _, round, client, step = draw.args
-            one = {name: value[k] for name, value in released.items()}
-            self.found[round, client, step] = self._along(one, self.of[client])
-
-    def _along(self, released: Params, own: Canaries) -> tuple[np.ndarray, float]:
-        """y of these canaries, and s."""
-        least = (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
-        lot, y, s = self.mechanism.lot, torch.zeros(len(own.rows)), 0.0
-        seen = own.along(released)
-        for name, length in self.canaries.lengths(self.mechanism.clipping).items():
-            spread = max(least, lot**2 * float(released[name].square().mean()))
-            y += (length * lot / spread) * seen[name].float().cpu()
-            s += length**2 / spread
-        return y.numpy(), s
+            one, own = {name: value[k] for name, value in released.items()}, self.of[client]
+            y, s, seen = torch.zeros(len(own.rows)), 0.0, own.along(one)
+            for name, length in self.canaries.lengths(self.mechanism.clipping).items():
+                spread = max(least, lot**2 * float(one[name].square().mean()))
+                y += (length * lot / spread) * seen[name].float().cpu()
+                s += length**2 / spread
+            self.found[round, client, step] = y.numpy(), s
 
     @cached_property
     def of(self) -> dict[int, Canaries]:

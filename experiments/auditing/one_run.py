@@ -1,11 +1,11 @@
 """`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
 
 The code that trains makes the run of the config, with its ledger. Some samples have given their
-places to canaries (`examples.py`), or at client level some clients (`clients.py`). Including a
-sample or leaving it out is zero-out adjacency, because no rate depends on a coin. It is a special
-case of the other adjacencies (`dominating_pairs.py`), so what it refutes is refuted for them, too.
-The number of guesses is fixed before the run, by likelihood ratios that a rehearsal draws from the
-declared mechanism. The coins stay with the auditor, in a folder of their own.
+places to canaries (`canary_samples.py`), or at client level some clients (`canary_clients.py`).
+Including a sample or leaving it out is zero-out adjacency, because no rate depends on a coin. It is
+a special case of the other adjacencies (`dominating_pairs.py`), so what it refutes is refuted for
+them, too. The number of guesses is fixed before the run, by likelihood ratios that a rehearsal
+draws from the declared mechanism. The coins stay with the auditor, in a folder of their own.
 """
 
 import dataclasses
@@ -99,8 +99,10 @@ def execute(
         made = many // 8
         if sees == "releases":
             made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
-        shared = isinstance(auditor, ClientAuditor) and auditor.level.shared
-        raised = audit.MORE_HONEST if shared else audit.MORE_CANARIES
+        shares: Record = {}  # under distributed trust, of the noise of a cohort
+        if isinstance(auditor, ClientAuditor) and auditor.level.shared:
+            shares = {"shares": auditor.level.cohort, "honest": auditor.level.shares}
+        raised = audit.MORE_HONEST if shares else audit.MORE_CANARIES
         limits = audit.limits_of_guesses(many, made, claimed, raised)
         say(limits["note"])
         summary = train(*auditor.with_canaries(run), on_round_end, on_start)
@@ -112,9 +114,10 @@ def execute(
                 for file in ("initial.safetensors", "model.safetensors")
             )
             scores = auditor.scores_of_model(first, last)
-        guesses = audit.guess_coins(scores, auditor.included, made)
-        shares = _shares(auditor, sees)
-        part = shares["shares_seen"] / shares["shares"] if shares else 1.0
+        guesses, part = audit.guess_coins(scores, auditor.included, made), 1.0
+        if isinstance(auditor, ClientAuditor) and shares:
+            seen = shares["shares"] if sees == "model" else auditor.shares_seen
+            shares["shares_seen"], part = seen, seen / shares["shares"]
         record = {
             **judge(guesses, out, summary["privacy"], auditor.adjacency, part),
             "sees": sees, **shares, **limits,
@@ -232,16 +235,6 @@ def judge(
     }
 
 
-def _shares(auditor: ExampleAuditor | ClientAuditor, sees: str) -> Record:
-    """Under distributed trust, how many shares of noise a cohort has, how many of them count, and
-    how many the guesses see at most."""
-    if isinstance(auditor, ExampleAuditor) or not auditor.level.shared:
-        return {}
-    level = auditor.level
-    seen = level.cohort if sees == "model" else auditor.shares_seen
-    return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
-
-
 def coins(out: Path) -> Path:
     """The file of the coins for the run in `out`: next to its folder, as they are no release."""
     return out.with_name(f"{out.name}-coins") / COINS
@@ -299,11 +292,6 @@ def table(record: Record) -> Table:
          f"by the run's ledger, {record['epsilon_adjacency']}"),
     ]  # fmt: skip
     shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
-    shown.caption, shown.caption_justify = _caption(record), "left"
-    return shown
-
-
-def _caption(record: Record) -> str:
     words = [
         f"{record['right']} of {record['guesses']} guesses about {record['canaries']} canaries are "
         f"right, by the {record['sees']}; unit: {record['unit']}, adjacency: {record['adjacency']},"
@@ -311,7 +299,8 @@ def _caption(record: Record) -> str:
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
     words += [*collusion(record), record.get("note", ""), "" if record["below"] else ODDS]
-    return " ".join(filter(None, words))
+    shown.caption, shown.caption_justify = " ".join(filter(None, words)), "left"
+    return shown
 
 
 def collusion(record: Record) -> list[str]:

@@ -15,7 +15,6 @@ from fedmuon.experiments.tables import columns
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
-    Observe,
     Setting,
     both_bounds,
     counted,
@@ -78,8 +77,17 @@ def audit(
     else:  # by counts alone, because the noise itself is in doubt; `tilted` would reach further
         limits = limits_of_trials(count, delta, joint.upper)
         say(limits["note"])
-        observe = _private_steps(setting, count, lot, population, rng)
-        shown = (counted(trials(setting, observe, count), delta),)
+        if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
+            raise InputError(
+                f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for "
+                "half an hour or more as --code release: use fewer, or --code projected"
+            )
+        # It imports torch, which `projected` does without.
+        from fedmuon.experiments.auditing import private_step
+
+        # `rng` draws the network's parameters; lots and noise are secret.
+        own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+        shown = (counted(trials(setting, own.observe, count), delta),)
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -97,22 +105,6 @@ def audit(
         "delta": delta,
         **setting._asdict(),
     }
-
-
-def _private_steps(
-    setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
-) -> Observe:
-    """Real private steps. `rng` draws the network's parameters; lots and noise are secret."""
-    if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
-        raise InputError(
-            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
-            "an hour or more as --code release: use fewer, or --code projected"
-        )
-    # It imports torch, which `projected` does without.
-    from fedmuon.experiments.auditing import private_step
-
-    own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
-    return own.observe
 
 
 def table(record: dict[str, Any]) -> Table:

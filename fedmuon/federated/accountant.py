@@ -33,6 +33,8 @@ from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
+    Answer,
+    account,
     epsilon,
     event,
     loose,
@@ -82,15 +84,6 @@ class Demand(NamedTuple):
     noise: float
     factor: float
     rate: float
-    steps: int
-
-
-class Releases(NamedTuple):
-    """The releases of one round: a line of the ledger."""
-
-    participants: Sequence[int]
-    rates: Sequence[float]
-    noise: float
     steps: int
 
 
@@ -146,20 +139,11 @@ class PerExample:
             found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
         return found
 
-    def require_countable(self, fresh: ServerState, delta: float) -> None:
-        """Reject releases that no account covers."""
-        mechanism, blocks = self.released, self.blocks(fresh.params)
-        rates = {mechanism.rate(int(size)) for size in self.sizes}
-        tensors = list(fresh.params.values())
-        require_counted(mechanism, rates, self.experiment.plan.steps, blocks, delta, tensors)
-        if mechanism.quantile is not None:  # its count must leave some of the noise for the sums
-            mechanism.quantile.of_sums(mechanism.noise, blocks)
-
-    def releases(self, number: int) -> Releases:
-        """The releases of a round."""
+    def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
+        """The releases of a round: participants, their rates, the noise, steps."""
         chosen = self.experiment.plan.participants(number).tolist()
         rates = [self.released.rate(int(self.sizes[client])) for client in chosen]
-        return Releases(chosen, rates, self.released.noise, self.experiment.plan.steps)
+        return chosen, rates, self.released.noise, self.experiment.plan.steps
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
         """The summary: the settings, then what was spent."""
@@ -217,9 +201,6 @@ class PerClient:
         """An update is clipped as a whole."""
         return 1
 
-    def require_possible(self) -> None:
-        """The checks of the config suffice."""
-
     def demands(self) -> list[Demand]:
         """The demand of a client that takes part most often."""
         level, plan = self.released, self.experiment.plan
@@ -227,17 +208,12 @@ class PerClient:
         factor = (1 + ROUNDING) / level.counted if level.shared else 1.0
         return [Demand(self.config.privacy.noise * level.counted, factor, level.rate, rounds)]
 
-    def require_countable(self, fresh: ServerState, delta: float) -> None:
-        """Reject releases that no account covers."""
-        tensors = leaves(joint(self.experiment.recipe, fresh.params, fresh.states))
-        require_counted(self.released, {self.released.rate}, 1, 1, delta, tensors)
-
-    def releases(self, number: int) -> Releases:
+    def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
         """The release of a round, in a new cohort if it is begun again."""
         level, plan = self.released, self.experiment.plan
         plan.forget(number)
         chosen = [EVERYONE] if level.poisson else plan.participants(number).tolist()
-        return Releases(chosen, [level.rate] * len(chosen), level.noise * level.counted, 1)
+        return chosen, [level.rate] * len(chosen), level.noise * level.counted, 1
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
         """The summary: the settings, what was spent, and the unit."""
@@ -289,7 +265,8 @@ def with_noise(
     """
     if (unit := unit_of(config, experiment, sizes)) is None:
         return config
-    unit.require_possible()
+    if isinstance(unit, PerExample):  # of client level, the checks of the config suffice
+        unit.require_possible()
     privacy, adjacency = config.privacy, unit.released.adjacency
     if not privacy.epsilon:
         return config
@@ -319,8 +296,19 @@ def require_accountable(
     config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
 ) -> None:
     """Reject, before anything is written, what a release or the end of the run would reject."""
-    if (unit := unit_of(config, experiment, sizes)) is not None:
-        unit.require_countable(fresh, delta_of(config, sizes, experiment.recipe.mechanism))
+    if (unit := unit_of(config, experiment, sizes)) is None:
+        return
+    delta = delta_of(config, sizes, experiment.recipe.mechanism)
+    if isinstance(unit, PerClient):
+        tensors = leaves(joint(experiment.recipe, fresh.params, fresh.states))
+        require_counted(unit.released, {unit.released.rate}, 1, 1, delta, tensors)
+        return
+    mechanism, blocks = unit.released, unit.blocks(fresh.params)
+    rates = {mechanism.rate(int(size)) for size in sizes}
+    tensors = list(fresh.params.values())
+    require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
+    if mechanism.quantile is not None:  # its count must leave some of the noise for the sums
+        mechanism.quantile.of_sums(mechanism.noise, blocks)
 
 
 def require_counted(
@@ -391,6 +379,17 @@ def rounds_taken(experiment: Experiment) -> np.ndarray:
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
 
+def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int, Answer]:
+    """Each client's epsilon at delta. Equal spending is computed once."""
+    adjacency, sampling = ledger.about["adjacency"], ledger.about["sampling"]
+
+    @cache
+    def answer(spent: tuple[Event, ...]) -> Answer:
+        return account(spent, delta, "joint", accountant, adjacency, sampling)
+
+    return {client: answer(tuple(sorted(ledger.events(client)))) for client in ledger.clients()}
+
+
 def client_name(client: int) -> int | str:
     """A client of a ledger, as people read it."""
     return EACH if client == EVERYONE else client
@@ -443,9 +442,8 @@ class RunAccountant:
         Each round is in the ledger before anything of it is drawn.
         """
         for number in range(done, self.unit.experiment.plan.rounds):
-            one = self.unit.releases(number)
-            begun = number, one.participants, one.rates, one.noise, self.blocks, one.steps
-            self.ledger.begin(*begun)
+            participants, rates, noise, steps = self.unit.releases(number)
+            self.ledger.begin(number, participants, rates, noise, self.blocks, steps)
             yield next(rounds)
 
     def summary(self, stopped: bool = False) -> Record:
@@ -462,7 +460,7 @@ class RunAccountant:
             note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
             spent |= {"epsilon": None, "certified": False, "note": note}
             return unit.described(spent, self.ledger, self.blocks, delta)
-        answers = self.ledger.epsilons(delta)
+        answers = epsilons(self.ledger, delta)
         worst = max(answers, key=lambda client: answers[client].upper)
         most = answers[worst]
         for doubt in (CAVEATS[unit.released.secrecy], STOPPED if stopped else ""):

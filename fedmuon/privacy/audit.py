@@ -200,16 +200,6 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
     return LowerBound(value, "counted", delta, confidence, len(second.present))
 
 
-def most_counted(count: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon that `counted` can show with so many trials.
-
-    It shows this if the statistic separates all trials with the canary from all without.
-    """
-    of, failure = count - count // 2, (1 - confidence) / 2
-    least = at_least(of, of, failure) - delta
-    return max(0.0, math.log(least / at_most(0, of, failure))) if least > 0 else 0.0
-
-
 def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
     """ln((P(A) - delta) / P'(A)), P(A) bounded from below and P'(A) from above.
 
@@ -329,23 +319,20 @@ def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
     return False
 
 
-def by_binomial(guesses: Guesses, delta: float, confidence: float) -> float:
-    """The largest epsilon that Theorem 5.2 refutes.
+def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
+    """The bounds that stand on the number of right guesses alone.
 
-    If 2 m delta <= 1, its tail grows with epsilon, because it is a maximum of means of P[W >= v]
-    and P[W >= v - i]. Otherwise nothing is claimed.
+    `binomial` is the largest epsilon that Theorem 5.2 refutes. If 2 m delta <= 1, its tail grows
+    with epsilon, because it is a maximum of means of P[W >= v] and P[W >= v - i]. Otherwise nothing
+    is claimed. `trade_off` is the largest one for which the single claim (epsilon, delta) is.
     """
-    if 2 * guesses.canaries * delta > 1:
-        return 0.0
-    return _largest(lambda epsilon: binomial_tail(guesses, epsilon, delta) < 1 - confidence)
-
-
-def by_trade_off(guesses: Guesses, delta: float, confidence: float) -> float:
-    """The largest epsilon for which the single claim (epsilon, delta) is refuted."""
-    deltas = np.array([delta])
-    return _largest(
-        lambda epsilon: refuted(guesses, Claims(np.array([epsilon]), deltas), 1 - confidence)
+    deltas, failure, binomial = np.array([delta]), 1 - CONFIDENCE, 0.0
+    if 2 * guesses.canaries * delta <= 1:
+        binomial = _largest(lambda epsilon: binomial_tail(guesses, epsilon, delta) < failure)
+    trade_off = _largest(
+        lambda epsilon: refuted(guesses, Claims(np.array([epsilon]), deltas), failure)
     )
+    return {"binomial": binomial, "trade_off": trade_off}
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
@@ -370,7 +357,7 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
     deltas, tail = np.zeros(len(epsilons)), 1e-6 * delta
     for one in spent:
-        grid = pld.coarsest([one], delta, epsilons[-1])
+        grid = pld.grid_for([one], delta, epsilons[-1], coarsest=True)
         for part in pld.estimates(one, grid):
             parts = [(part, one.count)]
             composed = pld.compose(parts, grid, tail)
@@ -468,8 +455,13 @@ class Claimed(NamedTuple):
 
 
 def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
-    """The largest epsilon that so many trials can show, with a note if it is below the claim."""
-    most = most_counted(count, delta)
+    """The largest epsilon that `counted` can show, with a note if it is below the claim.
+
+    It shows this if the statistic separates all trials with the canary from all without.
+    """
+    of, failure = count - count // 2, (1 - CONFIDENCE) / 2
+    least = at_least(of, of, failure) - delta
+    most = max(0.0, math.log(least / at_most(0, of, failure))) if least > 0 else 0.0
     head = TRIALS.format(count)
     note = "" if most > claimed else FEW.format(head, most, claimed, MORE_TRIALS)
     return {"most_by_counts": most, "note": note}
@@ -489,11 +481,3 @@ def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> 
     enough = most > total or refuted(best, claims_of(spent, total, delta), 1 - CONFIDENCE)
     head = GUESSES.format(made, canaries)
     return {"most_by_counts": most, "note": "" if enough else FEW.format(head, most, total, more)}
-
-
-def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
-    """The bounds that stand on the number of right guesses alone."""
-    return {
-        "binomial": by_binomial(guesses, delta, CONFIDENCE),
-        "trade_off": by_trade_off(guesses, delta, CONFIDENCE),
-    }

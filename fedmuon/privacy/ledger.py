@@ -12,15 +12,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, append, mendable, read_bytes
 from fedmuon.core.locks import require_place
-from fedmuon.privacy.accounting.composition import Answer, account, event
+from fedmuon.privacy.accounting.composition import event
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
@@ -41,14 +40,6 @@ class Entry:
     noise_multiplier: float
     blocks: int
     steps: int
-
-    def spent(self, client: int) -> list[Event]:
-        """What this attempt took from a client: one joint release a step, or nothing."""
-        return [
-            event(self.noise_multiplier, rate, self.steps, self.blocks)
-            for held, rate in zip(self.participants, self.rates, strict=True)
-            if held == client
-        ]
 
 
 @dataclass
@@ -126,7 +117,18 @@ class Ledger:
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
         """Read all lines. `first` is the expected first line; None accepts any."""
         for number, line in enumerate(whole.splitlines()):
-            record = self._checked(line, number)
+            try:
+                record = json.loads(line)
+                head = str(record.pop("head"))
+            except (ValueError, KeyError, AttributeError, TypeError):
+                head, record = "", {}
+            if head != _chained(self.head, record):  # the hash of this line and all before it
+                raise InputError(
+                    f"line {number + 1} of {self.path} is damaged or changed, so what was spent is "
+                    f"unknown: {AFRESH}"
+                )
+            self.head = head
+            self.heads.append(head)
             if number:
                 try:
                     clients, rates = record.pop("participants"), record.pop("rates")
@@ -145,22 +147,6 @@ class Ledger:
                 if self.about["rate_from"] == "samples" and record["adjacency"] == "add-remove":
                     self.about["adjacency"] = "zero-out"  # which is what rates lot / n_i have
         return self
-
-    def _checked(self, line: bytes, number: int) -> dict[str, Any]:
-        """The record of a line, if its hash is that of the lines before it."""
-        try:
-            record = json.loads(line)
-            head = str(record.pop("head"))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            head, record = "", {}
-        if head != _chained(self.head, record):
-            raise InputError(
-                f"line {number + 1} of {self.path} is damaged or changed, so what was spent is "
-                f"unknown: {AFRESH}"
-            )
-        self.head = head
-        self.heads.append(head)
-        return record
 
     def begin(
         self,
@@ -226,9 +212,14 @@ class Ledger:
         return sorted({client for entry in self.entries for client in entry.participants})
 
     def events(self, client: int) -> list[Event]:
-        """All releases of this client's examples, with every attempt."""
+        """All releases of this client's examples, with every attempt: one joint release a step."""
         if "band" not in self.about:
-            return [spent for entry in self.entries for spent in entry.spent(client)]
+            return [
+                event(entry.noise_multiplier, rate, entry.steps, entry.blocks)
+                for entry in self.entries
+                for held, rate in zip(entry.participants, entry.rates, strict=True)
+                if held == client
+            ]
         # Lots in a fixed order are one release, at the least noise and in the shortest epochs.
         own = [one for one in self.entries if client in one.participants]
         share = max(one.rates[one.participants.index(client)] for one in own)
@@ -250,17 +241,6 @@ class Ledger:
             "has rounds whose noise that of the next ones is to cancel, and no file keeps it, as "
             "it is secret"
         )
-
-    def epsilons(self, delta: float, accountant: str = "pld") -> dict[int, Answer]:
-        """Each client's epsilon at delta. Equal spending is computed once."""
-        named, sampling = self.about["adjacency"], self.about["sampling"]
-
-        @cache
-        def answer(spent: tuple[Event, ...]) -> Answer:
-            found = account(spent, delta, "joint", accountant, named)
-            return replace(found, sampling=sampling) if "band" in self.about else found
-
-        return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
 
 
 def _whole(content: bytes) -> bytes:

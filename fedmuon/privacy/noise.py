@@ -70,17 +70,6 @@ class KeyStream:
             self._cipher.update_into(memoryview(ZEROS)[: len(part)], part)
         return words
 
-    def happens(self, count: int, chance: float) -> np.ndarray:
-        """Draw independent events [count], each with probability floor(chance 2^64) / 2^64.
-
-        From 2^-11 on, this is the chance itself; below, it is less by under 2^-64. A smaller rate
-        costs no privacy: the release is then a mixture of a release at the larger rate and of one
-        without the example, so by convexity no epsilon is larger.
-        """
-        if chance >= 1:
-            return np.ones(count, bool)
-        return self.random_raw(count) < np.uint64(int(chance * 2.0**64))
-
     def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
         """Draw float64 entries: 2^-52 times the discrete Gaussian with 2^52 steps to a standard
         deviation, whose tails are not cut."""
@@ -140,12 +129,19 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     The accountant's amplification assumes this sampling. A shuffled lot of fixed size is another
     mechanism.
 
+    A key stream draws each row with probability floor(rate 2^64) / 2^64. From 2^-11 on, this is the
+    rate itself; below, it is less by under 2^-64. A smaller rate costs no privacy: the release is
+    then a mixture of a release at the larger rate and of one without the example, so by convexity
+    no epsilon is larger.
+
     Returns:
         The rows, sorted; maybe none.
     """
-    if isinstance(rng, KeyStream):
-        return np.flatnonzero(rng.happens(size, rate))
-    return np.flatnonzero(rng.random(size) < rate)
+    if not isinstance(rng, KeyStream):
+        return np.flatnonzero(rng.random(size) < rate)
+    if rate >= 1:
+        return np.arange(size)
+    return np.flatnonzero(rng.random_raw(size) < np.uint64(int(rate * 2.0**64)))
 
 
 # Who can know the noise of a release, and what this means for an epsilon.

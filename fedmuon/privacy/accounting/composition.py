@@ -162,8 +162,12 @@ def account(
     mode: str = "joint",
     accountant: str = "pld",
     adjacency: str = "zero-out",
+    sampling: str = "poisson",
 ) -> Answer:
-    """What several kinds of releases spend together, as a ledger lists them."""
+    """What several kinds of releases spend together, as a ledger lists them.
+
+    `sampling` is named in the answer alone: events say at which rate lots are drawn.
+    """
     require_supported(adjacency)
     require_delta(delta)
     if accountant not in ACCOUNTANTS:
@@ -181,8 +185,8 @@ def account(
         else:
             rdp = renyi.epsilon(merged, delta)
             grid = pld.grid_for(merged, delta, rdp)
-            upper = rdp if mode == "per-release" else pld.upper(merged, delta, grid)
-            lower = pld.lower(merged, delta, grid)
+            upper = rdp if mode == "per-release" else pld.bound(merged, delta, grid)
+            lower = pld.bound(merged, delta, grid, up=False)
         upper = rdp if mode == "per-release" else min(upper, rdp)
         lower = min(lower, upper)
     if mode == "per-release":
@@ -198,7 +202,7 @@ def account(
         mode=mode,
         accountant=name,
         adjacency=adjacency,
-        sampling="poisson",
+        sampling=sampling,
         certified=mode == "joint" and math.isfinite(upper),
         note=note,
     )
@@ -303,22 +307,22 @@ def noise_for(
     def releases(noise: float) -> list[Event]:
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
 
-    def spent(noise: float, grid: Callable[[list[Event], float, float], float] | None) -> float:
+    def spent(noise: float, coarsest: bool) -> float:
         """The upper end of epsilon, by Renyi, or on a grid if that is less."""
         events = releases(noise)
         about = renyi.epsilon(events, delta)
-        if grid is None:
-            return about
-        return min(about, pld.upper(events, delta, grid(events, delta, about)))
+        grid = pld.grid_for(events, delta, about, coarsest)
+        return min(about, pld.bound(events, delta, grid))
 
     noise, printed = math.sqrt(blocks), mode == "per-release"
     account(releases(noise), delta, mode, adjacency=adjacency)  # rejects what has no account
-    by_renyi = partial(spent, grid=None)
-    noise = least_noise(by_renyi, epsilon, noise, 2.0, precision if printed else 0.01)
+    noise = least_noise(
+        lambda noise: renyi.epsilon(releases(noise), delta),
+        epsilon, noise, 2.0, precision if printed else 0.01,
+    )  # fmt: skip
     if not printed:
-        coarsely, finely = partial(spent, grid=pld.coarsest), partial(spent, grid=pld.grid_for)
-        noise = least_noise(coarsely, epsilon, noise, 1.15, 10 * precision)
-        noise = least_noise(finely, epsilon, noise, 1.01, precision)
+        noise = least_noise(partial(spent, coarsest=True), epsilon, noise, 1.15, 10 * precision)
+        noise = least_noise(partial(spent, coarsest=False), epsilon, noise, 1.01, precision)
     while (found := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:
         noise *= 1 + precision  # the last bits of a sum may differ
     return noise, found

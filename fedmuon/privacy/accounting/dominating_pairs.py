@@ -35,7 +35,6 @@ sets of the same size. Add-remove holds with a public rate, and a public expecte
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -67,17 +66,18 @@ def hardest(spent: Iterable[Event]) -> list[Event]:
     pair of equals, N(0) twice. H_a is jointly convex, and minimal for equals. More noise is
     post-processing.
     """
-    every = set(spent)
-    return sorted(one for one in every if not any(_exceeds(other, one) for other in every - {one}))
-
-
-def _exceeds(one: Event, other: Event) -> bool:
-    return (
-        one.sampling_probability >= other.sampling_probability
-        and one.noise_multiplier <= other.noise_multiplier
-        and one.count >= other.count
-        and one.replaced >= other.replaced
-    )
+    every, found = set(spent), []
+    for one in every:
+        exceeded = any(
+            other.sampling_probability >= one.sampling_probability
+            and other.noise_multiplier <= one.noise_multiplier
+            and other.count >= one.count
+            and other.replaced >= one.replaced
+            for other in every - {one}
+        )
+        if not exceeded:
+            found.append(one)
+    return sorted(found)
 
 
 def _log_mixed(q: float, exponent: float) -> float:
@@ -108,23 +108,21 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
     """The outcome with this loss, in standard deviations of the noise."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
-        return s * (loss / 2 + np.copysign(_bent(q, s, np.abs(loss) / 2), loss))
+        half, bent = np.abs(loss) / 2, np.zeros_like(loss)
+        if q < 1:
+            # bent is arsinh((1 - q)/q exp(1 / 2s^2) sinh(half)). With y = exp(x/s^2) and
+            # k = q exp(-1 / 2s^2), (1 - q + k y)/(1 - q + k/y) = exp(2 half) is a quadratic in y.
+            with np.errstate(divide="ignore"):
+                sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+            large = math.log((1 - q) / q) + 0.5 / s**2 + sinh
+            small = np.arcsinh(np.exp(np.minimum(large, 20)))
+            bent = np.where(large > 20, large + math.log(2), small)
+        return s * (loss / 2 + np.copysign(bent, loss))
     if q == 1:
         return s * loss + 0.5 / s
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         exponent = loss + np.log(q * np.exp(-loss) - np.expm1(-loss)) - math.log(q)
     return np.where(loss > math.log1p(-q), s * exponent + 0.5 / s, -np.inf)
-
-
-def _bent(q: float, s: float, half: np.ndarray) -> Any:
-    """arsinh((1 - q)/q exp(1 / 2s^2) sinh(half)): with y = exp(x/s^2) and k = q exp(-1 / 2s^2),
-    (1 - q + k y)/(1 - q + k/y) = exp(2 half) is a quadratic in y, whose root this is."""
-    if q == 1:
-        return np.zeros_like(half)
-    with np.errstate(divide="ignore"):
-        sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-    large = math.log((1 - q) / q) + 0.5 / s**2 + sinh
-    return np.where(large > 20, large + math.log(2), np.arcsinh(np.exp(np.minimum(large, 20))))
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,14 +134,9 @@ def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (1 - q) * middle + q * _between(ends - 1 / s), other
 
 
-def ndtr(x: Any) -> Any:
-    """The standard normal's distribution function."""
-    from scipy.special import ndtr as found  # which takes longer to load than everything else here
-
-    return found(x)
-
-
 def _between(ends: np.ndarray) -> np.ndarray:
     """Masses of a standard normal between consecutive ends, exact in both tails."""
+    from scipy.special import ndtr  # takes longer to load than everything else here
+
     low, high = ends[:-1], ends[1:]
     return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))

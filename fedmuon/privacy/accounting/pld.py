@@ -1,10 +1,14 @@
 """The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
 
-The pairs (P, Q) of `dominating_pairs.py` have a loss ln(P/Q)(x) that grows with x. So the interval
-between two points of the grid is an interval of x, and its masses under P and Q are known. To round
-up, an interval's mass goes to both of its ends such that both masses stay (connect the dots,
-Doroshenko et al. 2022). To round down, it goes to the lower end (privacy buckets). Sums of losses
-are convolutions. These are the two estimates of dp-accounting's PLD, without its start-up time.
+A release has a pair (P, Q) of distributions of an outcome x (`dominating_pairs.py`). Its privacy
+loss at x is ln(P/Q)(x), which grows with x. The distribution of the loss under P is an array of
+probabilities: entry k is that of the loss (start + k) * grid (`Losses`).
+
+The losses between two points of the grid are those of an interval of x, whose masses under P and Q
+are known. To round up, the interval's mass goes to both of its ends such that both masses stay
+(connect the dots, Doroshenko et al. 2022). To round down, it goes to the lower end (privacy
+buckets). The losses of several releases add up, so the array of their sum is the convolution of
+their arrays. These are the two estimates of dp-accounting's PLD, without its start-up time.
 """
 
 import math
@@ -22,11 +26,20 @@ SINGLE, COMPOSED = 2**17, 2**20  # the maximum points of one release, and of the
 
 
 class Losses(NamedTuple):
-    """Masses of the losses (start + 0, 1, ...) * grid, and of an infinite loss."""
+    """A distribution of losses on the grid.
+
+    Attributes:
+        start: The place on the grid of the first entry of `masses`.
+        masses: Entry k is the probability of the loss (start + k) * grid.
+        infinite: The probability of an infinite loss.
+    """
 
     start: int
     masses: np.ndarray
     infinite: float = 0.0
+
+
+Parts = Sequence[tuple[Losses, int]]  # one kind of release, and how many there are of it
 
 
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
@@ -35,13 +48,13 @@ def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losse
     They stand for the example being removed, and added.
     """
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
-    ends = outcome(event, np.arange(first, last + 1) * grid)
-    one, other = masses(event, ends)
-    forth = _rounded(first, one[1:-1], other[1:-1], float(one[0]), float(one[-1]), grid, up)
+    ends = outcome(event, np.arange(first, last + 1) * grid)  # the x of each point of the grid
+    of_p, of_q = masses(event, ends)  # of the intervals between them, and of what lies outside
+    forth = _rounded(first, of_p[1:-1], of_q[1:-1], float(of_p[0]), float(of_p[-1]), grid, up)
     if event.replaced or event.sampling_probability == 1:  # turned round, they are the same pair
         return forth, forth
-    least, most = other[1:-1][::-1], one[1:-1][::-1]  # no loss of P is below ln(1 - q)
-    return forth, _rounded(-last, least, most, float(other[-1]), 0.0, grid, up)
+    of_q_back, of_p_back = of_q[1:-1][::-1], of_p[1:-1][::-1]  # no loss of P is below ln(1 - q)
+    return forth, _rounded(-last, of_q_back, of_p_back, float(of_q[-1]), 0.0, grid, up)
 
 
 def _rounded(
@@ -53,47 +66,51 @@ def _rounded(
     grid: float,
     up: bool,
 ) -> Losses:
-    """Put masses of intervals [start + k, start + k + 1] on both ends, or on the lower ones.
+    """Put the mass of each interval on both of its ends, or on the lower one.
 
-    `below` and `above` are the masses of the losses outside.
+    Args:
+        start: The lower end of the first interval, on the grid.
+        masses: Of the intervals [start + k, start + k + 1], under the first distribution.
+        others: The same under the other distribution.
+        below: The mass of smaller losses.
+        above: The mass of larger losses.
+        grid: The distance of two points.
+        up: Whether to round up.
     """
     if not up:
         return Losses(start, np.append(masses, above))
     with np.errstate(invalid="ignore", over="ignore"):
         ratio = np.exp((start + np.arange(len(masses))) * grid)  # exp(loss) at the lower end
         part = (masses - ratio * others) / -math.expm1(-grid)
-    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)
+    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)  # to the upper end
     dots = np.append(masses - high, 0.0) + np.append(0.0, high)
     dots[0] += below
     return Losses(start, dots, above)
 
 
-def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tuple[int, int]:
-    """The window of losses of the sum. By Chernoff's bound at most `tail` is outside."""
+def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
+    """The first and the last place of losses of the sum. At most `tail` is outside (Chernoff)."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
-    logs = []
+    logs = []  # of each part: the places of its losses, the logarithms of their masses, the count
     for part, count in parts:
         some = part.masses > 0
         logs.append((part.start + np.flatnonzero(some), np.log(part.masses[some]), count))
     for order in np.geomspace(0.05, 300, 18) * grid:
-        up, down = (
-            sum(count * _log_moment(at, log, sign * order) for at, log, count in logs)
-            for sign in (1, -1)
-        )
-        high = min(high, math.ceil((up - math.log(tail / 2)) / order))
-        low = max(low, math.floor((math.log(tail / 2) - down) / order))
+        log_moments = []  # ln E exp(+-order * loss / grid) of the sum
+        for sign in (1, -1):
+            total = 0.0
+            for places, log_masses, count in logs:
+                exponents = sign * order * places + log_masses
+                largest = exponents.max()
+                total += count * float(largest + math.log(np.exp(exponents - largest).sum()))
+            log_moments.append(total)
+        high = min(high, math.ceil((log_moments[0] - math.log(tail / 2)) / order))
+        low = max(low, math.floor((math.log(tail / 2) - log_moments[1]) / order))
     return low, max(high, low)
 
 
-def _log_moment(losses: np.ndarray, log_masses: np.ndarray, order: float) -> float:
-    """ln E exp(order * loss / grid)."""
-    exponents = order * losses + log_masses
-    largest = exponents.max()
-    return float(largest + math.log(np.exp(exponents - largest).sum()))
-
-
-def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Losses:
+def compose(parts: Parts, grid: float, tail: float) -> Losses:
     """The sum of all losses in a window. Mass outside wraps around into it."""
     low, high = window(parts, grid, tail)
     least = max(high - low + 1, *(len(part.masses) for part, _ in parts))
@@ -108,7 +125,7 @@ def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Lo
     return Losses(low, masses[: high - low + 1], -math.expm1(finite))
 
 
-def slack(parts: Sequence[tuple[Losses, int]], composed: Losses, tail: float) -> float:
+def slack(parts: Parts, composed: Losses, tail: float) -> float:
     """The largest error of delta by wrapping and by the rounding of the transform."""
     count = sum(count for _, count in parts)
     return tail + 4 * ROUNDING * count * math.sqrt(len(composed.masses))
@@ -116,7 +133,7 @@ def slack(parts: Sequence[tuple[Losses, int]], composed: Losses, tail: float) ->
 
 def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
     """The smallest epsilon >= 0 with E max(0, 1 - exp(epsilon - loss)) <= delta."""
-    first = max(0, -composed.start)
+    first = max(0, -composed.start)  # losses below 0 do not count
     losses = (composed.start + first + np.arange(len(composed.masses) - first)) * grid
     masses = composed.masses[first:]
     if composed.infinite > delta:
@@ -133,56 +150,47 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
     return max(0.0, float(losses[low] + math.log(mass / other))) if min(mass, other) > 0 else 0.0
 
 
-def upper(events: Sequence[Event], delta: float, grid: float) -> float:
-    """An upper bound on epsilon, whether P or Q is with the example."""
-    pairs = [(estimates(event, grid), event.count) for event in events]
-    sides = ([(found[side], count) for found, count in pairs] for side in (0, 1))
-    return max(_end(parts, delta, grid, -1) for parts in sides)
+def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -> float:
+    """An upper bound on epsilon, whether P or Q is with the example, or a lower bound.
 
-
-def lower(events: Sequence[Event], delta: float, grid: float) -> float:
-    """A lower bound on epsilon, of P from Q, the worse direction."""
-    parts = [(estimates(event, grid, up=False)[0], event.count) for event in events]
-    return _end(parts, delta, grid, 1)
-
-
-def _end(parts: Sequence[tuple[Losses, int]], delta: float, grid: float, sign: int) -> float:
-    tail = 1e-6 * delta
-    composed = compose(parts, grid, tail)
-    allowed = delta + sign * slack(parts, composed, tail)
-    return epsilon_at(composed, allowed, grid) if allowed > 0 else math.inf
-
-
-def finest(events: Sequence[Event]) -> float:
-    """The finest grid on which one release still takes a moderate number of points."""
-    return max((top(event) - bottom(event)) / SINGLE for event in events)
-
-
-def width(events: Sequence[Event], delta: float, grid: float) -> float:
-    """The length of the window of the composed losses."""
-    parts = [(estimates(event, grid)[0], event.count) for event in events]
-    low, high = window(parts, grid, 1e-6 * delta)
-    return (high - low) * grid
-
-
-def coarsest(events: Sequence[Event], delta: float, about: float) -> float:
-    """`GRID`, or a coarser grid if one release or the sum would take too many points.
-
-    Both ends hold on every grid. Ends that are far apart show that the grid is coarse.
+    The lower bound is that of P from Q, the worse direction.
     """
-    coarse = max(GRID, finest(events))
-    if about < LARGE:
-        return coarse
-    return max(coarse, width(events, delta, coarse) / COMPOSED)
+    each = [(estimates(event, grid, up), event.count) for event in events]
+    tail, found = 1e-6 * delta, []
+    for side in (0, 1) if up else (0,):
+        parts = [(both[side], count) for both, count in each]
+        composed = compose(parts, grid, tail)
+        error = slack(parts, composed, tail)
+        allowed = delta - error if up else delta + error
+        found.append(epsilon_at(composed, allowed, grid) if allowed > 0 else math.inf)
+    return max(found)
 
 
-def grid_for(events: Sequence[Event], delta: float, about: float) -> float:
+def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool = False) -> float:
     """A grid on which the ends are about 1% apart, if a moderate number of points allows it.
 
-    Rounding down costs about half a point per release. `about` is a rough epsilon.
+    Both ends hold on every grid. Ends that are far apart show that the grid is coarse. Rounding
+    down costs about half a point per release.
+
+    Args:
+        events: The releases.
+        delta: The delta of (epsilon, delta).
+        about: A rough epsilon.
+        coarsest: Take `GRID`, or a coarser grid if one release or the sum would take too many
+            points.
     """
-    coarse = coarsest(events, delta, about)
+    finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # of one release
+
+    def width(grid: float) -> float:
+        """The length of the window of the composed losses."""
+        parts = [(estimates(event, grid)[0], event.count) for event in events]
+        low, high = window(parts, grid, 1e-6 * delta)
+        return (high - low) * grid
+
+    coarse = max(GRID, finest)
+    if about >= LARGE:
+        coarse = max(coarse, width(coarse) / COMPOSED)
     wanted = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)
-    if wanted >= coarse:
+    if coarsest or wanted >= coarse:
         return coarse
-    return min(coarse, max(wanted, finest(events), width(events, delta, coarse) / COMPOSED))
+    return min(coarse, max(wanted, finest, width(coarse) / COMPOSED))

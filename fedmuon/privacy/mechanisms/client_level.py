@@ -57,7 +57,6 @@ EVERYONE = -1  # in a ledger: any client, because all are drawn alike
 EACH = "each"  # the same, as people read it
 REPLAY = "Noise was drawn in secret, so that no seed repeats this run."
 COHORTS = "Who took part (rounds.jsonl) is as secret as the noise: else nothing is amplified."
-Flat = dict[tuple[str, str], Tensor]  # by tree and name
 Clipped = Mapping[str, Params]  # trees in float64, on the lattice
 
 
@@ -204,26 +203,18 @@ class ClientLevel:
             )
             noisy = dict(zip(flat, (one * step for one in found.values()), strict=True))
         else:
-            noisy = self._continuous(flat, stream)
+            noisy = {}
+            for block, (key, one) in enumerate(flat.items()):
+                drawn = normal([stream(block)], tuple(one.shape))
+                noisy[key] = one + self.noise * self.bound * to_device(drawn, one.device, one.dtype)
         return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
-
-    def _continuous(self, sums: Flat, stream: Callable[[int], Stream]) -> Flat:
-        found: Flat = {}
-        for block, (key, one) in enumerate(sums.items()):
-            entries = to_device(normal([stream(block)], tuple(one.shape)), one.device, one.dtype)
-            found[key] = one + self.noise * self.bound * entries
-        return found
 
     def _streams(self, round: int, client: int) -> Callable[[int], Stream]:
         """Block -> the stream of its noise."""
-        secret = secret_stream(self.source) if self.seed is None else None
-
-        def stream(block: int) -> Stream:
-            return secret or generator(
-                self.seed or 0, Draw.NOISE, round=round, client=client, block=block
-            )
-
-        return stream
+        if (seed := self.seed) is None:
+            secret = secret_stream(self.source)
+            return lambda block: secret
+        return lambda block: generator(seed, Draw.NOISE, round=round, client=client, block=block)
 
 
 def leaves(trees: Tree) -> list[Tensor]:

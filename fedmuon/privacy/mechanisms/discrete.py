@@ -86,23 +86,20 @@ def _looked_at(
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
     answer = (uniform < goal) & ~beyond
+    twice = 2 * (STRIPS << bits) ** 2  # -ln rho(a) is a^2 / (2 sigma^2)
     for k in np.flatnonzero(~beyond & (np.abs(uniform - goal) <= DOUBT * goal + 1)):
         weight = Fraction(SCALE, int(_table()[2][strip[k]]))
-        answer[k] = less(int(uniform[k]), weight, _exponent(int(size[rest[k]]), bits), words)
+        exponent = Fraction(int(size[rest[k]]) ** 2, twice)
+        answer[k] = less(int(uniform[k]), weight, exponent, words)
     for k in np.flatnonzero(beyond & (uniform < 2**36)):
         steps = 0  # a size beyond 8 sigma, and the factor of rho in its probability (2)
-        while not (word := _one(words)) & 1:
+        while not (word := int(words(1)[0])) & 1:
             steps += 1
         far = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
         weight = Fraction(SCALE * STRIPS << steps + 1)
-        answer[k] = less(int(uniform[k]), weight, _exponent(far, bits), words)
+        answer[k] = less(int(uniform[k]), weight, Fraction(far * far, twice), words)
         size[rest[k]] = far if answer[k] else 0
     return answer
-
-
-def _exponent(size: int, bits: int) -> Fraction:
-    """-ln rho."""
-    return Fraction(size * size, 2 * (STRIPS << bits) ** 2)
 
 
 def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool:
@@ -117,7 +114,7 @@ def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool
             return True
         if first >= high * 2**bits:
             return False
-        first, bits, digits = first << 64 | _one(words), bits + 64, digits + 20
+        first, bits, digits = first << 64 | int(words(1)[0]), bits + 64, digits + 20
 
 
 def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
@@ -131,10 +128,6 @@ def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fractio
     middle = weight * Fraction(power)
     off = middle * 2 * (exponent + 1) / 10 ** (digits - 1)
     return middle - off, middle + off
-
-
-def _one(words: Words) -> int:
-    return int(words(1)[0])
 
 
 @cache

@@ -121,14 +121,16 @@ class Past:
                 "by no file and is not in this process: begin the run afresh"
             )
         self._next = step + 1
-        return lambda shape, block: self._row(fresh(shape, block), block)
 
-    def _row(self, fresh: "Tensor", block: int) -> "Tensor":
-        rows = self._rows.setdefault(block, deque(maxlen=len(self.coefficients) - 1))
-        for weight, row in zip(self.coefficients[1:], rows, strict=False):
-            fresh = fresh - float(weight) * row
-        rows.appendleft(fresh)
-        return fresh
+        def row(shape: tuple[int, ...], block: int) -> "Tensor":
+            earlier = self._rows.setdefault(block, deque(maxlen=len(self.coefficients) - 1))
+            found = fresh(shape, block)
+            for weight, one in zip(self.coefficients[1:], earlier, strict=False):
+                found = found - float(weight) * one
+            earlier.appendleft(found)
+            return found
+
+        return row
 
 
 @dataclass(frozen=True)

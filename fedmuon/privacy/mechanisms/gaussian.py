@@ -353,7 +353,13 @@ class Mechanism:
                 sums = with_deferred_checks(
                     task.device, lambda: clipped_sums(task, points, batches, self.clipping)
                 )
-                found = self._noisy(sums, streams, step)
+                if self.on_grid and self.noise:
+                    found = release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
+                else:
+                    entries = normals(streams)
+                    if self._past is not None:
+                        entries = self._past.at(step, entries)
+                    found = release(sums, self.clipping, self.noise, self.lot, entries)
             require_finite(found.gradient, "what is released is")
             return found
 
@@ -361,13 +367,6 @@ class Mechanism:
 
     def _streams(self, draws: Sequence[Draws]) -> Streams:
         return keyed_streams(draws) if self.repeatable else secret_streams(len(draws), self.source)
-
-    def _noisy(self, sums: Params, streams: Streams, step: int) -> Released:
-        if self.on_grid and self.noise:
-            return release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
-        drawn = normals(streams)
-        drawn = drawn if self._past is None else self._past.at(step, drawn)
-        return release(sums, self.clipping, self.noise, self.lot, drawn)
 
     def _at_quantile(
         self,

@@ -226,18 +226,20 @@ def test_a_run_with_too_little_noise_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A negative control: a tenth of the noise that the ledger counts."""
-    true = Mechanism._noisy
+    true = Mechanism.releases
 
     def quieter(self, *rest):
         return true(replace(self, noise=self.noise / 10), *rest)
 
     settings = WHOLE | {"privacy": WHOLE["privacy"] | {"noise": 2.0}}
     honest = audited(settings, tmp_path / "honest", 80)
-    monkeypatch.setattr(Mechanism, "_noisy", quieter)
+    monkeypatch.setattr(Mechanism, "releases", quieter)
     found = audited(settings, tmp_path / "quiet", 80)
     assert found["right"] == found["guesses"] and not found["below"] and honest["below"]
     assert found["epsilon_at_least"] > found["epsilon"] > honest["epsilon_at_least"]
-    assert "refuted" in one_run._caption(found) and "refuted" not in one_run._caption(honest)
+    assert "refuted" in str(one_run.table(found).caption) and "refuted" not in str(
+        one_run.table(honest).caption
+    )
 
 
 def test_what_cannot_be_tested_is_what_a_run_of_unequal_clients_will_claim(tmp_path: Path) -> None:

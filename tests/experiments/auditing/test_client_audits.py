@@ -40,7 +40,7 @@ from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import log_ratio
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import distributed
-from fedmuon.privacy.mechanisms.client_level import ClientLevel, Flat
+from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -208,12 +208,12 @@ def test_a_run_with_too_little_noise_is_caught(
     """Of clients, by the releases and by the final model alone; the honest run is not."""
     settings = given({"noise": 2.0, "delta": 1e-5}, **ONCE)
     honest = audited(settings, tmp_path / "honest", 80)
-    true = ClientLevel._continuous
+    true = ClientLevel._with_noise
 
-    def quieter(self: ClientLevel, sums: Flat, *rest: Any) -> Flat:
-        return true(replace(self, noise=self.noise / 10), sums, *rest)
+    def quieter(self: ClientLevel, *rest: Any) -> Any:
+        return true(replace(self, noise=self.noise / 10), *rest)
 
-    monkeypatch.setattr(ClientLevel, "_continuous", quieter)
+    monkeypatch.setattr(ClientLevel, "_with_noise", quieter)
     found = audited(settings, tmp_path / "quiet", 80)
     assert found["right"] == found["guesses"] and not found["below"] and honest["below"]
     assert found["epsilon_at_least"] > found["epsilon"] > honest["epsilon_at_least"]
@@ -225,9 +225,9 @@ def test_a_run_with_too_little_noise_is_caught(
 def test_an_audit_by_removing_one_client(quiet: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole runs with and without it, by counts alone: below what is certified; above it, where
     the noise is less than is accounted for, a control. Every draw follows from a trial's number."""
-    true = ClientLevel._continuous
+    true = ClientLevel._with_noise
     monkeypatch.setattr(
-        ClientLevel, "_continuous",
+        ClientLevel, "_with_noise",
         lambda self, *rest: true(replace(self, noise=self.noise / quiet), *rest),
     )  # fmt: skip
     settings = REMOVED | {
@@ -346,11 +346,11 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     most = least[0] and pytest.approx(least[0] * math.sqrt(80 / seen), rel=1e-12)
     assert record["noise_at_most"] == most and (least[0] or sees == "model")  # of which any may be
     assert record == json.loads((tmp_path / "run" / one_run.AUDIT).read_text())
-    caption = one_run._caption(record)
+    caption = str(one_run.table(record).caption)
     assert f"up to {seen} of 80 shares of noise" in caption
     assert ("epsilon counts 40 alone" in caption) == (sees == "model")
     plain = audited(given({"cohorts": "fixed"}, **ONCE), tmp_path / "plain")
-    assert "shares" not in plain and "shares of noise" not in one_run._caption(plain)
+    assert "shares" not in plain and "shares of noise" not in str(one_run.table(plain).caption)
 
 
 @pytest.mark.parametrize("quiet", [1, 20])
@@ -445,6 +445,6 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
     assert told == [(record["note"], False)] and bool(record["note"]) == few
     assert record["below"] == few and record["right"] == record["guesses"]
     assert record["epsilon_at_least"] == pytest.approx(record["most_by_counts"], abs=1e-3)
-    assert (record["note"] in one_run._caption(record)) and (
+    assert (record["note"] in str(one_run.table(record).caption)) and (
         f"{record['most_by_counts']:.4g} at most" in record["note"]) == few  # fmt: skip
     assert not few or f"the {record['epsilon']:.4g} that is claimed" in record["note"]

@@ -33,8 +33,7 @@ from fedmuon.privacy.audit import (
     Setting,
     Statistics,
     binomial_tail,
-    by_binomial,
-    by_trade_off,
+    bounds_by_counts,
     counted,
     likelihood_ratio,
     projected,
@@ -180,10 +179,14 @@ def test_the_command_refuses(code: str, word: str) -> None:
 def test_the_most_that_counts_can_show(count: int) -> None:
     """Of trials that nothing hides, which `counted` takes apart; of others it is never reached."""
     apart = Statistics(np.full(count, 9.0), np.full(count, -9.0))
-    assert counted(apart, 1e-3).epsilon == pytest.approx(audit.most_counted(count, 1e-3))
+    assert counted(apart, 1e-3).epsilon == pytest.approx(
+        audit.limits_of_trials(count, 1e-3, 0.0)["most_by_counts"]
+    )
     hidden = found(Setting(2.0, 0.5, 1, 1), count)
-    assert counted(hidden, 1e-3).epsilon < audit.most_counted(count, 1e-3)
-    assert audit.most_counted(count, 0.999) == 0.0
+    assert (
+        counted(hidden, 1e-3).epsilon < audit.limits_of_trials(count, 1e-3, 0.0)["most_by_counts"]
+    )
+    assert audit.limits_of_trials(count, 0.999, 0.0)["most_by_counts"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -433,20 +436,24 @@ def test_the_binomial_tail_by_its_formula() -> None:
     exact = reached(33) + 2 * 60 * delta * most
     assert binomial_tail(guesses, epsilon, delta) == pytest.approx(exact, rel=1e-9)
     assert binomial_tail(Guesses(60, 40, 0), epsilon, delta) == 1
-    assert by_binomial(Guesses(60, 40, 40), 0.01, 0.95) == 0  # 2 m delta > 1: nothing is claimed
+    assert (
+        bounds_by_counts(Guesses(60, 40, 40), 0.01)["binomial"] == 0
+    )  # 2 m delta > 1: nothing is claimed
 
 
-@pytest.mark.parametrize("bound", [by_binomial, by_trade_off])
+@pytest.mark.parametrize("bound", ["binomial", "trade_off"])
 @pytest.mark.parametrize(("count", "epsilon"), [(50, 0.5), (200, 2.0), (1000, 4.0)])
 def test_randomized_response_attains_the_bounds(bound, count: int, epsilon: float) -> None:
     """V is binomial, so the chance to claim too much is known: at most 5%, and the binomial bound
     cannot do with one right guess fewer, nor the other with two."""
     law = binom(count, 1 / (1 + math.exp(-epsilon)))
     allowed = int(law.isf(FAILURE)) + 1  # the least v with P[V >= v] <= 5%
-    claimed = [bound(Guesses(count, count, v), 0.0, 0.95) > epsilon for v in range(allowed - 1,
-               allowed + 2)]  # fmt: skip
+    claimed = [
+        bounds_by_counts(Guesses(count, count, v), 0.0)[bound] > epsilon
+        for v in range(allowed - 1, allowed + 2)
+    ]
     assert claimed == sorted(claimed) and not claimed[0] and claimed[-1]
-    assert claimed[1] or bound is by_trade_off
+    assert claimed[1] or bound == "trade_off"
 
 
 @pytest.mark.parametrize("leak", [1, 2])
@@ -456,7 +463,7 @@ def test_of_many_repetitions_few_claim_too_much(leak: int) -> None:
     law = binom(count, 1 / (1 + math.exp(-leak * epsilon)))
     right, times = np.unique(law.rvs(1000, random_state=0), return_counts=True)
     above = sum(
-        times[k] * (max(by_binomial(one, delta, 0.95), by_trade_off(one, delta, 0.95)) > epsilon)
+        times[k] * (max(bounds_by_counts(one, delta).values()) > epsilon)
         for k, one in enumerate(Guesses(count, count, int(v)) for v in right)
     )
     assert above > 990 if leak == 2 else 10 <= above <= 75
@@ -510,8 +517,8 @@ def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
     made = audit.worthwhile(rehearsed, 40_000, FAILURE)
     guesses = audit.guess_coins(scores, np.arange(40_000) < 20_000, made)
     spent = [Event(setting.sampling_probability, setting.noise_multiplier / 7, 410)]
-    assert 7.9852 + 0.25 < by_trade_off(guesses, delta, 0.95) < 61.78
-    assert by_binomial(guesses, delta, 0.95) < 7.9852  # its delta costs more
+    assert 7.9852 + 0.25 < bounds_by_counts(guesses, delta)["trade_off"] < 61.78
+    assert bounds_by_counts(guesses, delta)["binomial"] < 7.9852  # its delta costs more
     assert 1 < audit.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6
 
 
@@ -542,7 +549,7 @@ def test_jax_privacy_has_the_same_bounds(
     tail = jax._one_run_p_value(100, made, right, 1.3, delta)
     assert binomial_tail(guesses, 1.3, delta) == pytest.approx(tail, rel=1e-9)
     theirs = jax._epsilon_one_run(0.0, 100, made, right, FAILURE, delta)
-    assert by_binomial(guesses, delta, 0.95) == pytest.approx(theirs, abs=2e-4)
+    assert bounds_by_counts(guesses, delta)["binomial"] == pytest.approx(theirs, abs=2e-4)
     blow_up = lambda epsilon, delta: lambda x: norm.cdf(norm.ppf(x) - mu_of(epsilon, delta))  # noqa: E731
     monkeypatch.setattr(jax, "_gaussian_dp_blow_up_inverse", blow_up)  # needs a newer dp-accounting
     gaussian = jax._epsilon_one_run_fdp(0.0, 100, made, right, FAILURE, 1e-5)

@@ -26,7 +26,7 @@ from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import privacy_record
-from fedmuon.federated.accountant import delta_of
+from fedmuon.federated.accountant import delta_of, epsilons
 from fedmuon.optim import DPSGD
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.private import Private
@@ -63,7 +63,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_each_client_has_its_own_epsilon(tmp_path: Path) -> None:
-    answers = filled(tmp_path / "ledger.jsonl").epsilons(1e-5)
+    answers = epsilons(filled(tmp_path / "ledger.jsonl"), 1e-5)
     assert answers[0] is answers[2]
     assert answers[0].upper == epsilon(2.0, 0.1, 15, 1e-5, blocks=4).upper
     assert answers[1].upper == epsilon(2.0, 0.2, 5, 1e-5, blocks=4).upper
@@ -96,7 +96,7 @@ def test_a_resumed_round_is_a_new_attempt_and_both_are_spent(tmp_path: Path) -> 
     assert resumed.begin(1, [0, 2], [0.1, 0.1], **NOISE) == 2
     assert resumed.events(0) == [Event(0.1, 1.0, 5)] * 5
     once = account([Event(0.1, 1.0, 15)], 1e-5).upper
-    assert resumed.epsilons(1e-5)[0].upper > once
+    assert epsilons(resumed, 1e-5)[0].upper > once
     keys = {(entry.round, entry.attempt) for entry in resumed.entries}
     assert len(keys) == len(resumed.entries)  # no lot is drawn twice
 
@@ -193,7 +193,7 @@ def test_a_round_that_no_accountant_covers_is_refused_and_not_written(tmp_path: 
 def test_noise_nobody_added_is_said_to_be_infinite(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "ledger.jsonl", "config")
     ledger.begin(0, [0], [0.1], 0.0, 1, 1)
-    answer = ledger.epsilons(1e-5)[0]
+    answer = epsilons(ledger, 1e-5)[0]
     assert answer.epsilon == float("inf")
     assert not answer.certified
 
@@ -235,7 +235,9 @@ def test_a_public_population_hides_how_many_samples_there_are(tmp_path: Path) ->
     assert [(one["adjacency"], one["rate_from"]) for one in spent] == [
         ("add-remove", "public"), ("zero-out", "samples")]  # fmt: skip
     assert "fewer samples than a lot" not in spent[0]["note"]
-    assert Ledger.read(tmp_path / "a0" / "ledger.jsonl").epsilons(1e-3)[0].adjacency == "add-remove"
+    assert (
+        epsilons(Ledger.read(tmp_path / "a0" / "ledger.jsonl"), 1e-3)[0].adjacency == "add-remove"
+    )
 
 
 def test_a_public_rate_and_the_delta_that_follows() -> None:
@@ -278,7 +280,7 @@ def test_old_ledgers_are_read_as_what_holds(tmp_path: Path) -> None:
         made.begin(0, [0], [0.1], 2.0, 1, 5)
         read = Ledger.read(made.path)
         assert read.about["adjacency"] == "zero-out" and read.about["rate_from"] == "samples"
-        assert read.epsilons(1e-5)[0].adjacency == "zero-out"
+        assert epsilons(read, 1e-5)[0].adjacency == "zero-out"
     before = {"epsilon": 2.0, "certified": True, "adjacency": "add-remove"}  # its summary
     assert privacy_record(private(), {"privacy": before})["privacy"]["adjacency"] == "zero-out"
 
@@ -286,7 +288,7 @@ def test_old_ledgers_are_read_as_what_holds(tmp_path: Path) -> None:
 def test_a_ledger_accounts_for_what_it_names(tmp_path: Path) -> None:
     made = Ledger.open(tmp_path / "ledger.jsonl", "run", adjacency="replace-one")
     made.begin(0, [0], [0.1], 2.0, 1, 50)
-    found = made.epsilons(1e-5)[0]
+    found = epsilons(made, 1e-5)[0]
     assert found == account(made.events(0), 1e-5, adjacency="replace-one")
     assert found.lower > account(made.events(0), 1e-5).upper
     with pytest.raises(InputError, match="another run"):
