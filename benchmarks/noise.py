@@ -30,7 +30,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.privacy.mechanisms.discrete import STRIPS, gaussian
 from fedmuon.privacy.mechanisms.gaussian import release, release_on_grid
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
-from fedmuon.privacy.noise import KeyStream, normals, secret_streams
+from fedmuon.privacy.noise import KeyStream, normals, poisson_rows, secret_streams
 from fedmuon.tasks.per_example.clipping import Clipping
 
 TRIES, PART = 7, 10**6
@@ -55,7 +55,7 @@ def speed(draws: int) -> None:
         "a word of 64 bits, PCG64": lambda: rng.bit_generator.random_raw(draws),
         "a word of 64 bits, key stream": lambda: stream.random_raw(draws),
         "a row of a lot, PCG64": lambda: rng.random(draws) < 0.1,
-        "a row of a lot, key stream": lambda: stream.happens(draws, 0.1),
+        "a row of a lot, key stream": lambda: poisson_rows(stream, draws, 0.1),
         "an entry released, PCG64": lambda: release(
             sums, *how, lambda shape, block: normal([rng], shape)
         ),

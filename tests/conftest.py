@@ -317,6 +317,15 @@ def small(below: dict | None = None, **tables: dict) -> Config:
     return parse(merged(only_read(merged(merged(base, below or {}), tables)), tables))
 
 
+def private(rounds: int = 3, federation: dict | None = None, **privacy: Any) -> Config:
+    """The same with DP-SGD, of samples in lots of 6."""
+    return small(
+        federation={"rounds": rounds, **(federation or {})},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 2},
+        privacy={"lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy,
+    )
+
+
 def draw_neighbours(
     data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
 ) -> Neighbours:

@@ -9,32 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import private, quick, small
+from cut_off import broken_off
 from torch import nn
 
 import fedmuon
-from fedmuon.config.load import Config, nested, parse
+from fedmuon.config.load import nested, parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
-from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs import loop as runs
-from fedmuon.runs.loop import prepare, train
 from fedmuon.tasks.per_example.clipping import Clipping
 
-
-def private(epsilon: float = 4.0, **privacy: Any) -> Config:
-    """Six clients, four rounds, calibrated noise."""
-    given = {"epsilon": epsilon, "lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy
-    return small(
-        federation={"rounds": 4},
-        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 2},
-        privacy=given,
-    )
+TARGET = private(4, epsilon=4.0)  # six clients, four rounds, calibrated noise
 
 
 def lines(out: Path) -> list[dict]:
@@ -43,7 +33,7 @@ def lines(out: Path) -> list[dict]:
 
 
 def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Path) -> None:
-    summary = execute(private(), tmp_path)
+    summary = execute(TARGET, tmp_path)
     spent = summary["privacy"]
     assert 3.9 < spent["epsilon"] <= 4.0 and spent["certified"]
     assert spent["epsilon"] == max(spent["clients"].values())
@@ -59,7 +49,7 @@ def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Pat
 
 def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None:
     """The engine dies after the ledger's line of round 2 is written, before its model is."""
-    _broken_off(private(), tmp_path, dying_at=3)
+    broken_off(TARGET, tmp_path, at=3)
     assert [entry["round"] for entry in lines(tmp_path)] == [0, 1, 2]
     summary = execute(None, tmp_path, resume=True)
     told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
@@ -90,18 +80,10 @@ def test_one_example_s_loss_stops_no_private_run(tmp_path: Path) -> None:
                 fedmuon.run(given, data=data, test=test, task=net, out=out)
 
 
-def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
-    _broken_off(private(), tmp_path, after=2)
-    ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(InputError, match="says nothing of round 1"):
-        execute(None, tmp_path, resume=True)
-
-
 def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     """Also where every round is there, but not every attempt."""
-    _broken_off(private(), tmp_path, dying_at=2)
-    _broken_off(private(), tmp_path, after=3)
+    broken_off(TARGET, tmp_path, at=2)
+    broken_off(TARGET, tmp_path, after=3)
     ledger = tmp_path / "ledger.jsonl"
     whole = ledger.read_text().splitlines(keepends=True)
     assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
@@ -123,44 +105,24 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="more than epsilon = 4: leave one of them out"):
-        execute(private(noise=0.5), tmp_path / "loud")
+        execute(private(4, epsilon=4.0, noise=0.5), tmp_path / "loud")
     assert not (tmp_path / "loud").exists()
-    assert execute(private(noise=9.0), tmp_path / "quiet")["privacy"]["epsilon"] < 4
+    assert execute(private(4, epsilon=4.0, noise=9.0), tmp_path / "quiet")["privacy"]["epsilon"] < 4
 
 
 def test_lots_that_no_client_can_fill_are_refused_and_small_clients_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="samples of the largest client"):
-        execute(private(lot=500.0), tmp_path / "large")
-    sizes = np.bincount(np.load(_ran(private(), tmp_path / "fit") / "partition.npz")["client"])
-    out = _ran(private(lot=float(sizes.max())), tmp_path / "tight")
-    note = json.loads((out / "summary.json").read_text())["privacy"]["note"]
+        execute(private(4, epsilon=4.0, lot=500.0), tmp_path / "large")
+    execute(TARGET, tmp_path / "fit")
+    sizes = np.bincount(np.load(tmp_path / "fit" / "partition.npz")["client"])
+    tight = private(4, epsilon=4.0, lot=float(sizes.max()))
+    note = execute(tight, tmp_path / "tight")["privacy"]["note"]
     assert f"{(sizes < sizes.max()).sum()} of 6 clients have fewer samples than a lot" in note
-
-
-def _ran(config: Config, out: Path) -> Path:
-    execute(config, out)
-    return out
-
-
-def _broken_off(config: Config, out: Path, dying_at: int = 0, after: int = 0) -> None:
-    """Run, or resume, with an engine that dies before it has told of a round, or after it."""
-
-    def engine(experiment: Any, state: Any) -> Any:
-        for done in run_rounds(experiment, state):
-            if done.state.round == dying_at:
-                raise KeyboardInterrupt
-            yield done
-            if done.state.round == after:
-                raise KeyboardInterrupt
-
-    run = prepare(resolve(config), out, resume=(out / "config.toml").exists())
-    with pytest.raises(KeyboardInterrupt):
-        train(run, engine)
 
 
 def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
     """Nor forgotten: its ledger says so, and a stopped one goes on."""
-    _broken_off(private(0.0, noise=0.0), tmp_path, after=2)
+    broken_off(private(4, noise=0.0), tmp_path, after=2)
     spent = execute(None, tmp_path, resume=True)["privacy"]
     assert spent["epsilon"] is None and not spent["certified"]
     told = spending.spent(tmp_path)
@@ -169,22 +131,27 @@ def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
 
 
 def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
-    changes = {"insecure-reproducible-noise": True, "noise": 1.0, "epsilon": 0.0}
-    first = execute(private(**changes), tmp_path / "a")
-    execute(private(**changes), tmp_path / "b")
+    config = private(4, noise=1.0, **{"insecure-reproducible-noise": True})
+    first = execute(config, tmp_path / "a")
+    execute(config, tmp_path / "b")
     assert not first["privacy"]["certified"] and "follow from the seed" in first["privacy"]["note"]
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert models[0] == models[1]
     told = spending.spent(tmp_path / "a")
     assert not told["certified"] and "follow from the seed" in told["note"]
     assert told["epsilon"] == pytest.approx(first["privacy"]["epsilon"])
+    privacy = {"noise": 1.0, "insecure-reproducible-noise": True}  # and in a loop of one's own
+    loop = Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+    stepped(loop, 1)
+    answer = loop.epsilon(1e-5)
+    assert not answer.certified and "follow from the seed" in answer.note
 
 
 def test_a_run_that_a_callback_stops_is_not_certified(tmp_path: Path) -> None:
     """What it saw are losses on the data, which no ledger counts."""
     early = {"evaluate-every": 1, "callback": "early-stopping",
              "options": {"measure": "train_loss", "patience": 1, "least": 10.0}}  # fmt: skip
-    tables = nested(private(epsilon=0.0, noise=1.0))
+    tables = nested(private(4, noise=1.0))
     summary = execute(parse({**tables, "output": early}), tmp_path)
     assert summary["stopped"] and summary["privacy"]["epsilon"] > 0
     told = spending.spent(tmp_path)
@@ -220,10 +187,7 @@ def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("dp-sgd", "dp-adam", "dp-muonbc")),
-        *("dp-muon", "disk-muon"),
-    ],
+    quick(["dp-sgd", "dp-adam", "dp-muonbc", "dp-muon", "disk-muon"], {"dp-muon", "disk-muon"}),
 )
 def test_a_loop_of_ones_own(recipe: str) -> None:
     torch.manual_seed(1)
@@ -310,11 +274,3 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
 def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
-
-
-def test_a_loop_with_repeatable_noise_is_not_certified() -> None:
-    privacy = {"noise": 1.0, "insecure-reproducible-noise": True}
-    loop = Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
-    stepped(loop, 1)
-    answer = loop.epsilon(1e-5)
-    assert not answer.certified and "follow from the seed" in answer.note

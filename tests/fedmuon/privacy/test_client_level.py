@@ -1,7 +1,6 @@
 """Client level: whole updates clipped to C, their sum with noise once, an account of clients."""
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import tomli_w
 import torch
 from conftest import small
+from cut_off import broken_off, dying
 from safetensors.numpy import load_file
 from test_data import write_idx
 from test_pitfalls import unnamed
@@ -34,11 +34,9 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import (
-    Experiment,
     begin,
     broadcast,
     client_updates,
-    run_rounds,
     server_update,
 )
 from fedmuon.orthogonalize import Uncertified
@@ -48,7 +46,7 @@ from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import lattice
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE, ClientLevel, leaves
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import prepare
 
 RECIPES = (
     "fedavg", "fedavgm", "fedmuon", "local-muon", "fedmuon-aligned", "sgd", "normalized-sgd",
@@ -277,25 +275,13 @@ def test_what_is_neither_clipped_nor_noisy_is_the_plain_run(recipe: str, tmp_pat
         assert all(np.abs(a[name] - b[name]).max() < 1e-11 for name in a)
 
 
-def _dying_at(count: int) -> Callable[[Experiment, Any], Iterator[Any]]:
-    def engine(experiment: Experiment, state: Any) -> Iterator[Any]:
-        for done in run_rounds(experiment, state):
-            if done.state.round == count:
-                raise KeyboardInterrupt
-            yield done
-
-    return engine
-
-
 def test_a_killed_round_stays_spent_and_has_another_cohort(tmp_path: Path) -> None:
     """In the same process, too, which still has the cohort that was drawn."""
     run = prepare(resolve(clients("fedavg")), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        train(run, _dying_at(3))
+    dying(run, at=3)
     lost = run.experiment.plan._cohorts[2].tolist()
     for _ in range(20):  # 2^-6 of cohorts are the same
-        with pytest.raises(KeyboardInterrupt):
-            train(run, _dying_at(3))
+        dying(run, at=3)
         if run.experiment.plan._cohorts[2].tolist() != lost:
             break
     else:
@@ -313,8 +299,7 @@ def test_a_killed_round_stays_spent_and_has_another_cohort(tmp_path: Path) -> No
 def test_repeatable_noise_repeats_a_resumed_run(privacy: dict[str, Any], tmp_path: Path) -> None:
     config = clients("fedmuon", **REPEATABLE, **privacy)
     whole = execute(config, tmp_path / "a")
-    with pytest.raises(KeyboardInterrupt):
-        train(prepare(resolve(config), tmp_path / "b"), _dying_at(3))
+    broken_off(config, tmp_path / "b", at=3)
     execute(None, tmp_path / "b", resume=True)
     for file in ("model.safetensors", "momentum.safetensors"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import private
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 from torch import nn
@@ -309,12 +309,6 @@ def test_draws_of_another_dtype_and_of_none() -> None:
 # Where a private run's noise comes from: what its folder tells, and what is called private.
 
 
-def private(**privacy: Any) -> Config:
-    given = {"noise": 1.0, "lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy
-    recipe = {"recipe": "dp-sgd", "lr": 0.1, "steps": 2}
-    return small(federation={"rounds": 3}, local=recipe, privacy=given)
-
-
 def model(out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
@@ -336,7 +330,11 @@ def test_nothing_on_disk_rebuilds_the_noise(
 
     with monkeypatch.context() as patched:
         patched.setattr(noise.os, "urandom", taken)
-        first, used, said = run("first", private(arithmetic="grid")), [*keys], capfd.readouterr()
+        first, used, said = (
+            run("first", private(noise=1.0, arithmetic="grid")),
+            [*keys],
+            capfd.readouterr(),
+        )
         keys.clear()
         assert run("same keys") == first
     assert run("other keys") != first
@@ -351,7 +349,7 @@ def test_nothing_on_disk_rebuilds_the_noise(
 
 
 def test_the_lattice_spends_what_real_noise_does(tmp_path: Path) -> None:
-    summaries = {how: execute(private(arithmetic=how), tmp_path / how)["privacy"]
+    summaries = {how: execute(private(noise=1.0, arithmetic=how), tmp_path / how)["privacy"]
                  for how in ("auto", "grid", "continuous")}  # fmt: skip
     for how, found in summaries.items():
         assert found["certified"] and found["arithmetic"] == ("grid" if how == "auto" else how)
@@ -360,7 +358,7 @@ def test_the_lattice_spends_what_real_noise_does(tmp_path: Path) -> None:
 
 
 def test_a_lattice_may_be_repeatable_too(tmp_path: Path) -> None:
-    changes = {"insecure-reproducible-noise": True, "arithmetic": "grid"}
+    changes = {"noise": 1.0, "insecure-reproducible-noise": True, "arithmetic": "grid"}
     for name in "ab":
         summary = execute(private(**changes), tmp_path / name)
         assert not summary["privacy"]["certified"]
@@ -368,17 +366,13 @@ def test_a_lattice_may_be_repeatable_too(tmp_path: Path) -> None:
         execute(private(**changes | {"arithmetic": how}), tmp_path / name)
     assert model(tmp_path / "a") == model(tmp_path / "b") != model(tmp_path / "c")
     assert model(tmp_path / "c") == model(tmp_path / "d")  # of old, to the same bytes
-
-
-def test_without_noise_a_lattice_changes_nothing(tmp_path: Path) -> None:
-    quiet = {"insecure-reproducible-noise": True, "noise": 0.0}
-    for how in ("grid", "continuous"):
-        execute(private(**quiet, arithmetic=how), tmp_path / how)
-    assert model(tmp_path / "grid") == model(tmp_path / "continuous")
+    for how in ("grid", "continuous"):  # without noise a lattice changes nothing
+        execute(private(**changes | {"noise": 0.0, "arithmetic": how}), tmp_path / f"0-{how}")
+    assert model(tmp_path / "0-grid") == model(tmp_path / "0-continuous")
 
 
 def test_a_statistical_generator_is_not_certified(tmp_path: Path) -> None:
-    summary = execute(private(**{"noise-source": "pcg64"}), tmp_path)
+    summary = execute(private(noise=1.0, **{"noise-source": "pcg64"}), tmp_path)
     told = spending.spent(tmp_path)
     for found in (summary["privacy"], told):
         assert not found["certified"] and "no cryptographic generator" in found["note"]
@@ -387,7 +381,7 @@ def test_a_statistical_generator_is_not_certified(tmp_path: Path) -> None:
 
 def test_a_source_beside_repeatable_noise_is_refused() -> None:
     with pytest.raises(InputError, match="only secret noise reads it"):
-        private(**{"noise-source": "pcg64", "insecure-reproducible-noise": True})
+        private(noise=1.0, **{"noise-source": "pcg64", "insecure-reproducible-noise": True})
     wrong: list[dict[str, Any]] = [{"source": "dice"}, {"arithmetic": "sand"}]
     for options in wrong:
         with pytest.raises(InputError, match="is unknown: use"):

@@ -19,7 +19,6 @@ from fedmuon.config.load import Config, dump, nested, parse
 from fedmuon.config.schema import NEEDS
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, Interrupted
-from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
@@ -206,15 +205,6 @@ def test_an_audit_that_was_interrupted_is_begun_anew(
         assert ended(command) == 2
         assert "--resume" not in capsys.readouterr().err
         assert contents(out) == before
-
-
-@pytest.mark.parametrize("changes", [{"noise": 0.0}, {"quantile": 0.5}, {"sampling": "shuffle"}])
-def test_what_the_auditor_does_not_know_is_refused_before_the_run(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=r"without noise|knows the law"):
-        one_run.execute(private(**changes), tmp_path / "run", 20)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_ledger_is_refused_untouched(
