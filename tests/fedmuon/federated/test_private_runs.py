@@ -266,7 +266,12 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
 
 @pytest.mark.parametrize(("privacy", "why"), [
     ({"level": "client", "noise": 1.0}, "protects single examples within a client"),
+    ({}, "privacy noise is not set"),
     ({"epsilon": 3.0}, "fedmuon privacy sigma"),
+    ({"noise": 1.0, "epsilon": 1.0}, "out"),
+    ({"noise": 1.0, "noise-correlation": "sqrt-toeplitz", "band": 4}, "out"),
+    ({"noise": 1.0, "trust": "local"}, "out"),
+    ({"sampling": "shuffle"}, "not supported in a custom loop"),
     ({"noise": 1.0, "bound": math.inf}, "finite bound"),
     ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),
     ({"noise": 1.0, "delta": 1e-15}, "below 1e-12"),

@@ -380,25 +380,6 @@ def test_an_audit_by_removing_one_client() -> None:
         assert (counted.epsilon <= claimed.upper) == holds
 
 
-@pytest.mark.parametrize(("tables", "why"), [
-    ({"local": {"recipe": "dp-sgd"}}, "an account of another unit"),
-    ({"local": {"recipe": "adamw"}}, "second moment would be negative"),
-    ({"federation": {"aggregate": "median"}}, "no bounded part of each client"),
-    ({"privacy": {"bound": math.inf}}, "clips no update"),
-    ({"privacy": {"delta": 1e-15}}, "raise it"),
-    ({"privacy": {"trust": "local"}}, "set cohorts = 'fixed'"),
-    ({"privacy": {"trust": "distributed"}}, "set cohorts = 'fixed'"),
-    ({"privacy": {"lot": 3.0}}, "lot = 3.0 has no effect"),
-    ({"output": {"checkpoint-every": 3}}, "checkpoint-every = 3 has no effect"),
-    ({"privacy": {"trust": "local", "cohorts": "fixed"}, "engine": {"name": "ray"}}, "retries = 0"),
-])  # fmt: skip
-def test_what_client_level_cannot_be_is_refused(tables: dict[str, Any], why: str) -> None:
-    given = {"local": {"recipe": "fedavg"}, **tables}
-    given["privacy"] = {"level": "client", "noise": 1.0} | given.get("privacy", {})
-    with pytest.raises(InputError, match=why):
-        small(**given)
-
-
 @pytest.mark.parametrize("key", ["trust", "cohorts"])
 def test_keys_of_client_level_are_not_read_elsewhere(key: str) -> None:
     other = {"trust": "local", "cohorts": "fixed"}[key]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -374,21 +373,6 @@ def test_noise_is_found_for_a_target_of_the_honest_shares(tmp_path: Path) -> Non
 
 def test_a_client_always_counts_its_own_share() -> None:
     assert [level(cohort=10, honest=h).shares for h in (0.01, 0.29, 0.7, 1.0)] == [1, 2, 7, 10]
-
-
-@pytest.mark.parametrize(("tables", "why"), [
-    ({"privacy": {"cohorts": "poisson"}}, "the server knows who answers: set cohorts = 'fixed'"),
-    ({"privacy": {"noise": 0.0}}, "bare sums: set noise or epsilon"),
-    ({"privacy": {"arithmetic": "continuous"}}, "set auto or grid"),
-    ({"engine": {"name": "ray"}, "faults": {"policy": "drop", "retries": 0}}, "policy = 'strict'"),
-    ({"engine": {"name": "ray"}}, "retries = 0"),
-    ({"privacy": {"trust": "local"}}, "honest = 1.0 has no effect"),
-])  # fmt: skip
-def test_what_it_does_not_cover_is_refused(tables: dict[str, Any], why: str) -> None:
-    given = {"local": {"recipe": "fedavg"}, **tables}
-    given["privacy"] = {"level": "client", "noise": 1.0} | SHARED | given.get("privacy", {})
-    with pytest.raises(InputError, match=why):
-        small(**given)
 
 
 # Messages.

@@ -25,7 +25,6 @@ from fedmuon.federated.build import build_experiment, build_worker, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Broadcast, begin, broadcast, client_updates, run_rounds
-from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
@@ -328,32 +327,6 @@ def test_a_worker_takes_the_turns_of_the_engine_in_this_process() -> None:
         state = done.state
 
 
-@pytest.mark.parametrize(
-    ("tables", "match"),
-    [
-        ({"privacy": {"sampling": "shuffle"} | CORRELATED}, "only lots in one order read it"),
-        ({"privacy": {"sampling": "poisson"} | CORRELATED}, "only lots in one order read it"),
-        ({"privacy": {"lot": 2.5}}, "give a whole number"),
-        ({"privacy": {"rate": 0.1}}, "have no rate that could be public"),
-        ({"privacy": {"population": 100}}, "have no rate that could be public"),
-        ({"privacy": CORRELATED, "federation": {"clients": 2}}, "no mean over others leaves"),
-        ({"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "is independent from step"),
-        ({"privacy": CORRELATED, "engine": {"name": "ray"}, "faults": {"retries": 0}},
-         "in the memory of one process"),
-        ({"privacy": {"adjacency": "add-remove"}}, "add-remove' does not hold"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_covered_is_refused(tables: dict, match: str) -> None:
-    base = {
-        "federation": {"clients": 1, "per-round": 1},
-        "local": {"recipe": "dp-sgd"},
-        "privacy": {"sampling": "cyclic", "lot": 12.0, "noise": 1.0},
-    }
-    joined = {name: base.get(name, {}) | tables.get(name, {}) for name in {**base, **tables}}
-    with pytest.raises(InputError, match=match):
-        small(**joined)
-
-
 def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="asks for an epoch between"):
         FixedOrderSampling("shuffle", 2)
@@ -362,7 +335,3 @@ def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this draws Poisson lots"):
         own = Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling())
         own.rows(lambda what: None, 10)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="not supported in a custom loop"):
-        Private(
-            torch.nn.Linear(3, 2), population=50, recipe="dp-sgd", privacy={"sampling": "shuffle"}
-        )

@@ -2,6 +2,7 @@
 a next step that works."""
 
 import itertools
+import math
 import re
 import shlex
 from pathlib import Path
@@ -25,8 +26,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies.training import TrainingRun
+from fedmuon.experiments.suites.contents import merged
 from fedmuon.federated.accountant import delta_of
-from fedmuon.optim import Private
 from fedmuon.optim.links import private_gradient
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, sensitivity, square_root
@@ -42,6 +43,82 @@ DP_FTRL = {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz", "band": 3
 def private(recipe: str = "dp-sgd", /, **privacy: Any) -> Config:
     given = {} if privacy.get("level") == "client" else {"noise": 1.0, "lot": 4.0}
     return small(federation={"rounds": 3}, local={"recipe": recipe}, privacy=given | privacy)
+
+
+ALONE = {"federation": {"clients": 1, "per-round": 1}, "local": {"recipe": "dp-sgd"}}
+TRUSTED = {"level": "client", "noise": 1.0, "cohorts": "fixed"}
+BASES: dict[str, dict[str, Any]] = {
+    "client": {"local": {"recipe": "fedavg"}, "privacy": CLIENT},
+    "shares": {
+        "local": {"recipe": "fedavg"},
+        "privacy": {**TRUSTED, "trust": "distributed", "honest": 1.0},
+    },
+    "public": {"local": {"recipe": "dp-sgd"}, "privacy": {"epsilon": 4.0, "lot": 6.0}},
+    "order": {**ALONE, "privacy": {"sampling": "cyclic", "lot": 12.0, "noise": 1.0}},
+    "quantile": {**ALONE, "privacy": {"noise": 1.0, "lot": 8.0, "quantile": 0.5}},
+}
+CORRELATED = {"noise-correlation": "sqrt-toeplitz", "band": 3}
+RAY = {"engine": {"name": "ray"}}
+IMPOSSIBLE = [
+    ("client", {"local": {"recipe": "dp-sgd"}}, "an account of another unit"),
+    ("client", {"local": {"recipe": "adamw"}}, "second moment would be negative"),
+    ("client", {"federation": {"aggregate": "median"}}, "no bounded part of each client"),
+    ("client", {"privacy": {"bound": math.inf}}, "clips no update"),
+    ("client", {"privacy": {"delta": 1e-15}}, "raise it"),
+    ("client", {"privacy": {"trust": "local"}}, "set cohorts = 'fixed'"),
+    ("client", {"privacy": {"trust": "distributed"}}, "set cohorts = 'fixed'"),
+    ("client", {"privacy": {"lot": 3.0}}, "lot = 3.0 has no effect"),
+    ("client", {"output": {"checkpoint-every": 3}}, "checkpoint-every = 3 has no effect"),
+    ("client", {"privacy": {"trust": "local", "cohorts": "fixed"}, **RAY}, "retries = 0"),
+    ("shares", {"privacy": {"cohorts": "poisson"}}, "knows who answers: set cohorts = 'fixed'"),
+    ("shares", {"privacy": {"noise": 0.0}}, "bare sums: set noise or epsilon"),
+    ("shares", {"privacy": {"arithmetic": "continuous"}}, "set auto or grid"),
+    ("shares", {**RAY, "faults": {"policy": "drop", "retries": 0}}, "policy = 'strict'"),
+    ("shares", RAY, "retries = 0"),
+    ("shares", {"privacy": {"trust": "local"}}, "honest = 1.0 has no effect"),
+    ("public", {"privacy": {"adjacency": "add-remove"}}, "does not hold for rates lot / n_i"),
+    ("public", {"privacy": {"rate": 0.1, "population": 60}}, "leave one of them out"),
+    ("public", {"privacy": {"population": 5}}, "lot = 6 exceeds population = 5"),
+    ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "by-samples"}},
+     "which .* is to hide"),
+    ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "statistics:mean"}},
+     "which .* is to hide"),
+    ("public", {"privacy": {"rate": 1.5}}, "rate"),
+    ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 is n.-1.1, and rate = 1e-12 says that n"),
+    ("public", {"privacy": {"delta": 1e-20}}, "delta = 1e-20 is below"),
+    ("order", {"privacy": {"sampling": "shuffle", **CORRELATED}}, "only lots in one order read"),
+    ("order", {"privacy": {"sampling": "poisson", **CORRELATED}}, "only lots in one order read"),
+    ("order", {"privacy": {"lot": 2.5}}, "give a whole number"),
+    ("order", {"privacy": {"rate": 0.1}}, "have no rate that could be public"),
+    ("order", {"privacy": {"population": 100}}, "have no rate that could be public"),
+    ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "no mean over others leaves"),
+    ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "is independent from st"),
+    ("order", {"privacy": CORRELATED, **RAY, "faults": {"retries": 0}}, "memory of one process"),
+    ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' does not hold"),
+    ("quantile", {"privacy": {"clipping": "automatic-flat"}}, "scales every gradient"),
+    ("quantile", {"local": {"recipe": "dp-muonbc"}}, "as wide at every step"),
+    ("quantile", {"privacy": {"bound": math.inf, "noise": 0.0}}, "must be finite then"),
+    ("quantile", {"privacy": {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz"}},
+     "noise of one scale"),
+    ("quantile", {"privacy": {"quantile": 0.0, "count-noise": 1.0}}, "set quantile above 0"),
+    ("quantile", {"privacy": {"quantile-rate": 1e12}}, "quantile-rate = .* at most 10"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "changes", "why"), IMPOSSIBLE)
+def test_what_no_account_covers_is_refused_by_the_config(
+    base: str, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InputError, match=why):
+        small(**merged(BASES[base], changes))
+
+
+def test_the_controls_of_it_are_read() -> None:
+    small(
+        local={"recipe": "dp-sgd"}, federation={"aggregate": "by-samples"},
+        privacy={"epsilon": 4.0, "lot": 6.0, "population": 60, "adjacency": "zero-out"},
+    )  # fmt: skip
+    assert private(rate=1e-9).privacy.public_population == pytest.approx(4e9)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +146,6 @@ def test_the_control_of_it_runs(tmp_path: Path) -> None:
     execute(private(quantile=0.5, noise=0.7, **{"count-noise": 0.4}), tmp_path / "count")
     execute(private("fedmuon", level="client", noise=1e6), tmp_path / "coarse")
     execute(private(noise=1e9, arithmetic="continuous"), tmp_path / "continuous")
-
-
-def test_a_delta_that_no_accountant_sees_is_refused_by_the_config() -> None:
-    for changes, why in [
-        ({"rate": 1e-12}, "delta = 0 is n.-1.1, and rate = 1e-12 says that n = 4e.12"),
-        ({"delta": 1e-20}, "delta = 1e-20 is below"),
-        ({"quantile": 0.5, "quantile-rate": 1e12}, "quantile-rate = .* at most 10"),
-    ]:
-        with pytest.raises(InputError, match=why):
-            private(**changes)
-    assert private(rate=1e-9).privacy.public_population == pytest.approx(4e9)
 
 
 def test_a_followed_bound_stays_a_bound() -> None:
@@ -389,12 +455,6 @@ def test_a_client_level_without_noise_says_what_to_set() -> None:
     with pytest.raises(InputError, match=r"level = 'client' adds no noise by itself"):
         parse({"privacy": {"level": "client"}})
     assert has_no_noise(parse({"privacy": {"level": "client", "noise": 0.0}}))
-
-
-def test_a_private_loop_without_noise_says_what_to_set() -> None:
-    with pytest.raises(InputError, match="privacy noise is not set"):
-        Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd")
-    Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd", privacy={"noise": 0.0})
 
 
 def test_flower_s_run_config_needs_noise_as_it_sets_every_key(tmp_path: Path) -> None:

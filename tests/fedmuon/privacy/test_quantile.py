@@ -189,29 +189,6 @@ def test_runs_resume_to_the_same_bound_and_spend_no_more(tmp_path: Path, recipe:
     assert whole["quantile"] == 0.6 and whole["count_noise"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("privacy", "recipe", "match"),
-    [
-        ({"clipping": "automatic-flat"}, "dp-sgd", "scales every gradient"),
-        ({}, "dp-muonbc", "as wide at every step"),
-        ({"bound": math.inf, "noise": 0.0}, "dp-sgd", "must be finite then"),
-        (
-            {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz"},
-            "dp-sgd",
-            "noise of one scale",
-        ),
-        ({"quantile": 0.0, "count-noise": 1.0}, "dp-sgd", "set quantile above 0"),
-    ],
-)
-def test_what_has_no_quantile_is_refused(privacy: dict, recipe: str, match: str) -> None:
-    with pytest.raises(InputError, match=match):
-        small(
-            federation={"clients": 1, "per-round": 1},
-            local={"recipe": recipe},
-            privacy={"noise": 1.0, "lot": 8.0, "quantile": 0.5} | privacy,
-        )
-
-
 def test_a_release_at_the_bounds_of_another_cohort_is_refused() -> None:
     stack = {"weight": torch.zeros(2, 4, 3, dtype=torch.float64)}
     task = MatrixTask(4, 3, torch.float64, torch.device("cpu"), "torch", "zero")
