@@ -44,12 +44,16 @@ class Mute:
     """Takes no arguments and does nothing."""
 
 
-class Raising:
-    """Raises in one of its special methods."""
+def _raises(kind: type[BaseException], *said: object) -> Callable[..., Any]:
+    """A function of any arguments that raises."""
+
+    def called(*given: Any, **named: Any) -> Any:
+        raise kind(*said)
+
+    return called
 
 
-def _raise(*given: Any, **named: Any) -> Any:
-    raise ValueError(SAID)
+_raise = _raises(ValueError, SAID)
 
 
 def raising(method: str, also: dict[str, Any] | None = None) -> Any:
@@ -67,10 +71,6 @@ def _deep(*given: Any, **named: Any) -> Any:
     return _deep(*given, **named)
 
 
-def _exits(*given: Any, **named: Any) -> Any:
-    raise SystemExit(SAID)
-
-
 def _of_torch(*given: Any, **named: Any) -> Any:
     return torch.ones(2, 3) @ torch.ones(2, 3)
 
@@ -83,24 +83,11 @@ def _without_words(*given: Any, **named: Any) -> Any:
     raise type("Wordless", (Exception,), {"__str__": _raise, "__repr__": _raise})
 
 
-def _of_lines(*given: Any, **named: Any) -> Any:
-    raise RuntimeError(f"{SAID}\nand a second line")
-
-
-def _stops(*given: Any, **named: Any) -> Any:
-    raise StopIteration(SAID)
-
-
-def _asserts(*given: Any, **named: Any) -> Any:
-    raise AssertionError
-
-
-def _not_there(*given: Any, **named: Any) -> Any:
-    raise NotImplementedError(SAID)
-
-
-def _of_system(*given: Any, **named: Any) -> Any:
-    raise FileNotFoundError(2, SAID, "/nowhere")
+_exits = _raises(SystemExit, SAID)
+_of_lines = _raises(RuntimeError, f"{SAID}\nand a second line")
+_stops, _asserts = _raises(StopIteration, SAID), _raises(AssertionError)
+_not_there = _raises(NotImplementedError, SAID)
+_of_system = _raises(FileNotFoundError, 2, SAID, "/nowhere")
 
 
 def _generates(*given: Any, **named: Any) -> Iterator[int]:

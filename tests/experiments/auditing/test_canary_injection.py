@@ -24,7 +24,6 @@ from fedmuon.experiments.auditing.canary_samples import (
 )
 from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.privacy import audit
@@ -193,23 +192,30 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     yield out, audited(SMALL, out)
 
 
-def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
-    finished: tuple[Path, dict[str, Any]],
-) -> None:
-    out, record = finished
+def check_audited(out: Path, record: dict[str, Any], places: str) -> np.ndarray:
+    """The record of an audit that refutes nothing; its coins are in a folder of their own. Returns
+    the places of the canaries."""
     assert record == json.loads((out / one_run.AUDIT).read_text()) == one_run.read_finished(out)
-    summary = json.loads((out / "summary.json").read_text())
-    assert record["epsilon"] == summary["privacy"]["epsilon"]
-    assert record["below"] and record["right"] <= record["guesses"] <= record["canaries"] == 70
-    assert "zero-out" in record["adjacency"] and record["unit"] == "example within its client"
+    private = json.loads((out / "summary.json").read_text())["privacy"]
+    assert [record[name] for name in ("epsilon", "unit")] == [private["epsilon"], private["unit"]]
+    assert record["below"] and record["right"] <= record["guesses"] <= record["canaries"]
+    assert one_run.coins(out).parent != out
     with np.load(one_run.coins(out)) as held:
-        included, scores = held["included"], held["scores"]
-        rows = held["rows"]
-    assert one_run.coins(out).parent != out and len(rows) == 70
+        found, scores, included = held[places], held["scores"], held["included"]
+    assert len(set(found)) == record["canaries"]
     again = one_run.audit.guess_coins(scores, included, record["guesses"])
     assert again.right == record["right"]
     coins = included.tobytes(), np.packbits(included).tobytes()
     assert not any(part in file.read_bytes() for file in out.iterdir() for part in coins)
+    return found
+
+
+def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
+    out, record = finished
+    assert len(check_audited(out, record, "rows")) == 70
+    assert "zero-out" in record["adjacency"] and record["unit"] == "example within its client"
 
 
 @pytest.mark.slow
@@ -346,16 +352,3 @@ def test_options_that_an_audit_does_not_read_are_refused(
     refused = CliRunner().invoke(app, ["privacy", "audit", *arguments.split()])
     assert isinstance(refused.exception, InputError) and not refused.output
     assert said in str(refused.exception) and not list(tmp_path.iterdir())
-
-
-def test_an_audit_that_was_killed_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A plain run would, without the canaries."""
-    monkeypatch.setattr(one_run, "train", lambda *rest: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        audited(SMALL, tmp_path / "run")
-    with pytest.raises(InputError, match="did not end"):
-        execute(None, tmp_path / "run", resume=True)
-    with pytest.raises(InputError, match="no finished run"):
-        one_run.read_finished(tmp_path / "run")

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from test_canary_injection import audited, check_audited, experiment
 from test_client_level import clients
 from torch import Tensor
 from typer.testing import CliRunner
 
 from benchmarks.one_run import REMOVED, by_removing
-from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
@@ -25,8 +25,6 @@ from fedmuon.experiments.auditing.canary_clients import ClientAuditor, _apart
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.federated import accountant
-from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import (
     Experiment,
     Reply,
@@ -61,12 +59,6 @@ def given(privacy: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
     """SMALL with other keys."""
     mixed = {name: {**table, **changes.get(name, {})} for name, table in SMALL.items()}
     return mixed | {"privacy": {**SMALL["privacy"], **(privacy or {})}}
-
-
-def experiment(settings: dict[str, Any]) -> Experiment:
-    config = resolve(parse(settings))
-    source = read_source(config)
-    return build_experiment(config, build_data(config, source))
 
 
 def auditor(made: Experiment, clients: list[int], included: list[bool]) -> ClientAuditor:
@@ -176,30 +168,15 @@ def test_releases_that_a_canary_has_no_part_in_say_nothing() -> None:
     np.testing.assert_array_equal(log_ratio(y, s, np.full((30, 8), 0.3)), log_ratio(y, s, 0.3))
 
 
-def audited(settings: dict[str, Any], out: Path, count: int = 30, **more: Any) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return one_run.execute(parse(settings), out, count, rng=rng, **more)
-
-
 @pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
 def test_a_run_of_clients_is_audited(privacy: dict[str, Any], tmp_path: Path) -> None:
-    record = audited(given(privacy), tmp_path / "run")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert record == one_run.read_finished(tmp_path / "run")
-    assert record["epsilon"] == summary["privacy"]["epsilon"] and record["below"]
-    assert record["adjacency"] == summary["privacy"]["adjacency"] == (
-        "zero-out" if privacy else "add-remove")  # fmt: skip
+    record = audited(given(privacy), tmp_path / "run", 30)
+    assert len(places := check_audited(tmp_path / "run", record, "clients")) == 30
+    assert places.max() < 40 and record["unit"] == "client"
+    assert record["adjacency"] == ("zero-out" if privacy else "add-remove")
     audit_there = spending.spent(tmp_path / "run")["audit"]
     assert audit_there["epsilon_at_least"] == record["epsilon_at_least"]
-    assert record["unit"] == "client" and record["right"] <= record["guesses"] <= 30
     assert bool(Ledger.read(tmp_path / "run" / "ledger.jsonl").entries)
-    with np.load(one_run.coins(tmp_path / "run")) as held:
-        assert len(set(held["clients"])) == 30 and held["clients"].max() < 40
-        again = one_run.audit.guess_coins(held["scores"], held["included"], record["guesses"])
-        coins = held["included"].tobytes(), np.packbits(held["included"]).tobytes()
-    assert again.right == record["right"]
-    files = [file.read_bytes() for file in (tmp_path / "run").iterdir()]
-    assert not any(part in file for file in files for part in coins)
 
 
 def test_a_run_with_too_little_noise_is_caught(
@@ -247,7 +224,7 @@ def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=said):
-        audited(given(**changes), tmp_path / "run", **more)
+        audited(given(**changes), tmp_path / "run", **{"count": 30, **more})
     assert not (tmp_path / "run").exists()
 
 
@@ -337,7 +314,7 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     judge, least = one_run.judge, list[float]()
     monkeypatch.setattr(one_run, "judge", lambda *given: (
         least.append(judge(*given[:4])["noise_at_most"]) or judge(*given)))  # fmt: skip
-    record = audited(given(SHARED, **ONCE), tmp_path / "run", sees=sees)
+    record = audited(given(SHARED, **ONCE), tmp_path / "run", 30, sees=sees)
     seen = 40 if sees == "releases" else 80
     assert (record["honest"], record["shares"], record["shares_seen"]) == (40, 80, seen)
     assert record["below"] and record["adjacency"] == "zero-out"
@@ -347,7 +324,7 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     caption = str(one_run.table(record).caption)
     assert f"up to {seen} of 80 shares of noise" in caption
     assert ("epsilon counts 40 alone" in caption) == (sees == "model")
-    plain = audited(given({"cohorts": "fixed"}, **ONCE), tmp_path / "plain")
+    plain = audited(given({"cohorts": "fixed"}, **ONCE), tmp_path / "plain", 30)
     assert "shares" not in plain and "shares of noise" not in str(one_run.table(plain).caption)
 
 

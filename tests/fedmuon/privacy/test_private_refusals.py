@@ -451,14 +451,11 @@ def test_a_private_recipe_without_noise_says_what_to_set(recipe: str) -> None:
         parse({**chosen, "privacy": {"epsilon": 0.0}})
 
 
-def test_a_client_level_without_noise_says_what_to_set() -> None:
+def test_other_runs_without_noise_say_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"level = 'client' adds no noise by itself"):
         parse({"privacy": {"level": "client"}})
     assert has_no_noise(parse({"privacy": {"level": "client", "noise": 0.0}}))
-
-
-def test_flower_s_run_config_needs_noise_as_it_sets_every_key(tmp_path: Path) -> None:
-    """There 0 is what nobody named; a run that began before goes on."""
+    # In Flower's run config 0 is what nobody named; a run that began before goes on.
     config = parse({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 0.0}})
     with pytest.raises(InputError, match=r"set \[privacy\] epsilon"):
         require_noise(config, tmp_path)
@@ -468,18 +465,12 @@ def test_flower_s_run_config_needs_noise_as_it_sets_every_key(tmp_path: Path) ->
 
 def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = ["run", "--data", "synthetic", "--set", "data.train=400", "--out", str(tmp_path / "a")]
-    run += ["--set", "local.recipe=dp-sgd", "--set", "federation.rounds=1", "--set"]
-    run += ["privacy.lot=4"]
-
-    def code(words: list[str]) -> Any:
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        return ended.value.code
-
-    assert code(run) == 2 and not (tmp_path / "a").exists()
+    run += ["--set", "local.recipe=dp-sgd", "--set", "federation.rounds=1"]
+    run += ["--set", "privacy.lot=4"]
+    assert ended(run) == 2 and not (tmp_path / "a").exists()
     assert "set [privacy] epsilon" in capsys.readouterr().err
-    assert code([*run, "--set", "privacy.noise=0.0"]) == 0
+    assert ended([*run, "--set", "privacy.noise=0.0"]) == 0
     said = capsys.readouterr()
     assert "epsilon is infinite" in said.err and re.search(r"epsilon\W+infinite", said.out)
-    assert code(["show", str(tmp_path / "a")]) == 0
+    assert ended(["show", str(tmp_path / "a")]) == 0
     assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.privacy.mechanisms.gaussian import Released, release
+from fedmuon.privacy.mechanisms.gaussian import Mechanism, Released, release
 from fedmuon.privacy.noise import (
     KeyStream,
     keyed_streams,
@@ -475,18 +475,25 @@ def test_releases_of_no_mechanism_are_refused(clipping: Clipping, noise: float, 
 
 
 def test_poisson_lots_take_each_row_independently() -> None:
-    """4000 lots of 50 rows at rate 0.1: sizes of mean 5 and variance 4.5, pairs at rate 0.01."""
-    for rng in (np.random.default_rng(0), secret_stream("pcg64"), KeyStream()):
+    """4000 lots of 50 rows at rate 0.1: sizes of mean 5 and variance 4.5, pairs at rate 0.01. A
+    mechanism's are secret: no two agree, and the seed has no say."""
+    for rng in (np.random.default_rng(0), secret_stream("pcg64"), KeyStream(), "secure", "pcg64"):
         lots = np.zeros((4000, 50))
         for lot in lots:
-            lot[poisson_rows(rng, 50, 0.1)] = 1
+            if isinstance(rng, str):
+                drawn = Mechanism(Clipping(), 1.0, 5.0, source=rng).rows(partial(draw_of, 0), 50)
+            else:
+                drawn = poisson_rows(rng, 50, 0.1)
+            assert (np.diff(drawn) > 0).all()
+            lot[drawn] = 1
         sizes = lots.sum(1)
         assert abs(sizes.mean() - 5) < 0.2 and abs(sizes.var() - 4.5) < 0.6
         assert (sizes == 0).any()  # probability 0.9^50 = 0.005
         assert np.abs(lots.mean(0) - 0.1).max() < 0.03
         assert abs((lots[:, 0] * lots[:, 1]).mean() - 0.01) < 0.01
+        assert len({lot.tobytes() for lot in lots}) > 3600
+        if not isinstance(rng, str):
+            assert not len(poisson_rows(rng, 0, 0.5)) and len(poisson_rows(rng, 9, 1.0)) == 9
     # Negative control: shuffled lots of fixed size have no variance.
     fixed = [len(np.random.default_rng(k).choice(50, 5, replace=False)) for k in range(20)]
     assert np.var(fixed) == 0
-    assert len(poisson_rows(np.random.default_rng(0), 0, 0.5)) == 0
-    assert len(poisson_rows(np.random.default_rng(0), 9, 1.0)) == 9
