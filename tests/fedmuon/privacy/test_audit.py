@@ -1,21 +1,18 @@
 """Canaries against the accountant: below what holds, above what does not."""
 
-import importlib.util
 import itertools
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from scipy import stats
-from scipy.optimize import brentq, linprog
-from scipy.special import ndtr
+from scipy.optimize import linprog
 from scipy.stats import binom, norm
 from typer.testing import CliRunner
 
@@ -152,7 +149,7 @@ def test_of_trials_that_are_refused_nothing_is_said_beforehand() -> None:
     assert "100 trials can show" in heard[0]
 
 
-@pytest.mark.parametrize("code", ["projected", pytest.param("release", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("code", quick(["projected", "release"], {"projected"}))
 def test_the_command(code: str) -> None:
     arguments = ["privacy", "audit", "--noise", "1.2", "--lot", "10", "--population", "40",
                  "--steps", "2", "--delta", "0.1", "--blocks", "2", "--trials", "100",
@@ -283,10 +280,8 @@ class WholeLots(Mechanism):
 
 
 @pytest.mark.parametrize(
-    "defect",
-    [HalfNoise, *(pytest.param(one, marks=pytest.mark.slow) for one in (TwiceTheBound, WholeLots)),
-     None],
-)  # fmt: skip
+    "defect", quick([HalfNoise, TwiceTheBound, WholeLots, None], {HalfNoise, None})
+)
 def test_a_defect_is_caught(defect: type[Mechanism] | None) -> None:
     """Negative controls: each shows more than is claimed; where there is none, less is shown."""
     own = repeatable(of_matrix(), MATRIX, defect or Mechanism)
@@ -327,7 +322,7 @@ def test_the_canary_is_clipped_in_every_block_and_orthogonal_to_all_others(block
         assert float(others[name].norm()) > 0 == float((others[name] * unit).sum())
 
 
-# Right guesses about canaries: the bounds by linear programs, randomized response, jax_privacy.
+# Right guesses about canaries: the bounds by linear programs and randomized response.
 
 FAILURE = 0.05
 
@@ -470,14 +465,11 @@ def test_of_many_repetitions_few_claim_too_much(leak: int) -> None:
 
 
 def test_guesses_are_those_of_which_most_is_known() -> None:
+    """Worthwhile are all, where all are alike; few, where few are known well and others not."""
     scores = np.array([3.0, -4.0, 0.1, -0.2, 5.0])
     included = np.array([True, True, True, True, True])
     assert audit.guess_coins(scores, included, 3) == Guesses(5, 3, 2)
     assert audit.guess_coins(scores, ~included, 5) == Guesses(5, 5, 2)
-
-
-def test_the_number_of_guesses_that_is_worthwhile() -> None:
-    """All, where all are alike; few, where few are known well and the others not at all."""
     alike = np.array([2.0, -2.0] * 500)
     mixed = np.concatenate([np.full(100, 6.0), np.full(900, 0.01)])
     assert audit.worthwhile(alike, 400, FAILURE) == 400
@@ -520,58 +512,3 @@ def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
     assert 7.9852 + 0.25 < bounds_by_counts(guesses, delta)["trade_off"] < 61.78
     assert bounds_by_counts(guesses, delta)["binomial"] < 7.9852  # its delta costs more
     assert 1 < audit.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6
-
-
-def auditing_of_jax_privacy() -> Any:
-    """Its module alone: the package loads jax, which this one does not need."""
-    package = importlib.util.find_spec("jax_privacy")
-    if package is None or package.origin is None:
-        pytest.skip("jax_privacy is not installed")
-    file = Path(package.origin).with_name("auditing.py")
-    spec = importlib.util.spec_from_file_location("auditing_of_jax_privacy", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("right", "made", "delta"), [(70, 80, 1e-3), (80, 80, 1e-4), (45, 60, 0.0)]
-)
-def test_jax_privacy_has_the_same_bounds(
-    right: int, made: int, delta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its binomial bound; and its recursion for a Gaussian, where ours has claims of that Gaussian:
-    more of them come nearer to it, from below."""
-    jax = auditing_of_jax_privacy()
-    guesses = Guesses(100, made, right)
-    tail = jax._one_run_p_value(100, made, right, 1.3, delta)
-    assert binomial_tail(guesses, 1.3, delta) == pytest.approx(tail, rel=1e-9)
-    theirs = jax._epsilon_one_run(0.0, 100, made, right, FAILURE, delta)
-    assert bounds_by_counts(guesses, delta)["binomial"] == pytest.approx(theirs, abs=2e-4)
-    blow_up = lambda epsilon, delta: lambda x: norm.cdf(norm.ppf(x) - mu_of(epsilon, delta))  # noqa: E731
-    monkeypatch.setattr(jax, "_gaussian_dp_blow_up_inverse", blow_up)  # needs a newer dp-accounting
-    gaussian = jax._epsilon_one_run_fdp(0.0, 100, made, right, FAILURE, 1e-5)
-    at = [refuted_gaussian(guesses, gaussian * times, 1e-5) for times in (0.9, 0.995, 1.005)]
-    assert at == [True, True, False]
-
-
-def refuted_gaussian(guesses: Guesses, epsilon: float, delta: float) -> bool:
-    """Whether a Gaussian mechanism that is (epsilon, delta)-private is refuted, by 4000 claims."""
-    mu = mu_of(epsilon, delta)
-    epsilons = np.linspace(-2, 4 * epsilon, 4000)
-    held = Claims(epsilons, np.array([gaussian_delta(one, mu) for one in epsilons]))
-    return audit.refuted(guesses, held, FAILURE)
-
-
-def mu_of(epsilon: float, delta: float) -> float:
-    """Of the Gaussian mechanism whose delta at epsilon this is."""
-    found = brentq(lambda mu: gaussian_delta(epsilon, mu) - delta, 1e-6, 50, xtol=1e-14)
-    assert isinstance(found, float)
-    return found
-
-
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Of a Gaussian mechanism with sensitivity mu and noise 1 (Balle and Wang 2018, Theorem 8)."""
-    return ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)

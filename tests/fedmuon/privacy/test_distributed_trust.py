@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -74,18 +75,20 @@ def test_what_is_sent_is_a_shortened_update_and_a_share_in_exact_arithmetic(size
     assert exact_square(own.clipped(held, found), 0) <= Fraction(0.3) ** 2
 
 
+def masked(plain: list[Any], count: int) -> list[Any]:
+    """What each of these clients sends, each with its mask of `count` entries."""
+    keys = [bytes([k + 1]) * 32 for k in range(len(plain))]
+    roster = {k: distributed.public_of(one) for k, one in enumerate(keys)}
+    masks = [distributed.mask(one, k, roster, count) for k, one in enumerate(keys)]
+    return [distributed.masked(*pair) for pair in zip(plain, masks, strict=True)]
+
+
 def test_what_is_released_is_the_sum_of_integers_modulo_the_masks() -> None:
     """Python's integers, and masks that each wrap around many times."""
     rng, own = np.random.default_rng(1), level(weight=8.0)
     held = tree(rng, 1.0, dtype=torch.float64)
     plain = [own.perturbed(held, tree(rng, 1.0, dtype=torch.float64), 0, k) for k in range(3)]
-    count = sum(one.numel() for one in leaves(held))
-    keys = [bytes([k]) * 32 for k in range(1, 4)]
-    roster = {k: distributed.public_of(one) for k, one in enumerate(keys)}
-    hidden = [
-        distributed.masked(one, distributed.mask(keys[k], k, roster, count))
-        for k, one in enumerate(plain)
-    ]
+    hidden = masked(plain, sum(one.numel() for one in leaves(held)))
     after, same = (own.released(held, what, 0) for what in (hidden, plain))
     assert all(torch.equal(a, b) for a, b in zip(leaves(after), leaves(same), strict=True))
     g = distributed.spacing(0.3, 1.3, 3)
@@ -191,29 +194,6 @@ def test_a_sum_of_discrete_gaussians_is_within_its_bound(s: float, count: int) -
             assert min(ratio) < low / (1 - h) * (1 - h * mpf("0.9"))
 
 
-@pytest.mark.parametrize("s", [0.5, 0.75])
-def test_the_printed_bound_of_the_divergence_holds_and_that_of_a_gaussian_does_not(
-    s: float,
-) -> None:
-    """Kairouz, Liu, Steinke 2021, Proposition 14, in one dimension; tau is what makes it hold."""
-    with mp.workdps(40):
-        reach, over = 30, []
-        for count in (2, 3):
-            law = lawful(s, count, reach)
-            tau = 10 * sum(
-                mp.exp(-2 * mp.pi**2 * mpf(s) ** 2 * k / (k + 1)) for k in range(1, count)
-            )
-            for order in (2, 4):
-                moment = mp.fsum(
-                    law[y] ** order * law[y - 1] ** (1 - order) for y in range(10, 2 * reach - 9)
-                )
-                found = mp.log(moment) / (order - 1)
-                real = mpf(order) / (2 * count * mpf(s) ** 2)
-                assert found <= real + tau
-                over.append(found > real * (1 + mpf(10) ** -9))
-    assert any(over)
-
-
 def test_at_our_deviation_the_bound_is_beneath_every_number() -> None:
     """log10 of eta of a million shares in 10^9 entries and 10^6 rounds."""
     worst = math.log(3e6 * 2 * 1.01 * 1e15) - 2 * math.pi**2 * 64**2  # h(64) is the largest term
@@ -231,12 +211,7 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
     full = {"model": {"a": torch.full((1, 40), 2**62 + 1)}}
     with pytest.raises(InputError, match="beyond what clipped updates"):
         own.released(held, [full] * 3, 0)  # 3 (2^62 + 1) = -2^62 + 3
-    keys = [bytes([k]) * 32 for k in range(1, 4)]
-    roster = {k: distributed.public_of(one) for k, one in enumerate(keys)}
-    hidden = [
-        distributed.masked(one, distributed.mask(keys[k], k, roster, 40))
-        for k, one in enumerate(sent)
-    ]
+    hidden = masked(sent, 40)
     own.released(held, hidden, 0)
     with pytest.raises(InputError, match="a mask is missing"):
         own.released(held, [*hidden[:2], sent[2]], 0)
@@ -259,31 +234,18 @@ def test_there_is_room_for_every_sum_or_none_is_begun(noise: float, cohort: int)
 # The masks.
 
 
-def ladder(private: bytes, public: bytes) -> bytes:
-    """X25519 as RFC 7748 writes it."""
-    p, k = 2**255 - 19, int.from_bytes(private, "little")
-    k = (k & ~7 & (2**255 - 1)) | 2**254
-    u = int.from_bytes(public, "little") % 2**255
-    x2, z2, x3, z3, swap = 1, 0, u, 1, 0
-    for t in reversed(range(255)):
-        bit = k >> t & 1
-        if swap ^ bit:
-            x2, x3, z2, z3 = x3, x2, z3, z2
-        swap = bit
-        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
-        aa, bb, da, cb = a * a, b * b, d * a, c * b
-        x3, z3 = (da + cb) ** 2 % p, u * (da - cb) ** 2 % p
-        x2, z2 = aa * bb % p, (aa - bb) * (aa + 121665 * (aa - bb)) % p
-    if swap:
-        x2, z2 = x3, z3
-    return (x2 * pow(z2, p - 2, p) % p).to_bytes(32, "little")
-
-
-BASE = (9).to_bytes(32, "little")
+# RFC 7748, section 6.1
 BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-BOBS = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"  # RFC 7748, 6.1
+BOBS = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+ALICES = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+SECRET = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
 PRIVATE = [BOB, *(hashlib.sha256(bytes([k])).digest() for k in range(4))]
 ROSTER = {10 * k: distributed.public_of(one) for k, one in enumerate(PRIVATE)}
+
+
+def exchanged(private: bytes, public: bytes) -> bytes:
+    key = X25519PublicKey.from_public_bytes(public)
+    return X25519PrivateKey.from_private_bytes(private).exchange(key)
 
 
 def naive(client: int, count: int) -> list[int]:
@@ -293,7 +255,7 @@ def naive(client: int, count: int) -> list[int]:
         if other == client:
             continue
         low, high = sorted((client, other))
-        secret = ladder(PRIVATE[client // 10], ROSTER[other])
+        secret = exchanged(PRIVATE[client // 10], ROSTER[other])
         extracted = hmac.new(bytes(32), secret, "sha256").digest()
         about = b"fedmuon masks" + ROSTER[low] + ROSTER[high] + b"\x01"
         key = hmac.new(extracted, about, "sha256").digest()
@@ -306,7 +268,8 @@ def naive(client: int, count: int) -> list[int]:
 
 
 def test_masks_are_what_three_standards_make_of_the_keys() -> None:
-    assert ladder(BOB, BASE).hex() == BOBS == distributed.public_of(BOB).hex()
+    assert distributed.public_of(BOB).hex() == BOBS
+    assert exchanged(BOB, bytes.fromhex(ALICES)).hex() == SECRET
     for client in (0, 20, 40):
         own = distributed.mask(PRIVATE[client // 10], client, ROSTER, 7)
         assert own.tolist() == naive(client, 7)
