@@ -317,7 +317,7 @@ def small(below: dict | None = None, **tables: dict) -> Config:
     return parse(merged(only_read(merged(merged(base, below or {}), tables)), tables))
 
 
-def private(rounds: int = 3, federation: dict | None = None, **privacy: Any) -> Config:
+def private(rounds: int = 3, /, federation: Any = None, **privacy: Any) -> Config:
     """The same with DP-SGD, of samples in lots of 6."""
     return small(
         federation={"rounds": rounds, **(federation or {})},

@@ -39,7 +39,7 @@ ARGUMENTS = ["--noise", "2.3395", "--lot", "1024", "--population", "42043", "--s
              "--delta", "8e-6"]  # fmt: skip
 
 
-def gaussian_epsilon(noise: float, delta: float) -> float:
+def gaussian_epsilon(noise: Any, delta: float) -> float:
     """The analytic Gaussian mechanism (Balle, Wang 2018), in 30 digits."""
     with mpmath.workdps(30):
         noise, half = mpmath.mpf(noise), 1 / (2 * mpmath.mpf(noise))
