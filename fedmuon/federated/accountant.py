@@ -100,10 +100,8 @@ class PerExample:
     def ledger_about(self) -> tuple[str, dict[str, str | int] | None]:
         """Where the rates of the ledger are from, and what else holds for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
-        return (
-            rate_from,
-            None if self.released.fixed_order is None else self.released.fixed_order.about,
-        )
+        fixed_order = self.released.fixed_order
+        return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
         """How many blocks a release has, each clipped to the bound."""

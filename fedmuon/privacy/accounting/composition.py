@@ -287,13 +287,7 @@ def noise_for(
     starts from the noise that meets them. It ends on the grid on which the accountant answers.
 
     Args:
-        epsilon: The target.
-        sampling_probability: The chance of an example to be in a lot.
-        steps: T.
-        delta: The delta of (epsilon, delta).
-        blocks: m, how many blocks are clipped each.
-        mode: `joint`, or `per-release`, which certifies nothing.
-        adjacency: What two data sets differ in.
+        epsilon: The target; the other arguments are those of `epsilon`.
         precision: The relative precision of the noise.
 
     Returns:
@@ -315,11 +309,11 @@ def noise_for(
         return min(about, pld.bound(events, delta, grid))
 
     noise, printed = math.sqrt(blocks), mode == "per-release"
+    rough = precision if printed else 0.01
     account(releases(noise), delta, mode, adjacency=adjacency)  # rejects what has no account
     noise = least_noise(
-        lambda noise: renyi.epsilon(releases(noise), delta),
-        epsilon, noise, 2.0, precision if printed else 0.01,
-    )  # fmt: skip
+        lambda sigma: renyi.epsilon(releases(sigma), delta), epsilon, noise, 2.0, rough
+    )
     if not printed:
         noise = least_noise(partial(spent, coarsest=True), epsilon, noise, 1.15, 10 * precision)
         noise = least_noise(partial(spent, coarsest=False), epsilon, noise, 1.01, precision)

@@ -129,28 +129,25 @@ def test_watching_changes_no_bit_of_a_run_and_labels_are_read_as_they_were() -> 
         same = [getattr(one.task, name)(start.params, [one.shards[0].data] if name == "gradient"
                 else one.shards[0].data)[0] for one in (made, audited)]  # fmt: skip
         assert torch.equal(*same)
-
-
-def test_a_client_may_have_no_canary() -> None:
-    """Of few canaries it happens by chance; its releases then tell of nobody."""
-    made = experiment(SMALL)
-    task, _ = planted(made, 40)
-    own = made.recipe.mechanism
-    assert own is not None
+    # By chance, a client has no canary. Its releases then tell of nobody.
     auditor = ExampleAuditor(task.canaries.of(0), own, np.array([own.rate(40)] * 2))
-    simulate(replace(made, recipe=auditor.watching(made.recipe)), begin(made.recipe, made.task, 0))
+    simulate(replace(made, recipe=auditor.watching(made.recipe)), start)
     assert len(auditor.found) == 8 and auditor.of[1].rows.size == 0
     assert auditor.scores().all()
 
 
+def along_canaries(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Releases [T, 600] along canaries, of which half are there, their s [T], and the ratios."""
+    setting, rng = Setting(1.5, 0.1, steps, 4), np.random.default_rng(0)
+    observe = audit.projected(setting, rng)
+    sums = np.concatenate([observe((300, steps), there) for there in (True, False)])
+    exact = audit.likelihood_ratio(setting, sums)
+    return 2 * sums.T / 1.5**2, np.full(steps, 4 / 1.5**2), exact
+
+
 def test_scores_are_likelihood_ratios() -> None:
     """Where nothing else is in the way, those of the audit of many runs, to the last digit."""
-    setting, rng = Setting(1.5, 0.1, 200, 4), np.random.default_rng(0)
-    sums = np.concatenate(
-        [audit.projected(setting, rng)((300, 200), there) for there in (True, False)]
-    )
-    exact = audit.likelihood_ratio(setting, sums)
-    y, s = 2 * sums.T / 1.5**2, np.full(200, 4 / 1.5**2)
+    y, s, exact = along_canaries(200)
     np.testing.assert_allclose(log_ratio(y, s, 0.1), exact, rtol=1e-9)
     np.testing.assert_allclose(log_ratio(y, s, 1.0), (y - s[:, None] / 2).sum(0), rtol=1e-9)
 
@@ -158,12 +155,8 @@ def test_scores_are_likelihood_ratios() -> None:
 def test_scores_do_without_what_others_do_in_every_release() -> None:
     """By scipy's integral over b; and they tell canaries apart better than the sum over releases
     that takes others for noise of their own, a negative control."""
-    setting, rng = Setting(1.5, 0.1, 60, 4), np.random.default_rng(0)
-    sums = np.concatenate(
-        [audit.projected(setting, rng)((300, 60), there) for there in (True, False)]
-    )
-    s, others = np.full(60, 4 / 1.5**2), rng.normal(0, 3, 600)
-    y, there = 2 * sums.T / 1.5**2 + others, np.repeat([1, 0], 300)
+    (y, s, _), there = along_canaries(60), np.repeat([1, 0], 300)
+    y = y + np.random.default_rng(1).normal(0, 3, 600)
     found = log_ratio(y, s, 0.1)
     right = lambda scores: np.mean((scores > np.median(scores)) == there)  # noqa: E731
     assert right(_ratio(y - s[:, None] / 2, 0.1)) < right(found) - 0.1

@@ -481,16 +481,12 @@ def test_the_trap_of_sensitivity_one() -> None:
     ours, exact = epsilon(1.0, 1.0, 1, 1e-5, **REPLACED), gaussian_epsilon(0.5, 1e-5)
     assert ours.lower <= exact <= ours.upper < exact + 1e-3 < ours.rdp
     assert found[0] < ours.lower
-    quick = epsilon(1.0, 0.1, 20, 1e-5, **REPLACED)
+    own = epsilon(1.0, 0.1, 20, 1e-5, **REPLACED)
     slow = epsilon(1.0, 0.1, 20, 1e-5, accountant="dp-accounting", **REPLACED)
-    assert quick.lower <= slow.upper and slow.lower <= quick.upper and quick.rdp == slow.rdp
-
-
-def test_doubling_the_sensitivity_is_another_pair() -> None:
-    """Figures of the docstring, at delta = 1e-5."""
-    doubled = account([Event(0.02, 0.5, 200)], 1e-5)
-    found = epsilon(1.0, 0.02, 200, 1e-5, **REPLACED)
-    assert (doubled.upper, found.upper) == pytest.approx((12.2, 2.59), rel=2e-3)
+    assert own.lower <= slow.upper and slow.lower <= own.upper and own.rdp == slow.rdp
+    doubled = account([Event(0.02, 0.5, 200)], 1e-5)  # another pair: figures of the docstring
+    replaced = epsilon(1.0, 0.02, 200, 1e-5, **REPLACED)
+    assert (doubled.upper, replaced.upper) == pytest.approx((12.2, 2.59), rel=2e-3)
 
 
 @pytest.mark.slow

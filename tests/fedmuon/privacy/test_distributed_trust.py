@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import math
+import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -219,16 +220,19 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
         own.released(held, hidden[:2], 0)
 
 
-@pytest.mark.parametrize(("noise", "cohort"), [(1e-3, 10**4), (0.01, 10**4), (0.0, 3)])
-def test_there_is_room_for_every_sum_or_none_is_begun(noise: float, cohort: int) -> None:
-    """All of a cohort with entries of full length and noise of 40 deviations stay below 2^60."""
-    if noise == 0.01:
-        g = Fraction(distributed.spacing(0.3, noise, cohort))
-        assert cohort * Fraction(0.3) / g + 40 * 2**32 * 100 <= distributed.reach(noise, cohort)
-        assert distributed.reach(noise, cohort) <= 2**60
-    else:
-        with pytest.raises(InputError, match=r"set noise = .* or more, or lower"):
+def test_there_is_room_for_every_sum_or_none_is_begun() -> None:
+    """All of a cohort with entries of full length and noise of 40 deviations stay below 2^60. The
+    noise that is named is enough, and a hundredth less is not."""
+    g = Fraction(distributed.spacing(0.3, 0.01, 10**4))
+    most = distributed.reach(0.01, 10**4)
+    assert 10**4 * Fraction(0.3) / g + 40 * 2**32 * 100 <= most <= 2**60
+    for noise, cohort in ((1e-3, 10**4), (0.0, 3), (1.0, 10**6)):
+        with pytest.raises(InputError, match=r"wrap around: set noise = .* or more, or") as error:
             distributed.spacing(0.3, noise, cohort)
+        least = float(re.findall(r"set noise = (\S+)", str(error.value))[0])
+        distributed.reach(least, cohort)
+        with pytest.raises(InputError, match="would wrap around"):
+            distributed.reach(0.99 * least, cohort)
 
 
 # The masks.

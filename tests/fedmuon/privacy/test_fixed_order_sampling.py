@@ -35,9 +35,8 @@ from fedmuon.privacy.mechanisms.fixed_order import (
     sensitivity,
     square_root,
 )
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.loop import prepare
-from fedmuon.tasks.per_example.clipping import Clipping, slack
+from fedmuon.tasks.per_example.clipping import slack
 
 
 def private(clients: int = 1, rounds: int = 4, **privacy: Any) -> Config:
@@ -306,32 +305,30 @@ def test_the_past_is_in_one_process_and_in_order() -> None:
     assert "tensor" not in repr(past)
 
 
-def test_a_worker_takes_the_turns_of_the_engine_in_this_process() -> None:
-    """Two clients of three, shuffled, in float64, repeatable: client by client, round by round."""
+@pytest.mark.parametrize("kind", ["turns", "quantile"])
+def test_a_worker_does_what_the_engine_in_this_process_does(kind: str) -> None:
+    """Two clients of three, client by client: a worker has the turns of shuffled lots. If the bound
+    follows a quantile, the server keeps the mean of the logarithms."""
+    known = {"insecure-reproducible-noise": True}
     config = resolve(
-        private(3, rounds=3, sampling="shuffle", **{"insecure-reproducible-noise": True})
+        private(3, 3, sampling="shuffle", **known)
+        if kind == "turns"
+        else private(3, 3, sampling="poisson", lot=8.0, clipping="flat", quantile=0.6, **known)
     )
-    source = read_source(config)
-    data = build_data(config, source)
-    experiment = build_experiment(config, data)
+    experiment = build_experiment(config, build_data(config, read_source(config)))
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
     for done in run_rounds(experiment, state):
         sent: Broadcast = broadcast(experiment.recipe, state)
-        held = []
+        held, state = [], done.state
         for client in done.participants:
             one = build_worker(config, int(client))
             rules = one.setup.recipe, one.setup.task, one.setup.plan
             held += client_updates(*rules, [(one.client, one.shard)], sent)
-        mean = torch.stack([reply.params["weight"] for reply in held]).mean(0)
-        assert torch.allclose(mean, done.state.params["weight"], rtol=1e-12, atol=1e-12)
-        state = done.state
-
-
-def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="asks for an epoch between"):
-        FixedOrderSampling("shuffle", 2)
-    with pytest.raises(InputError, match="whole number"):
-        Mechanism(Clipping(), 1.0, 2.5, fixed_order=FixedOrderSampling())
-    with pytest.raises(InputError, match="this draws Poisson lots"):
-        own = Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling())
-        own.rows(lambda what: None, 10)  # type: ignore[arg-type]
+        pairs = [(state.params["weight"], [one.params["weight"] for one in held])]
+        if kind == "quantile":
+            bounds = [one.states["gradient"]["log-bound"] for one in held]
+            pairs.append((state.states["gradient"]["log-bound"], bounds))
+        for after, values in pairs:
+            assert torch.allclose(torch.stack(values).mean(0), after, rtol=1e-12, atol=1e-12)
+    if kind == "quantile":
+        assert float(state.states["gradient"]["log-bound"][0]) != math.log(0.2)

@@ -33,9 +33,7 @@ from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import AUDIT
-from fedmuon.tasks.per_example.clipping import Clipping
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {"noise_multiplier": 2.0, "blocks": 4, "steps": 5}
@@ -109,32 +107,25 @@ def test_a_resumed_round_is_a_new_attempt_and_both_are_spent(tmp_path: Path) -> 
 
 
 def test_a_line_cut_off_by_a_kill_is_cut_away(tmp_path: Path) -> None:
+    """One that lacks its end alone is whole, as it announced a release. One whose end is another
+    byte is damaged."""
     file = tmp_path / "ledger.jsonl"
-    filled(file)
+    entries = filled(file).entries
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
     ledger = Ledger.open(file, "config")
     assert len(ledger.entries) == 2
     assert ledger.begin(2, [0, 2], [0.1, 0.1], **NOISE) == 0
     assert file.read_bytes() == whole
+    file.write_bytes(whole[:-1])
+    assert Ledger.read(file).entries == entries and file.read_bytes() == whole[:-1]
+    Ledger.open(file, "config").begin(3, [0, 1], [0.1, 0.1], **NOISE)
+    assert [one.round for one in Ledger.read(file).entries] == [0, 1, 2, 3]
+    file.write_bytes(whole[:-1] + b"\x0b")
+    with pytest.raises(InputError, match=r"line 4 .*damaged"):
+        Ledger.read(file)
     os.truncate(file, 5)
     assert Ledger.open(file, "config").entries == []
-
-
-def test_a_line_that_lacks_its_end_alone_is_whole(tmp_path: Path) -> None:
-    """It announced a release; and one whose end is another byte is damaged."""
-    file = tmp_path / "ledger.jsonl"
-    ledger = Ledger.open(file, "run")
-    ledger.begin(0, [0, 1], [0.1, 0.1], 1.0, 1, 2)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    assert Ledger.read(file).entries == ledger.entries
-    assert file.read_bytes() == whole[:-1]
-    Ledger.open(file, "run").begin(1, [0, 1], [0.1, 0.1], 1.0, 1, 2)
-    assert [one.round for one in Ledger.read(file).entries] == [0, 1]
-    file.write_bytes(whole[:-1] + b"\x0b")
-    with pytest.raises(InputError, match=r"line 2 .*damaged"):
-        Ledger.read(file)
 
 
 def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
@@ -231,15 +222,6 @@ def test_a_public_rate_and_the_delta_that_follows() -> None:
         (6e4) ** -1.1
     )
     assert delta_of(private(noise=1.0, delta=0.0), sizes) == pytest.approx(1e6**-1.1)
-
-
-def test_a_mechanism_of_ones_own_is_held_to_it() -> None:
-    given = Clipping("block", 1.0), 1.0, 4.0
-    with pytest.raises(InputError, match="does not hold for rates"):
-        Mechanism(*given, adjacency="add-remove")
-    with pytest.raises(InputError, match="not accounted for"):
-        Mechanism(*given, adjacency="substitute")
-    assert Mechanism(*given, public_rate=0.1, adjacency="add-remove").rate(7) == 0.1
 
 
 def test_old_ledgers_are_read_as_what_holds(tmp_path: Path) -> None:

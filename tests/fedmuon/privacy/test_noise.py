@@ -35,9 +35,7 @@ from fedmuon.privacy.mechanisms.discrete import (
     gaussian,
     less,
 )
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.noise import KeyStream, counter_mode, poisson_rows
-from fedmuon.tasks.per_example.clipping import Clipping
 
 KEY = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
 # NIST SP 800-38A, F.5.5: CTR-AES256, four blocks.
@@ -363,15 +361,6 @@ def test_a_statistical_generator_is_not_certified(tmp_path: Path) -> None:
     for found in (summary["privacy"], told):
         assert not found["certified"] and "no cryptographic generator" in found["note"]
     assert told["epsilon"] == summary["privacy"]["epsilon"] > 0
-
-
-def test_a_source_beside_repeatable_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="only secret noise reads it"):
-        private(noise=1.0, **{"noise-source": "pcg64", "insecure-reproducible-noise": True})
-    wrong: list[dict[str, Any]] = [{"source": "dice"}, {"arithmetic": "sand"}]
-    for options in wrong:
-        with pytest.raises(InputError, match="is unknown: use"):
-            Mechanism(Clipping(), 1.0, 2.0, **options)
 
 
 @pytest.mark.parametrize("source, certified", [("secure", True), ("pcg64", False)])

@@ -86,6 +86,8 @@ IMPOSSIBLE = [
     ("public", {"privacy": {"rate": 1.5}}, "rate"),
     ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 is n.-1.1, and rate = 1e-12 says that n"),
     ("public", {"privacy": {"delta": 1e-20}}, "delta = 1e-20 is below"),
+    ("public", {"privacy": {"noise-source": "pcg64", "insecure-reproducible-noise": True}},
+     "only secret noise reads it"),
     ("order", {"privacy": {"sampling": "shuffle", **CORRELATED}}, "only lots in one order read"),
     ("order", {"privacy": {"sampling": "poisson", **CORRELATED}}, "only lots in one order read"),
     ("order", {"privacy": {"lot": 2.5}}, "give a whole number"),
@@ -113,6 +115,26 @@ def test_what_no_account_covers_is_refused_by_the_config(
         small(**merged(BASES[base], changes))
 
 
+@pytest.mark.parametrize(("options", "why"), [
+    ({"adjacency": "add-remove"}, "does not hold for rates"),
+    ({"adjacency": "substitute"}, "not accounted for"),
+    ({"source": "dice"}, "is unknown: use"),
+    ({"arithmetic": "sand"}, "is unknown: use"),
+    ({"adjacency": "add-remove", "fixed_order": FixedOrderSampling()}, "moves others to other lot"),
+    ({"lot": 2.5, "fixed_order": FixedOrderSampling()}, "whole number"),
+])  # fmt: skip
+def test_a_mechanism_of_ones_own_is_held_to_it(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Mechanism(**{"clipping": Clipping(), "noise": 1.0, "lot": 4.0, **options})
+    with pytest.raises(InputError, match="asks for an epoch between"):
+        FixedOrderSampling("shuffle", 2)
+    with pytest.raises(InputError, match="this draws Poisson lots"):
+        own = Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling())
+        own.rows(lambda what: None, 10)  # type: ignore[arg-type]
+    control = Mechanism(Clipping(), 1.0, 4.0, public_rate=0.1, adjacency="add-remove")
+    assert control.rate(7) == 0.1
+
+
 def test_the_controls_of_it_are_read() -> None:
     small(
         local={"recipe": "dp-sgd"}, federation={"aggregate": "by-samples"},
@@ -127,7 +149,7 @@ def test_the_controls_of_it_are_read() -> None:
         (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 leaves nothing"),
         (private(noise=1e9), "too coarse for the lattice"),
         (private("fedmuon", level="client", noise=1e9), "too coarse for the lattice"),
-        (private(noise=1e-9), "noise = 1e-09 is less than an account"),
+        (private(noise=1e-9), "noise = 1e-09 is less than an account.* noise = 1e-06 or more"),
         (private("fedmuon", level="client", noise=1e-9), "noise = 1e-09 is less than an account"),
         (private(rate=1e-18, delta=1e-5), "probability 1e-18 must lie in"),
     ],
@@ -146,6 +168,7 @@ def test_the_control_of_it_runs(tmp_path: Path) -> None:
     execute(private(quantile=0.5, noise=0.7, **{"count-noise": 0.4}), tmp_path / "count")
     execute(private("fedmuon", level="client", noise=1e6), tmp_path / "coarse")
     execute(private(noise=1e9, arithmetic="continuous"), tmp_path / "continuous")
+    execute(private(noise=1e-6), tmp_path / "quiet")
 
 
 def test_a_followed_bound_stays_a_bound() -> None:
@@ -344,8 +367,11 @@ def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
     why = refused("dp-muon", turns | {"adjacency": "add-remove", "population": 1000})
     assert "leave rate and population out, and adjacency = 'add-remove' with them" in why
     assert not refused("dp-muon", turns)
-    with pytest.raises(InputError, match="moves others to other lots"):
-        Mechanism(Clipping(), 1.0, 4.0, adjacency="add-remove", fixed_order=FixedOrderSampling())
+
+
+def recipe_of(mechanism: Mechanism) -> fedmuon.Recipe:
+    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
+    return fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
 
 
 def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
@@ -357,8 +383,7 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
     config = parse({})
     assert delta_of(config, sizes, mechanism) == pytest.approx(1e6**-1.1)
     assert delta_of(config, sizes) == pytest.approx(6e7**-1.1)  # the control: the secret number
-    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
-    own = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
+    own = recipe_of(mechanism)
     tables = {
         "data": {"name": "synthetic", "train": 90, "test": 30, "dimension": 5, "minimum": 5},
         "federation": {"clients": 3, "rounds": 2},
@@ -382,16 +407,14 @@ def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
     clients: int, engine: str, why: str, tmp_path: Path
 ) -> None:
     turns = Mechanism(Clipping(), 1.0, 4.0, fixed_order=FixedOrderSampling("cyclic", 3))
-    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
     tables = {
         "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5},
         "federation": {"clients": clients, "rounds": 2},
         "engine": {"name": engine},
         "faults": {"retries": 0} if engine == "ray" else {},
     }
-    own = fedmuon.Recipe(chain, replace_by_mean, mechanism=turns)
     with pytest.raises(InputError, match=why):
-        fedmuon.run(tables, recipe=own, out=tmp_path / "run")
+        fedmuon.run(tables, recipe=recipe_of(turns), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

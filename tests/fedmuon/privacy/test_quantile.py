@@ -1,6 +1,5 @@
 """Clipping at a quantile of the norms: what is counted, what it costs, and where the bound goes."""
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
-from fedmuon.federated.build import build_experiment, build_worker, resolve
-from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import begin, broadcast, client_updates, run_rounds
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
@@ -148,30 +144,6 @@ def test_the_bound_goes_to_the_quantile_and_stays() -> None:
     exact = -0.5244005127080407  # of the standard normal law at 0.3
     assert abs(np.mean(held) - exact) < 0.02
     assert abs(np.mean(held) - 0.0) > 0.4  # negative control: the median
-
-
-def test_a_worker_has_the_bounds_of_the_engine_in_this_process() -> None:
-    """Model and bounds to 1e-12, client by client; the server keeps the mean of the logarithms."""
-    config = resolve(private())
-    source = read_source(config)
-    data = build_data(config, source)
-    experiment = build_experiment(config, data)
-    state = begin(experiment.recipe, experiment.task, config.federation.seed)
-    for done in run_rounds(experiment, state):
-        sent, held = broadcast(experiment.recipe, state), []
-        for client in done.participants:
-            one = build_worker(config, int(client))
-            rules = one.setup.recipe, one.setup.task, one.setup.plan
-            held += client_updates(*rules, [(one.client, one.shard)], sent)
-        for name, values in (
-            ("weight", [one.params["weight"] for one in held]),
-            ("log-bound", [one.states["gradient"]["log-bound"] for one in held]),
-        ):
-            mean, after = torch.stack(values).mean(0), done.state
-            theirs = after.params[name] if name == "weight" else after.states["gradient"][name]
-            assert torch.allclose(mean, theirs, rtol=1e-12, atol=1e-12)
-        state = done.state
-    assert float(state.states["gradient"]["log-bound"][0]) != math.log(0.5)
 
 
 @pytest.mark.parametrize("recipe", ["dp-muon", "disk-sgd", "dp-adam"])
