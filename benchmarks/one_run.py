@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedmuon.config.load import parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.experiments.auditing import one_run
-from fedmuon.experiments.auditing.canary_clients import ClientAuditor
+from fedmuon.experiments.auditing.canaries import ClientAuditor
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, simulate

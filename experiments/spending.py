@@ -64,6 +64,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     answers = epsilons(ledger, goal, accountant)
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
+    told = ("adjacency", "rate_from", "sampling", "unit", "trust", "honest", "shares")
     clients = {
         str(client_name(client)): {name: finite(getattr(one, name)) for name in names}
         for client, one in answers.items()
@@ -84,12 +85,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     return {
         "delta": goal,
         "mode": "joint",
-        **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
-        **{
-            name: ledger.about[name]
-            for name in ("unit", "trust", "honest", "shares")
-            if name in ledger.about
-        },
+        **{name: ledger.about[name] for name in told if name in ledger.about},
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),

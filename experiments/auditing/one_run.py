@@ -1,11 +1,11 @@
 """`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
 
 The code that trains makes the run of the config, with its ledger. Some samples have given their
-places to canaries (`canary_samples.py`), or at client level some clients (`canary_clients.py`).
-Including a sample or leaving it out is zero-out adjacency, because no rate depends on a coin. It is
-a special case of the other adjacencies (`dominating_pairs.py`), so what it refutes is refuted for
-them, too. The number of guesses is fixed before the run, by likelihood ratios that a rehearsal
-draws from the declared mechanism. The coins stay with the auditor, in a folder of their own.
+places to canaries, or at client level some clients (`canaries.py`). Including a sample or leaving
+it out is zero-out adjacency, because no rate depends on a coin. It is a special case of the other
+adjacencies (`dominating_pairs.py`), so what it refutes is refuted for them, too. The number of
+guesses is fixed before the run, by likelihood ratios that a rehearsal draws from the declared
+mechanism. The coins stay with the auditor, in a folder of their own.
 """
 
 import dataclasses
@@ -27,8 +27,7 @@ from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.core.locks import held
-from fedmuon.experiments.auditing.canary_clients import ClientAuditor
-from fedmuon.experiments.auditing.canary_samples import ExampleAuditor, require_classes
+from fedmuon.experiments.auditing.canaries import ClientAuditor, ExampleAuditor, require_classes
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import client_name
 from fedmuon.federated.build import resolve

@@ -16,12 +16,7 @@ from typer.testing import CliRunner
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing import one_run
-from fedmuon.experiments.auditing.canary_samples import (
-    MARK,
-    Canaries,
-    ExampleAuditor,
-    TaskWithCanaries,
-)
+from fedmuon.experiments.auditing.canaries import MARK, Canaries, ExampleAuditor, TaskWithCanaries
 from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
 from fedmuon.federated.build import build_experiment, resolve

@@ -21,7 +21,7 @@ from benchmarks.one_run import REMOVED, by_removing
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
-from fedmuon.experiments.auditing.canary_clients import ClientAuditor, _apart
+from fedmuon.experiments.auditing.canaries import ClientAuditor, _apart
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.federated import accountant
