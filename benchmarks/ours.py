@@ -19,7 +19,7 @@ from fedmuon.federated.build import DTYPES
 from fedmuon.federated.client_data import Shards
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment, begin, run_rounds
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask, fastest, rate, supported
 

@@ -21,7 +21,7 @@ from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partiti
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.build import Worker, build_worker
+from fedmuon.federated.build import LocalClient, build_worker
 from fedmuon.federated.rounds import Broadcast, Reply, client_updates, risk
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
@@ -139,7 +139,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 
 @lru_cache(maxsize=64)
-def _client(config: FlatConfig, client: int, own: UserObjects) -> Worker:
+def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
     """What one client needs, cached for its next rounds."""
     return build_worker(_config(config, own), client)
 
@@ -153,7 +153,7 @@ def _config(config: FlatConfig, own: UserObjects) -> Config:
 
 
 def _arrays(
-    message: Message, client: Worker, stack: int, states: bool = True
+    message: Message, client: LocalClient, stack: int, states: bool = True
 ) -> tuple[Params, States]:
     """The model and, if wanted, the states, if there are bytes for all replicas."""
     record = message.content.array_records["arrays"]

@@ -42,7 +42,7 @@ from fedmuon.federated.client_data import build_data, partition_digest, read_sou
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.links import ADJUSTMENTS
-from fedmuon.optim.recipe_tables import aux_rate
+from fedmuon.optim.recipes import aux_rate
 from fedmuon.runs import fingerprints
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.base import Batch, Params, Task

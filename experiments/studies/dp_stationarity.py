@@ -50,7 +50,7 @@ from fedmuon.experiments.studies.study import (
     split,
 )
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.privacy.mechanisms.gaussian import release
 from fedmuon.privacy.noise import keyed_streams, normals
 from fedmuon.runs.directory import Record

@@ -44,7 +44,7 @@ from fedmuon.experiments.studies.study import (
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum
-from fedmuon.optim.recipe_tables import map_of_table
+from fedmuon.optim.orthogonalizers import map_of_table
 from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize import smoothed_polar as smoothed
 from fedmuon.orthogonalize.lipschitz_constants import newton_schulz_error, printed_cubic_error

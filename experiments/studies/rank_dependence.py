@@ -35,7 +35,7 @@ from fedmuon.experiments.studies.study import (
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.links import descend, gradient, map_matrices, momentum
-from fedmuon.optim.recipe_tables import map_of_table
+from fedmuon.optim.orthogonalizers import map_of_table
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 

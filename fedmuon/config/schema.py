@@ -154,7 +154,7 @@ WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without loca
 STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
 MUON_RECIPE = ReadIf(
     "local.recipe",
-    tuple(name for name in RECIPES if "muon" in name),
+    choices.ORTHOGONALIZED,
     "Muon's recipes read",
     "choose a recipe ...muon...",
 )

@@ -119,6 +119,10 @@ NAMES: dict[str, dict[str, str]] = {
 }
 
 PRIVATE = tuple(name for name in NAMES["local.recipe"] if name.startswith(("dp-", "disk-")))
+ORTHOGONALIZED = (  # the recipes that take an orthogonalizer
+    "local-muon", "fedmuon", "fedmuon-aligned", "muon",
+    "dp-muon", "dp-muonbc", "disk-muon", "disk-muonbc",
+)  # fmt: skip
 
 # Key -> name -> option of [table.options] -> its default, and what it is.
 TABLE = {"label": ('"label"', "the column of labels"), "client": ('""', "the column of clients")}

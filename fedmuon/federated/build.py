@@ -38,7 +38,7 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment
 from fedmuon.optim.chain import Number, States
 from fedmuon.optim.recipe import Recipe, initial_states
-from fedmuon.optim.recipe_tables import aux_rate
+from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Batch, Params, Task
@@ -316,7 +316,7 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class Worker:
+class LocalClient:
     """One client: everybody's rules, and its own samples."""
 
     client: int
@@ -354,14 +354,15 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     return params, {name: states[name] for name in recipe.sent}
 
 
-def build_worker(config: Config, client: int) -> Worker:
+def build_worker(config: Config, client: int) -> LocalClient:
     """Build client i of a config; of the source's samples only its own are read."""
     setup = _worker_setup(config)
     rows = setup.rows[setup.offsets[client] : setup.offsets[client + 1]]
     device, dtype = setup.task.device, setup.task.dtype
     inputs = flat_rows(setup.source.inputs, setup.normalize, rows)
     targets = targets_on(device, dtype, setup.source.labels[rows])
-    return Worker(client, Shard(Batch(torch.from_numpy(inputs).to(device, dtype), targets)), setup)
+    samples = Batch(torch.from_numpy(inputs).to(device, dtype), targets)
+    return LocalClient(client, Shard(samples), setup)
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ touched. A trial proves nothing: it rejects what is seen to be wrong, and says w
 server's rule and an aggregate take and return.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -25,17 +25,21 @@ from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
-from fedmuon.optim.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, same
+from fedmuon.optim.orthogonalizers import (
+    Orthogonalizer,
+    as_map,
+    as_orthogonalizer,
+    differ,
+    same,
+    value_of_table,
+)
 from fedmuon.optim.recipe import (
     Recipe,
     aggregate_state,
     as_recipe,
     initial_states,
-    reads_factor,
-    require_apart,
-    trial_generator,
 )
-from fedmuon.optim.recipe_tables import make_recipe, value_of_table
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Released
@@ -177,12 +181,14 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
     start = task.initial(generator(0, Draw.INITIAL))
     with within:
         seen = not private and not found.scaled  # by a probe of the links alone
-        idle = seen and not is_default("local.schedule", local.schedule)
-        if idle and not reads_factor(found.chain, start):
-            raise InputError(
-                f"[local] schedule = '{local.schedule}' has no effect: no link of your recipe "
-                "reads `context.factor`, so end it with links.descend(lr), or leave schedule out"
-            )
+        if seen and not is_default("local.schedule", local.schedule):
+            one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
+            if all(torch.equal(one[name], other[name]) for name in start):
+                raise InputError(
+                    f"[local] schedule = '{local.schedule}' has no effect: no link of your recipe "
+                    "reads `context.factor`, so end it with links.descend(lr), or leave schedule "
+                    "out"
+                )
         if found.steps and found.steps != local.steps:
             raise InputError(
                 f"[local] steps = {local.steps} is not what your recipe counts on: make it with "
@@ -191,7 +197,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
         entries = sum(one.numel() for one in start.values())
         require_round(found, start)
         if not private and 2 * entries <= task.stack_limit:  # larger: not stacked
-            require_apart(found.chain, start)
+            _require_apart(found.chain, start)
     return found
 
 
@@ -218,6 +224,49 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     return {"orthogonalizer": value_of_table(table)} if asked else {}
 
 
+# Trials of a custom chain: two steps of two clients down the squared distance to drawn centres.
+
+
+def _require_apart(chain: Chain, start: Params) -> None:
+    """Reject links that move a client differently when another one shares its stack.
+
+    Some engines train clients as one stack, others one by one. `start` [1, ...] has the shapes of
+    the parameters.
+    """
+    together = _trial_steps(chain, start, (0, 1))
+    for client in (0, 1):
+        alone = _trial_steps(chain, start, (client,))
+        if any(differ(alone[name], together[name][client : client + 1]) for name in start):
+            raise InputError(
+                "your recipe moves a client differently when others share its stack, so engines "
+                "would differ: let links take norms and means over the last axes, for each "
+                "replica, and draw from context.draws alone"
+            )
+
+
+def _trial_steps(
+    chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
+) -> Params:
+    """How far two steps move these clients."""
+    drawn = torch.Generator().manual_seed(0)
+    centres = {}
+    for name, value in start.items():  # drawn for both clients, whoever takes part
+        both = torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)])
+        centres[name] = both.to(value)[list(clients)]
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        slope = {name: value - centres[name] for name, value in at.items()}
+        return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
+
+    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
+    states = chain.init(params, {})
+    for _ in range(2):
+        draws = [partial(generator, 0, client=client) for client in clients]
+        context = Context(params, gradient, draws, factor=factor)
+        params, states = chain.step(params, states, context)
+    return {name: value - first[name] for name, value in params.items()}
+
+
 # A first round of a custom recipe
 
 
@@ -237,18 +286,12 @@ def require_round(recipe: Recipe, start: Params) -> None:
                 f"the recipe sends the state {name!r}, which its server does not keep: name it in "
                 "kept, too"
             )
-    params, ended = _two_steps(recipe, start)
-    states = {**initial_states(recipe, start), **{name: ended[name] for name in recipe.returned}}
-    _require_rule(recipe, start, params, states)
-
-
-def _two_steps(recipe: Recipe, start: Params) -> tuple[Params, States]:
-    """The parameters after two local steps, and the links' states."""
     states = {
-        link.name: _tried(link, "init", LINK, link.init, start) for link in recipe.chain.links
+        link.name: _tried(f"init of the link {link.name}", LINK, link.init, start)
+        for link in recipe.chain.links
     }
     params = start
-    for step in range(2):
+    for step in range(2):  # of a client
         context, direction = _context(recipe, params, step), {}
         for link in recipe.chain.links:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
@@ -257,7 +300,8 @@ def _two_steps(recipe: Recipe, start: Params) -> tuple[Params, States]:
                 f"the chain ends without a direction for {lost[0]}: begin it with links.gradient()"
             )
         params = {name: one + direction[name] for name, one in params.items()}
-    return params, states
+    returned = {name: states[name] for name in recipe.returned}
+    _require_rule(recipe, start, params, {**initial_states(recipe, start), **returned})
 
 
 def _context(recipe: Recipe, params: Params, step: int) -> Context:
@@ -273,7 +317,7 @@ def _context(recipe: Recipe, params: Params, step: int) -> Context:
         return Released(gradient(points[-1][1])[1], kept)
 
     centre = list(_drawn(params, 0).values())
-    draws = [partial(trial_generator, 0, step=step)]
+    draws = [partial(generator, 0, client=0, step=step)]
     if recipe.mechanism is None:
         return Context(params, gradient, draws)
     return Context(params, forbidden_gradient, draws, released)
@@ -283,7 +327,8 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     """What a link makes of its direction and state, which it must leave as they are."""
     given = (direction, state, context.params)
     before = [_copied(one) for one in given]
-    found = _tried(link, "update", LINK, link.update, direction, state, context)
+    what = f"update of the link {link.name}"
+    found = _tried(what, LINK, link.update, direction, state, context)
     if not _are_mappings(found):
         raise InputError(f"the link {link.name} returns a {type(found).__name__} where {LINK}")
     if lost := [name for name in before[0] if name not in found[0]]:
@@ -299,26 +344,20 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     return found
 
 
-def _tried(link: Link, part: str, mend: str, function: Callable[..., Any], *given: Any) -> Any:
+def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except InputError:
         raise
     except Exception as error:  # whatever the user's function does
         why = plain(f"{type(error).__name__}: {error}")
-        raise InputError(f"{part} of the link {link.name} ends in {why}: {mend}") from error
+        raise InputError(f"{what} ends in {why}: {mend}") from error
 
 
 def _require_rule(recipe: Recipe, old: Params, mean: Params, states: States) -> None:
     """Reject a server's rule that does not give the next model and the states that are kept."""
     rule = partial(recipe.server, factor=1.0) if recipe.scaled else recipe.server
-    try:
-        found: Any = rule(old, mean, states)
-    except InputError:
-        raise
-    except Exception as error:  # whatever the user's function does
-        why = plain(f"{type(error).__name__}: {error}")
-        raise InputError(f"the server's rule ends in {why}: {RULE}") from error
+    found = _tried("the server's rule", RULE, rule, old, mean, states)
     if not _are_mappings(found):
         raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
     params, after = found
@@ -340,7 +379,17 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     state = initial_states(recipe, start).get(aggregate_state())
 
     def made(seed: int) -> Params:
-        replies = [_reply(recipe, start, count * seed + k, k) for k in range(count)]
+        replies = []
+        for k in range(count):
+            params = _drawn(start, count * seed + k)
+            states = {
+                one.name: one.init(params)
+                for one in recipe.chain.links
+                if one.name in recipe.returned
+            }
+            first = next(iter(params.values()))
+            loss = first.new_ones(len(first))
+            replies.append(Reply(k, params, states, loss, samples=k + 1))
         if state is None:
             return recipe.aggregate.combine(replies)[0]
         found, after = recipe.aggregate.combine(replies, _copied(state))
@@ -355,15 +404,6 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
             "state) -> (params, state), or keep it in a state of the recipe, which its server's "
             "rule changes"
         )
-
-
-def _reply(recipe: Recipe, start: Params, seed: int, client: int) -> Reply:
-    params = _drawn(start, seed)
-    states = {
-        one.name: one.init(params) for one in recipe.chain.links if one.name in recipe.returned
-    }
-    first = next(iter(params.values()))
-    return Reply(client, params, states, first.new_ones(len(first)), samples=client + 1)
 
 
 def _drawn(like: Params, seed: int) -> Params:

@@ -174,7 +174,17 @@ def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.nda
     train, test = split(source.labels, official, table.train, table.test, seed)
     rng = generator(seed, Draw.PARTITION)
     if federation.partition == "column":
-        client = _by_column(source, train, federation.clients)
+        if source.owner is None:
+            raise InputError(
+                "[federation] partition = 'column' needs a source with a column of clients: read "
+                "npz, csv or parquet with [data.options] client = 'its name'"
+            )
+        client = source.owner[train]
+        if client.max() >= federation.clients:
+            raise InputError(
+                f"the column names {int(source.owner.max()) + 1} clients: set [federation] clients "
+                "to that"
+            )
     else:
         with _partition_guard(config):
             found = _partition(config)(source.labels[train], federation.clients, rng)
@@ -215,22 +225,6 @@ def _partition(config: Config) -> Any:
         return lambda labels, clients, rng: by_partitioner(found, labels, clients)
     mend = "index arrays, one a client, or a function (labels, clients, rng)"
     return require_callable(found, "partition", mend)
-
-
-def _by_column(source: Source, train: np.ndarray, clients: int) -> np.ndarray:
-    """The client of each train sample by the source's column of clients."""
-    if source.owner is None:
-        raise InputError(
-            "[federation] partition = 'column' needs a source with a column of clients: read npz, "
-            "csv or parquet with [data.options] client = 'its name'"
-        )
-    found = source.owner[train]
-    if found.max() >= clients:
-        raise InputError(
-            f"the column names {int(source.owner.max()) + 1} clients: set [federation] clients "
-            "to that"
-        )
-    return found
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:

@@ -98,10 +98,4 @@ class RandomnessPlan:
 
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
         """draw(what, block=...) for one local step."""
-        return partial(_draw, self.seed, round, client, step)
-
-
-def _draw(
-    seed: int, round: int, client: int, step: int, what: Draw, block: int = 0
-) -> np.random.Generator:
-    return generator(seed, what, round=round, client=client, step=step, block=block)
+        return partial(generator, self.seed, round=round, client=client, step=step)

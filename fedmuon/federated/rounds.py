@@ -289,11 +289,23 @@ def _context(
     if mechanism is None:
         rows = [plan.rows(round, client, step, shard.size) for client, shard in clients]
         batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
-        if recipe.client_level is not None:
-            gradient = partial(_sanitized_gradient, task, batches)
-        else:
-            where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
-            gradient = partial(_checked_gradient, task, batches, where)
+
+        def gradient(at: Params) -> tuple[Tensor, Params]:
+            loss, slope = task.gradient(at, batches)
+            if recipe.client_level is not None:
+                # No NaN, infinity or huge entry, so that no map fails: a run that stops because of
+                # one client would disclose that client's data.
+                slope = {
+                    name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE)
+                    for name, value in slope.items()
+                }
+            elif not is_finite(loss.sum()):
+                where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
+                raise NonFinite(
+                    f"the loss is not finite ({where}): lower [local] lr or fix the data"
+                )
+            return loss, slope
+
         return Context(params, gradient, draws, factor=factor)
     turns = [
         0 if mechanism.fixed_order is None else plan.turn(round, client, step)
@@ -308,30 +320,6 @@ def _context(
     batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
     release = mechanism.releases(task, batches, draws, turns[0])
     return Context(params, forbidden_gradient, draws, release, factor)
-
-
-def _checked_gradient(
-    task: Task, batches: Sequence[Batch], where: str, params: Params
-) -> tuple[Tensor, Params]:
-    """The task's gradient; an error at the first loss that is not finite."""
-    loss, slope = task.gradient(params, batches)
-    if not is_finite(loss.sum()):
-        raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or fix the data")
-    return loss, slope
-
-
-def _sanitized_gradient(
-    task: Task, batches: Sequence[Batch], params: Params
-) -> tuple[Tensor, Params]:
-    """The task's gradient with 0 for NaN and infinity, and no entry beyond `LARGE`.
-
-    No map fails on it: a run that stops because of one client would disclose that client's data.
-    """
-    loss, slope = task.gradient(params, batches)
-    bounded = {
-        name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE) for name, value in slope.items()
-    }
-    return loss, bounded
 
 
 def _repeated(tree: Params, times: int) -> Params:

@@ -33,32 +33,30 @@ def named(params: Params, states: States) -> dict[str, Tensor]:
     }
 
 
-def unpack(tensors: Mapping[str, Tensor], like: Params, states: States) -> tuple[Params, States]:
+def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tuple[Params, States]:
     """Flat tensors -> model and states of links, shaped and placed like the given ones.
 
     Anything missing, left over, or of another shape or precision is refused.
     """
-    trees = {"model": like, **states}
+    trees = {"model": params, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
     if odd := sorted(wanted ^ set(tensors)):
         names = ", ".join(plain(name, 60) for name in odd[:3])
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise InputError(f"the arrays {names}{more} are missing or not expected")
-    found = {
-        tree: {name: _fitted(tensors[f"{tree}.{name}"], one, name) for name, one in values.items()}
-        for tree, values in trees.items()
-    }
+    found: States = {}
+    for tree, values in trees.items():
+        found[tree] = {}
+        for name, like in values.items():
+            tensor = tensors[f"{tree}.{name}"]
+            if tensor.shape != like.shape or tensor.dtype != like.dtype:
+                raise InputError(
+                    f"the array {name} is {tuple(tensor.shape)} {tensor.dtype}, not the expected "
+                    f"{tuple(like.shape)} {like.dtype}"
+                )
+            # In the memory order and on the device of what is expected.
+            found[tree][name] = torch.empty_like(like).copy_(tensor)
     return found.pop("model"), found
-
-
-def _fitted(tensor: Tensor, like: Tensor, name: str) -> Tensor:
-    """The tensor in the memory order and on the device of `like`."""
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        raise InputError(
-            f"the array {name} is {tuple(tensor.shape)} {tensor.dtype}, not the expected "
-            f"{tuple(like.shape)} {like.dtype}"
-        )
-    return torch.empty_like(like).copy_(tensor)
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedmuon.core.device import to_device
 from fedmuon.core.errors import InputError, plain
+from fedmuon.core.rng import Draw, normal
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
 
@@ -152,3 +153,9 @@ def per_replica(number: Number, template: Tensor) -> Number:
     return (
         number if isinstance(number, float | int) else number.view(-1, *[1] * (template.ndim - 1))
     )
+
+
+def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
+    """A standard normal tensor like [K S, ...]: one draw per client, shared by its replicas."""
+    draws = [draw(what, block=block) for draw in context.draws]
+    return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)

@@ -16,8 +16,18 @@ from torch import Tensor
 
 from fedmuon.core.device import at_hand, to_device
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw, normal
-from fedmuon.optim.chain import Chain, Context, Link, Number, State, per_replica, stateless, zeros
+from fedmuon.core.rng import Draw
+from fedmuon.optim.chain import (
+    Chain,
+    Context,
+    Link,
+    Number,
+    State,
+    gaussian_like,
+    per_replica,
+    stateless,
+    zeros,
+)
 from fedmuon.optim.orthogonalizers import Map, as_orthogonalizer, map_of_value
 from fedmuon.privacy.mechanisms.gaussian import Quantile, Released
 from fedmuon.tasks.base import Params, Points, concatenate
@@ -458,12 +468,6 @@ def unbiased(
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
     """The Gaussian probe of that number for a tensor [K S, ...]."""
     return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
-
-
-def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
-    """A standard normal tensor like [K S, ...]: one draw per client, shared by its replicas."""
-    draws = [draw(what, block=block) for draw in context.draws]
-    return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
+from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import require_callable
-from fedmuon.optim.chain import Context
+from fedmuon.core.rng import Draw
+from fedmuon.optim.chain import Context, Number, gaussian_like, per_client
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
 
@@ -102,6 +104,72 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
     return Orthogonalizer(
         partial(maps.clipped_sign, gamma=gamma), lipschitz("clipped-sign", "sharp", gamma=gamma)
     )
+
+
+# The maps of the table [orthogonalizer].
+
+
+def map_of_table(
+    table: OrthogonalizerTable, regularization: Number | None = None, centred: bool = False
+) -> Map:
+    """The map that the table names.
+
+    Args:
+        table: Name and options.
+        regularization: lambda instead of the table's, one value or one per replica [S].
+        centred: Whether the rows of all matrices sum to 0, up to rounding.
+    """
+    sign = maps.quotient_sign if centred else maps.exact_sign
+    lam = table.lambda_ if regularization is None else regularization
+    steps, eps, kind = table.steps, table.eps, table.normalization
+
+    def sketched(m: Tensor, context: Context, block: int) -> Tensor:
+        parts = zip(m.chunk(len(context.draws)), context.draws, strict=True)
+        names = ("rank", "oversample", "power", "steps", "coefficients", "sketch")
+        given = {name: getattr(table, name) for name in names}
+        return torch.cat([  # replicas of a client share its sketch
+            maps.randomized_polar(part, **given, generator=draw(Draw.SKETCH, block=block))
+            for part, draw in parts
+        ])  # fmt: skip
+
+    table_of_maps: dict[str, Map] = {
+        "smoothed-polar": lambda m, context, block: maps.smoothed_polar(m, per_client(lam, m)),
+        "newton-schulz": lambda m, context, block: maps.newton_schulz(
+            m, steps, table.coefficients, eps, kind
+        ),
+        "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
+        "exact-sign": lambda m, context, block: sign(m),
+        "gaussian-smoothed-sign": lambda m, context, block: maps.gaussian_smoothed_sign(
+            m, table.sigma, gaussian_like(m, context, Draw.SMOOTHING, block)
+        ),
+        "randomized-polar": sketched,
+    }
+    return table_of_maps[table.name]
+
+
+def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
+    """The map that the table names, as a value for a custom recipe that asks for one.
+
+    Maps that draw at every step are rejected, because such a value draws nothing.
+    """
+    made: dict[str, Callable[[], Orthogonalizer]] = {
+        "smoothed-polar": partial(smoothed_polar, table.lambda_),
+        "newton-schulz": partial(
+            newton_schulz,
+            table.steps,
+            table.coefficients,
+            table.eps,
+            table.normalization,
+        ),
+        "clipped-sign": partial(clipped_sign, table.clip_level),
+        "exact-sign": partial(Orthogonalizer, maps.exact_sign),
+    }
+    if table.name not in made:
+        raise InputError(
+            f"[orthogonalizer] name = '{table.name}' draws at every step, but a map that is passed "
+            f"to a custom recipe cannot draw: choose one of {', '.join(made)}"
+        )
+    return made[table.name]()
 
 
 # Custom orthogonalizers.

@@ -24,14 +24,14 @@ from torch.optim import Optimizer
 
 from fedmuon.config.incompatible import mechanism_problems
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
-from fedmuon.core.choices import PRIVATE
+from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import WANTED, Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import validate
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.chain import Context, forbidden_gradient
 from fedmuon.optim.recipe import Recipe
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting.composition import Answer, account, event, merge
 from fedmuon.privacy.accounting.dominating_pairs import Event
@@ -97,7 +97,7 @@ class Private(Optimizer):
             one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
         }
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if "muon" in recipe and not any(self._routes.values()):
+        if recipe in ORTHOGONALIZED and not any(self._routes.values()):
             raise InputError("no parameter of this model is a hidden matrix: use dp-adam or dp-sgd")
         super().__init__(list(self._parameters.values()), {"lr": lr})
         self._tasks: dict[tuple[int, ...], NetworkTask] = {}
@@ -186,7 +186,7 @@ class Private(Optimizer):
 
     def _current_recipe(self) -> Recipe:
         local = self._local.model_copy(update={"lr": float(self.param_groups[0]["lr"])})
-        routed = self._routes if "muon" in local.recipe else None
+        routed = self._routes if local.recipe in ORTHOGONALIZED else None
         return make_recipe(local, self._orthogonalizer, routed=routed, privacy=self._privacy)
 
     def _mechanism(self) -> Any:

@@ -6,21 +6,16 @@ else in a federated round is the same for all recipes. `recipes.py` has the name
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
-from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
 from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
-from fedmuon.optim.orthogonalizers import differ
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, stack_results
@@ -294,57 +289,3 @@ def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"it returns a {type(found).__name__} and no pair of mappings")
     return mapping(found[0]), mapping(found[1])
-
-
-# Trials of a custom chain: two steps of two clients down the squared distance to drawn centres.
-
-
-def require_apart(chain: Chain, start: Params) -> None:
-    """Reject links that move a client differently when another one shares its stack.
-
-    Some engines train clients as one stack, others one by one. `start` [1, ...] has the shapes of
-    the parameters.
-    """
-    together = _trial_steps(chain, start, (0, 1))
-    for client in (0, 1):
-        alone = _trial_steps(chain, start, (client,))
-        if any(differ(alone[name], together[name][client : client + 1]) for name in start):
-            raise InputError(
-                "your recipe moves a client differently when others share its stack, so engines "
-                "would differ: let links take norms and means over the last axes, for each "
-                "replica, and draw from context.draws alone"
-            )
-
-
-def reads_factor(chain: Chain, start: Params) -> bool:
-    """Whether the factor of a schedule changes the steps of a chain."""
-    one, other = (_trial_steps(chain, start, (0,), factor) for factor in (1.0, 0.5))
-    return any(not torch.equal(one[name], other[name]) for name in start)
-
-
-def _trial_steps(
-    chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
-) -> Params:
-    """How far two steps move these clients."""
-    drawn = torch.Generator().manual_seed(0)
-    centres = {}
-    for name, value in start.items():  # drawn for both clients, whoever takes part
-        both = torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)])
-        centres[name] = both.to(value)[list(clients)]
-
-    def gradient(at: Params) -> tuple[Tensor, Params]:
-        slope = {name: value - centres[name] for name, value in at.items()}
-        return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
-
-    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
-    states = chain.init(params, {})
-    for _ in range(2):
-        draws = [partial(trial_generator, client) for client in clients]
-        context = Context(params, gradient, draws, factor=factor)
-        params, states = chain.step(params, states, context)
-    return {name: value - first[name] for name, value in params.items()}
-
-
-def trial_generator(client: int, what: Draw, block: int = 0, step: int = 0) -> np.random.Generator:
-    """The generator of a client's links in a trial."""
-    return generator(0, what, client=client, step=step, block=block)

@@ -18,11 +18,17 @@ from torch import Tensor
 import fedmuon.optim.links as links
 from fedmuon import orthogonalize as maps
 from fedmuon.config.load import parse
-from fedmuon.config.schema import Local
+from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
+from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import Chain, Link, Number
 from fedmuon.optim.links import descend, gradient, only
-from fedmuon.optim.orthogonalizers import as_orthogonalizer, map_of_value
+from fedmuon.optim.orthogonalizers import (
+    Orthogonalizer,
+    as_orthogonalizer,
+    map_of_table,
+    map_of_value,
+)
 from fedmuon.optim.recipe import (
     Recipe,
     as_recipe,
@@ -31,13 +37,14 @@ from fedmuon.optim.recipe import (
     replace_by_mean,
 )
 from fedmuon.optim.recipe import server_momentum as fedavgm_rule
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
+from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
+from fedmuon.tasks.per_example.clipping import Clipping
 
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "fedavg", "fedavgm", "fedmuon",
            "fedmuon_aligned", "local_muon", "muon", "normalized_sgd", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
-Disk = tuple[float, float]  # kappa and gamma of the DiSK filter
 MOMENTUM = ("momentum",)
 
 
@@ -285,79 +292,122 @@ def muon(
     return centralized(gradient(), *steps)
 
 
-# Private recipes: the base optimizer sees only what the mechanism releases
+# From the tables [local], [orthogonalizer] and [privacy] of a config to recipes
+
+# Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.
+MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")
+HEAVY = ("momentum", "momentum_form", "weight_decay")
+RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
+    "sgd": (sgd, HEAVY),
+    "normalized-sgd": (normalized_sgd, HEAVY),
+    "adamw": (adamw, ("weight_decay",)),
+    "muon": (muon, MUON),
+    "fedavg": (fedavg, ("weight_decay",)),
+    "fedavgm": (fedavgm, ("server_momentum", "weight_decay")),
+    "local-muon": (local_muon, MUON),
+    "fedmuon": (fedmuon, MUON),
+    "fedmuon-aligned": (fedmuon_aligned, (*MUON, "alignment", "steps")),
+}
+RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # every matrix has its own draws
 
 
-def private_sgd(
-    mechanism: Mechanism,
-    lr: Number,
-    momentum: float,
-    *,
-    momentum_form: str = "ema",
-    weight_decay: float = 0.0,
-    disk: Disk | None = None,
+def make_recipe(
+    local: Local,
+    orthogonalizer: OrthogonalizerTable,
+    lr: Number | None = None,
+    regularization: Number | None = None,
+    routed: Mapping[str, int] | None = None,
+    privacy: Privacy | None = None,
+    custom_map: Orthogonalizer | None = None,
+    centred: bool = False,
 ) -> Recipe:
-    """DP-SGD, or DiSK on SGD: clipped, noised lots, then momentum.
-
-    Guarantee: epsilon of the mechanism (DP-Muon, Algorithm 1; DiSK, Algorithm 2).
-    """
-    heavy = links.momentum(momentum, momentum_form)
-    return _private(mechanism, disk, heavy, descend(lr, {}, weight_decay))
-
-
-def private_adam(
-    mechanism: Mechanism, lr: Number, *, weight_decay: float = 0.0, disk: Disk | None = None
-) -> Recipe:
-    """DP-Adam, or DiSK on AdamW. Guarantee: epsilon of the mechanism."""
-    return _private(mechanism, disk, links.adamw(decay=0.0), descend(lr, {}, weight_decay))
-
-
-def private_muon(
-    mechanism: Mechanism,
-    lr: Number,
-    momentum: float,
-    orthogonalizer: Link,
-    *,
-    momentum_form: str = "ema",
-    weight_decay: float = 0.0,
-    adjust: str = "none",
-    routes: Mapping[str, int] | None = None,
-    aux: str = "sgd",
-    aux_lr: float = 0.0,
-    probes: int = 0,
-    disk: Disk | None = None,
-) -> Recipe:
-    """DP-Muon, DP-MuonBC and DiSK on either (DP-Muon, Algorithms 1 and 2).
+    """The recipe that the tables name.
 
     Args:
-        mechanism: Clips and noises each lot.
-        orthogonalizer: The link that orthogonalizes.
-        probes: J, antithetic pairs of the bias correction: O = 2 Q(M) - mean of Q(M +- rho U);
-            0 is DP-Muon without it.
-        disk: kappa and gamma of the Kalman filter, if there is one.
-
-    The other arguments, and the state, are those of `fedmuon`. Guarantee: epsilon of the mechanism.
+        local: The recipe and its options.
+        orthogonalizer: The map.
+        lr: A step size per replica [S] instead of the table's.
+        regularization: A lambda per replica [S] instead of the table's.
+        routed: How many matrices each parameter of a network holds; 0 takes the auxiliary step.
+            Without it, all parameters are matrices.
+        privacy: The mechanism of a private recipe.
+        custom_map: A custom map instead of the table's.
+        centred: Whether the rows of all gradients sum to 0.
     """
-    orthogonal = orthogonalizer
-    if probes:
-        average, gain = momentum_form == "ema", disk[0] if disk else 1.0
-        orthogonal = links.bias_correction(
-            orthogonal, probes, mechanism.spread, momentum, average, gain
-        )
-    steps = _muon_links(lr, momentum, orthogonal, momentum_form, weight_decay, adjust, routes, aux,
-                        aux_lr)  # fmt: skip
-    return _private(mechanism, disk, *steps)
+    if custom_map:
+        apply = map_of_value(custom_map)
+    else:
+        apply = map_of_table(orthogonalizer, regularization, centred)
+    grouped = custom_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
+    of_map = {
+        "orthogonalizer": links.map_matrices(apply, local.adjust, grouped, routed),
+        "routes": routed,
+    }
+    rate = local.lr if lr is None else lr
+    if local.recipe in PRIVATE:
+        return _private(local, privacy or Privacy(), rate, of_map)
+    recipe, keys = RECIPES[local.recipe]
+    given = {name: getattr(local, name) for name in keys}
+    unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
+    return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
+
+
+def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any]) -> Recipe:
+    """dp-BASE or disk-BASE: a base optimizer that sees only what the mechanism releases.
+
+    The released gradient is plain (DP-Muon, Algorithms 1 and 2) or filtered (DiSK, Algorithm 2).
+    Clipping takes the auxiliary parameters as one block. Guarantee: epsilon of the mechanism.
+    """
+    first, base = local.recipe.split("-")
+    auxiliary = [name for name, count in (of_map["routes"] or {}).items() if not count]
+    quantile, fixed_order = None, None
+    if privacy.quantile:
+        count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
+        quantile = Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
+    if privacy.sampling != "poisson":
+        correlated = privacy.noise_correlation != "none"
+        fixed_order = FixedOrderSampling(privacy.sampling, privacy.band if correlated else 1)
+    mechanism = Mechanism(
+        Clipping(privacy.clipping, privacy.bound, frozenset(auxiliary)),
+        privacy.noise,
+        privacy.lot,
+        privacy.insecure_reproducible_noise,
+        privacy.public_rate,
+        privacy.adjacency,
+        privacy.noise_source,
+        privacy.arithmetic,
+        fixed_order=fixed_order,
+        quantile=quantile,
+    )
+    disk = (privacy.kappa, privacy.lookahead) if first == "disk" else None
+    release = links.private_gradient() if disk is None else links.disk_filter(*disk)
+    if quantile is not None:
+        release = links.adaptive_bound(release, quantile, privacy.bound)
+    if base in ("sgd", "adam"):
+        heavy = links.momentum(local.momentum, local.momentum_form)
+        inner = heavy if base == "sgd" else links.adamw(decay=0.0)
+        steps = inner, descend(lr, {}, local.weight_decay)
+    else:
+        given = {name: getattr(local, name) for name in MUON} | of_map
+        if base == "muonbc" and privacy.probes:
+            given["orthogonalizer"] = links.bias_correction(
+                of_map["orthogonalizer"],
+                privacy.probes,
+                mechanism.spread,
+                local.momentum,
+                average=local.momentum_form == "ema",
+                gain=disk[0] if disk else 1.0,
+            )
+        steps = _muon_links(lr, **given)
+    return replace(centralized(release, *steps), mechanism=mechanism)
+
+
+def aux_rate(local: Local) -> float:
+    """The auxiliary step size of the table."""
+    return aux_step_size(local.aux, local.aux_lr)
 
 
 # Parts
-
-
-def _private(mechanism: Mechanism, disk: Disk | None, *steps: Link) -> Recipe:
-    """A private gradient, filtered if there is a `disk`, before the steps of a base optimizer."""
-    first = links.private_gradient() if disk is None else links.disk_filter(*disk)
-    if mechanism.quantile is not None:
-        first = links.adaptive_bound(first, mechanism.quantile, mechanism.clipping.bound)
-    return replace(centralized(first, *steps), mechanism=mechanism)
 
 
 def _muon_links(

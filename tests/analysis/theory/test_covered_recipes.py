@@ -27,7 +27,7 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.orthogonalizers import Orthogonalizer
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.constants import Constants
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import fedmuon
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.errors import InputError
+from fedmuon.core.rng import generator
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, server_update, simulate
 from fedmuon.optim import links
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
-from fedmuon.optim.recipe import Recipe, initial_states, trial_generator
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -193,7 +195,8 @@ def bias_of_a_round(
 
     def stepped(state: ServerState, draw: torch.Tensor) -> tuple[Params, Any]:
         released = Released({"weight": 1 + rho * draw})
-        context = Context(state.params, forbidden_gradient, [trial_generator], lambda _: released)  # type: ignore
+        draws = [partial(generator, 0)]
+        context = Context(state.params, forbidden_gradient, draws, lambda _: released)
         states = recipe.chain.init(state.params, state.states)
         return recipe.chain.step(state.params, states, context)
 

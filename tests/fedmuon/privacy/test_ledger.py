@@ -29,7 +29,7 @@ from fedmuon.federated.accountant import delta_of, epsilons
 from fedmuon.optim import DPSGD
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.private import Private
-from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.optim.recipes import make_recipe
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger

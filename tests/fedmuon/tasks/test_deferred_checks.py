@@ -48,8 +48,7 @@ from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 RECIPES, MAPS = tuple(choices.NAMES["local.recipe"]), tuple(choices.NAMES["orthogonalizer.name"])
-MUON = [name for name in RECIPES if "muon" in name]
-CASES = [(r, m) for r in RECIPES for m in (MAPS if r in MUON else MAPS[:1])]
+CASES = [(r, m) for r in RECIPES for m in (MAPS if r in choices.ORTHOGONALIZED else MAPS[:1])]
 QUESTIONS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2")
 # Torch's own: on CUDA they look at their error codes, and so stop the queue themselves, once a
 # call. It would take other algorithms to have the maps without them.
@@ -185,9 +184,9 @@ def one(
         "orthogonalizer": sketch,
     }
     given = {"local": {"recipe": recipe}, "federation": {"per-round": 2}} | tables
-    return small(
-        below, **given | ({"orthogonalizer": {"name": orthogonalizer}} if recipe in MUON else {})
-    )
+    if recipe in choices.ORTHOGONALIZED:
+        given |= {"orthogonalizer": {"name": orthogonalizer}}
+    return small(below, **given)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ def test_a_round_asks_once(recipe: str, orthogonalizer: str, silent: Callable[[]
     found, seen = counted(lambda: trained(experiment, state))
     require_equal(found, plain)
     assert seen.asked == ONCE
-    if recipe in MUON:
+    if recipe in choices.ORTHOGONALIZED:
         assert set(seen.factorized) == {FACTORIZED[orthogonalizer]} - {""}
     found = require_silence(*on_meta(experiment, state))
     assert all(value.is_meta for value in found.params.values())
