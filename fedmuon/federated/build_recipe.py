@@ -68,7 +68,12 @@ def build_recipe(
     """The configured recipe with its aggregate, and at client level the release of its replies."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
-        found = _named_recipe(config, task, lr, regularization)
+        routed, mine, centred = None, user_map(config), _is_centred(config, task)
+        if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
+            routed = matrix_counts(task.module, config.local.route)
+        table = config.orthogonalizer
+        found = make_recipe(config.local, table, lr, regularization, routed, privacy, mine, centred)
+        found = replace(found, thread_safe=mine is None)
     else:  # its links may keep something between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
     # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
@@ -109,17 +114,6 @@ def build_recipe(
         privacy.honest,
     )
     return replace(found, client_level=level)
-
-
-def _named_recipe(
-    config: Config, task: Task, lr: Number | None, regularization: Number | None
-) -> Recipe:
-    routed, table = None, config.orthogonalizer
-    if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
-        routed = matrix_counts(task.module, config.local.route)
-    mine, privacy, centred = user_map(config), config.privacy, _is_centred(config, task)
-    found = make_recipe(config.local, table, lr, regularization, routed, privacy, mine, centred)
-    return replace(found, thread_safe=mine is None)
 
 
 def _is_centred(config: Config, task: Task) -> bool:

@@ -148,11 +148,8 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
                 f"an aggregate of type {type(found).__name__} is none: give a function"
             )
         found = Aggregator(cast(Function, found))
-    return found if guard is None else _guard_aggregator(guard, found)
-
-
-def _guard_aggregator(guard: Guard, found: Aggregator) -> Aggregator:
-    """The aggregator, whose functions are called within the guard."""
+    if guard is None:
+        return found
     apply = found.apply
     with guard:
         held = HiddenState(apply)

@@ -198,7 +198,14 @@ class Muon(PortableOptimizer):
             with Guard(name, value):
                 if not float(value) >= 0:
                     raise InputError(f"{name} is {value}: choose {name} >= 0.")
-        _check_names(group)
+        adjust, form, dtype = group["adjust_lr_fn"], group["momentum_form"], group["ns_dtype"]
+        if not isinstance(adjust, str | None) or adjust not in _ADJUSTMENTS:
+            names = ", ".join(repr(name) for name in _ADJUSTMENTS)
+            raise InputError(f"adjust_lr_fn is {shown(adjust)}: use one of {names}.")
+        if not isinstance(form, str) or form not in ("ema", "polyak"):
+            raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
         with Guard("ns_steps", group["ns_steps"]):
             int(group["ns_steps"])
         with Guard("ns_coefficients", group["ns_coefficients"]):
@@ -438,20 +445,6 @@ def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[lis
             size = 1
         for start in range(0, len(found), size):
             yield found[start : start + size]
-
-
-# Checks of a group.
-
-
-def _check_names(group: Mapping[str, Any]) -> None:
-    adjust, form, dtype = group["adjust_lr_fn"], group["momentum_form"], group["ns_dtype"]
-    if not isinstance(adjust, str | None) or adjust not in _ADJUSTMENTS:
-        names = ", ".join(repr(name) for name in _ADJUSTMENTS)
-        raise InputError(f"adjust_lr_fn is {shown(adjust)}: use one of {names}.")
-    if not isinstance(form, str) or form not in ("ema", "polyak"):
-        raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
 
 
 def _check_orthogonalizer(group: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +25,7 @@ from fedmuon.config.incompatible import mechanism_problems
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import WANTED, Guard, InputError, shown
-from fedmuon.core.rng import Draw, generator
+from fedmuon.core.rng import generator
 from fedmuon.core.tables import validate
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.chain import Context, forbidden_gradient
@@ -114,7 +113,9 @@ class Private(Optimizer):
         for _ in range(steps):
             if self._open_lot is not None:
                 raise InputError(f"lot {self._open_lot} was drawn and not used: give it to step()")
-            rows = mechanism.rows(partial(self._draw, self._lots_drawn), self._population)
+            rows = mechanism.rows(
+                partial(generator, self._seed, step=self._lots_drawn), self._population
+            )
             self._open_lot, self._lots_drawn = self._lots_drawn, self._lots_drawn + 1
             # Count the lot before anybody sees it.
             blocks = mechanism.clipping.blocks(self._parameters)
@@ -143,7 +144,7 @@ class Private(Optimizer):
                 self._tasks[shape] = NetworkTask(
                     self._model, shape, first.dtype, first.device, self._loss
                 )
-            draws = [partial(self._draw, lot.number)]
+            draws = [partial(generator, self._seed, step=lot.number)]
             batches = [Batch(inputs, labels)]
             released = self._mechanism().releases(self._tasks[shape], batches, draws)
             context = Context(params, forbidden_gradient, draws, released)
@@ -195,9 +196,6 @@ class Private(Optimizer):
 
     def _params(self) -> Params:
         return {name: param.detach()[None].clone() for name, param in self._parameters.items()}
-
-    def _draw(self, number: int, what: Draw, block: int = 0) -> np.random.Generator:
-        return generator(self._seed, what, step=number, block=block)
 
 
 def _require_arguments(model: Any, population: Any, seed: Any, loss: Any) -> None:

@@ -139,26 +139,21 @@ def _newton_schulz(
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
     if kind == "paper":
-        return _recurrence(polynomials, 2 / floor)
+        constant, radius = 2 / floor, 1.0
+        for step in polynomials:
+            try:
+                powers = [abs(c) * radius ** (2 * k) for k, c in enumerate(step)]
+            except OverflowError:
+                return math.inf
+            constant *= sum((2 * k + 1) * p for k, p in enumerate(powers))
+            radius *= sum(powers)
+        return constant if math.isfinite(constant) else math.inf
     slope = max_slope(polynomials)
     if slope is None:
         raise Uncertified(
             "The slope of this schedule cannot be bounded in doubles: use fewer steps."
         )
     return math.nextafter(slope / floor, math.inf) if slope else 0.0  # of a constant map
-
-
-def _recurrence(polynomials: Schedule, constant: float) -> float:
-    """Lambda_T of Lemma D.3 for odd polynomials of any degree; infinite if it overflows."""
-    radius = 1.0
-    for step in polynomials:
-        try:
-            powers = [abs(c) * radius ** (2 * k) for k, c in enumerate(step)]
-        except OverflowError:
-            return math.inf
-        constant *= sum((2 * k + 1) * p for k, p in enumerate(powers))
-        radius *= sum(powers)
-    return constant if math.isfinite(constant) else math.inf
 
 
 def _gaussian_smoothed_sign(
@@ -355,21 +350,6 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
 def printed_cubic_error(steps: int, tau: float, rank: int = 1) -> float:
     """sqrt(rank) (1 - tau^2)^(2^T), as the Stability note prints it for the cubic step."""
     return math.sqrt(rank) * (1 - tau**2) ** (2**steps)
-
-
-def smoothed_polar_error(lam: float, smallest: float, rank: int = 1) -> float:
-    """sqrt(rank) (1 - s / sqrt(s^2 + lam)) for M whose positive singular values are >= s.
-
-    Computed as 1 - s/h = lam / (h (h + s)) with h = sqrt(s^2 + lam), which loses no digits.
-    """
-    hypotenuse = math.hypot(smallest, math.sqrt(lam))
-    return math.sqrt(rank) * lam / (hypotenuse * (hypotenuse + smallest))
-
-
-def on_norm_floor(coefficients: Coefficients, steps: int, floor: float) -> float:
-    """L of Newton-Schulz without eps, between matrices with ||M||_F >= floor (Remark D.1)."""
-    given = {"steps": steps, "coefficients": coefficients, "eps": floor, "normalization": "max"}
-    return lipschitz("newton-schulz", "sharp", **given)
 
 
 # Proved maxima of a composition p_T of odd polynomials and of its slope, by interval arithmetic.

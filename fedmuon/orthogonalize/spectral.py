@@ -230,20 +230,17 @@ def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...
     h = divisor(s, root.detach().double().unsqueeze(-1))
     w = h.reciprocal()
     one, other = s.unsqueeze(-1), s.unsqueeze(-2)
+    if divisor is torch.hypot:  # (h_i - h_j) / (s_i - s_j)
+        slope = (one + other) / (h.unsqueeze(-1) + h.unsqueeze(-2))
+    else:  # h is piecewise linear
+        gap = one - other
+        above = (s > root.double().unsqueeze(-1)).double().unsqueeze(-1)
+        slope = torch.where(gap == 0, above, (h.unsqueeze(-1) - h.unsqueeze(-2)) / gap)
     total, weights = one + other, w.unsqueeze(-1) + w.unsqueeze(-2)
-    bent = total * w.unsqueeze(-1) * w.unsqueeze(-2) * _slope(s, h, root, divisor)
+    bent = total * w.unsqueeze(-1) * w.unsqueeze(-2) * slope
     turned = ((s * w).unsqueeze(-1) + (s * w).unsqueeze(-2)) / total
     turned = torch.where(total > 0, turned, weights / 2)
     return tuple(one.to(matrix.dtype) for one in (u, vh, w, (weights - bent) / 2, turned))
-
-
-def _slope(s: Tensor, h: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """(h_i - h_j) / (s_i - s_j), for a hypotenuse or a piecewise linear h."""
-    if divisor is torch.hypot:
-        return (s.unsqueeze(-1) + s.unsqueeze(-2)) / (h.unsqueeze(-1) + h.unsqueeze(-2))
-    gap = s.unsqueeze(-1) - s.unsqueeze(-2)
-    above = (s > root.double().unsqueeze(-1)).double().unsqueeze(-1)
-    return torch.where(gap == 0, above, (h.unsqueeze(-1) - h.unsqueeze(-2)) / gap)
 
 
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class NetworkTask:
         most = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
-        own = PerThread(partial(deepcopy, self.module)) if thread_safe else self._module
+        own = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
         found = {
             "saved": saved,
             "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
@@ -118,9 +118,6 @@ class NetworkTask:
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
-
-    def _module(self) -> nn.Module:
-        return self.module
 
     def _vectorizes(self, rows: int) -> bool:
         """Whether replicas with so many samples share one call.

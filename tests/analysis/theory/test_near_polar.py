@@ -26,9 +26,7 @@ from fedmuon.experiments.studies.polar_error import claims
 from fedmuon.orthogonalize import Uncertified, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize.lipschitz_constants import (
     newton_schulz_error,
-    on_norm_floor,
     printed_cubic_error,
-    smoothed_polar_error,
 )
 from fedmuon.tasks.constants import constants
 
@@ -107,17 +105,6 @@ def test_a_rank_that_leaves_less_room_helps_a_polynomial_that_comes_back() -> No
     assert newton_schulz_error("cubic", 1, 0.5, 4) == pytest.approx(2 * (1 - 0.6875), rel=1e-9)
 
 
-@pytest.mark.parametrize("lam", [1e-8, 0.3])
-def test_the_smoothed_polar_factor_is_as_far_as_its_smallest_value_says(lam: float) -> None:
-    matrices = study.draw_matrices(3, 0.2, 100).numpy()
-    away = np.linalg.norm(smoothed(matrices, lam) - msign(matrices), axis=(1, 2))
-    allowed = smoothed_polar_error(lam, 0.2, 3)
-    assert away.max() <= allowed * (1 + 1e-6) and away[0] == pytest.approx(allowed, rel=1e-6)
-    exact = math.sqrt(3) * (1 - mpf(0.2) / mp.sqrt(mpf(0.2) ** 2 + mpf(lam)))
-    assert abs(allowed - exact) <= mpf(10) ** -14 * exact
-    assert away[0] > smoothed_polar_error(lam, 0.25, 3)
-
-
 def ratio(f: Callable[[np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.norm(f(a) - f(b), axis=(-2, -1)) / np.linalg.norm(a - b, axis=(-2, -1))
 
@@ -125,7 +112,7 @@ def ratio(f: Callable[[np.ndarray], np.ndarray], a: np.ndarray, b: np.ndarray) -
 def test_without_a_floor_the_constant_holds_above_one_and_not_below() -> None:
     """Remark D.1, with 1/nu for its 2/nu."""
     rng, floor = np.random.default_rng(0), 0.3
-    constant = on_norm_floor("cubic", 3, floor)
+    constant = lipschitz("newton-schulz", "sharp", steps=3, eps=floor, normalization="max")
     assert constant == pytest.approx(1.5**3 / floor, rel=1e-8)
 
     def apply(m: np.ndarray) -> np.ndarray:
