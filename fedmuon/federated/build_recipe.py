@@ -33,12 +33,7 @@ from fedmuon.optim.orthogonalizers import (
     same,
     value_of_table,
 )
-from fedmuon.optim.recipe import (
-    Recipe,
-    aggregate_state,
-    as_recipe,
-    initial_states,
-)
+from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
@@ -60,10 +55,7 @@ RULE = (
 
 
 def build_recipe(
-    config: Config,
-    task: Task,
-    lr: Number | None = None,
-    regularization: Number | None = None,
+    config: Config, task: Task, lr: Number | None = None, regularization: Number | None = None
 ) -> Recipe:
     """The configured recipe with its aggregate, and at client level the release of its replies."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation

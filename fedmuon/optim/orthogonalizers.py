@@ -155,11 +155,7 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     made: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
         "newton-schulz": partial(
-            newton_schulz,
-            table.steps,
-            table.coefficients,
-            table.eps,
-            table.normalization,
+            newton_schulz, table.steps, table.coefficients, table.eps, table.normalization
         ),
         "clipped-sign": partial(clipped_sign, table.clip_level),
         "exact-sign": partial(Orthogonalizer, maps.exact_sign),

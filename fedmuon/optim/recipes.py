@@ -29,13 +29,7 @@ from fedmuon.optim.orthogonalizers import (
     map_of_table,
     map_of_value,
 )
-from fedmuon.optim.recipe import (
-    Recipe,
-    as_recipe,
-    centralized,
-    remember_direction,
-    replace_by_mean,
-)
+from fedmuon.optim.recipe import Recipe, as_recipe, centralized, remember_direction, replace_by_mean
 from fedmuon.optim.recipe import server_momentum as fedavgm_rule
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile

@@ -24,11 +24,7 @@ from fedmuon.orthogonalize.coefficients import (
 from fedmuon.orthogonalize.spectral import WORK_DTYPES, apply, gram, multiply, norm, peak, wide
 
 # Divisors in this range can be squared without overflow, and without an underflow that matters.
-_RANGE = {
-    torch.float16: (1e-2, 6e4),
-    torch.float32: (1e-15, 1e15),
-    torch.float64: (1e-140, 1e140),
-}
+_RANGE = {torch.float16: (1e-2, 6e4), torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 # (||M||_F [B], the scale that was taken out of M: [B] or 1) -> divisor of M [B]
 Divide = Callable[[Tensor, Tensor | float], Tensor]
 

@@ -153,9 +153,7 @@ def test_the_command_line_ends_with_2_and_names_the_key(
 
 
 @pytest.mark.slow
-def test_an_error_in_a_worker_arrives_as_the_same_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_in_a_worker_arrives_as_the_same_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is longer than what is shown of other errors, and not wrapped in another sentence."""
     sentence = f"your loss mine fails in round 1, on client 0 with E: {'x' * 300} (m.py, line 3)"
     identify()

@@ -132,8 +132,7 @@ QUICK = "polar", "clipped", "cubic/plus", "quintic/max", "jordan/unit", "inner/p
 
 
 @pytest.mark.parametrize(
-    "case",
-    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES],
+    "case", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in CASES]
 )
 def test_climbing_the_ratio_does_not_beat_the_certificate(case):
     """Gradient ascent from the worst pairs; the difference is kept at 1e-3 of a size or more."""
