@@ -84,13 +84,12 @@ GROUPS = {
     "calculator": (
         "tests/experiments/stability/test_bound.py::test_the_calculator_answers",
     ),  # in one process
-    "compiled": ("tests/fedmuon/tasks/test_work_split.py",),  # by numba, in seconds
+    "compiled": ("tests/fedmuon/tasks/test_matrix.py",),  # by numba, in seconds
     "house": ("tests/architecture/test_imports.py",),  # reads all files
     "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import
         "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",
         "tests/fedmuon/tasks/test_decoder.py",
-        "tests/fedmuon/tasks/test_decoder_clipping.py",
         "tests/fedmuon/tasks/test_deferred_checks.py::test_networks_ask_once",
         "tests/fedmuon/tasks/test_clipping_sound.py::test_others_are_not",
     ),

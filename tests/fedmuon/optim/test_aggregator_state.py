@@ -10,6 +10,7 @@ import pytest
 import torch
 from brought import PLAIN, tables
 from conftest import small
+from cut_off import Stop
 
 import fedmuon
 from fedmuon import aggregators, links
@@ -20,10 +21,6 @@ from fedmuon.optim.recipes import Chain, Link, Recipe
 from fedmuon.runs.directory import RunDirectory, newest_checkpoint
 
 Params = dict[str, torch.Tensor]
-
-
-class Stop(Exception):
-    pass
 
 
 def after(last: int) -> Callable[[Any, Any], None]:

@@ -1,6 +1,5 @@
 """Aggregates and partitions against naive loops, numpy, scipy and Flower."""
 
-import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,7 @@ from fedmuon.core.registry import make
 from fedmuon.data.partition import PARTITIONS, clients_of_samples
 from fedmuon.federated.rounds import Reply
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+pytestmark = pytest.mark.usefixtures("runs_apart")
 
 
 def replies(count: int, stack: int = 2) -> list[Reply]:

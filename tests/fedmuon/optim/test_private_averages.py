@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from cut_off import Stop
+from cut_off import run_until
 
 import fedmuon
 from fedmuon.config.load import Config
@@ -245,14 +245,8 @@ def test_the_bias_of_a_federated_step_falls_with_the_fourth_power(
 def test_a_resumed_run_keeps_the_noise_apart(tmp_path: Path) -> None:
     """Stopped between two averages, and begun anew from its files."""
     config = federation(6, 3, 2, DISK, BY_SAMPLES, 4, "ema")
-
-    def stop(record: dict) -> None:
-        if record["round"] == 3:
-            raise Stop
-
     execute(config, tmp_path / "whole")
-    with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", on_round_end=stop)
+    run_until(3, config, tmp_path / "cut")
     execute(None, tmp_path / "cut", resume=True)
     for file in ("model.safetensors", "momentum.safetensors"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

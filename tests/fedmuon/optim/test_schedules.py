@@ -1,6 +1,5 @@
 """Schedules: the recursion against products of matrices, and certificates against neighbours."""
 
-import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +13,7 @@ from fedmuon import analysis
 from fedmuon.analysis.theory.recursion import scheduled_amplification, step_amplification
 from fedmuon.tasks.constants import constants
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+pytestmark = pytest.mark.usefixtures("runs_apart")
 
 
 def naive(lr: float, beta: float, l_orth: float, l_g: float, factors: list, steps: int) -> list:

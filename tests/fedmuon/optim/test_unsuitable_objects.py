@@ -1,6 +1,5 @@
 """A custom object that fits no slot is refused by one sentence, wherever it fails."""
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,9 @@ from fedmuon.server.messaging import raised, reason
 from fedmuon.server.ray.flower_internals import identify, numbered
 from fedmuon.server.strategy import FedMuonStrategy, RoundFailed
 
+pytestmark = pytest.mark.usefixtures("runs_apart")
+
 HERE = Path(__file__).name
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that name no folder lie among the tests' own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.mark.parametrize(("slot", "name"), table.sample())

@@ -3,18 +3,16 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, neighbour, quick, small
-from networks import replica, trained
+from cut_off import run_until
+from networks import by_hand, replica, trained
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from fedmuon.config.load import Config, load, parse
 from fedmuon.core.errors import InputError
@@ -23,13 +21,11 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
-from fedmuon.federated.build import _network, build_experiment, build_plan, resolve
+from fedmuon.federated.build import _network, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import begin
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.models import MODELS
-from fedmuon.tasks.networks import NetworkTask
 
 AUX = [("sgd", 0.05), ("adamw", 1e-3)]
 RECIPES = ("fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned")
@@ -44,41 +40,6 @@ def digits(model: str = "mlp", **tables: dict) -> Config:
         "local": {"steps": 2, "lr": 0.05, "aux-lr": 0.02},
     }
     return small(base, **tables)
-
-
-Step = Callable[[dict[str, Tensor], Params, Params], None]  # (X, gradient, M), all changed in place
-
-
-def by_hand(config: Config, step: Step) -> tuple[Params, Params]:
-    """001, Algorithm 1 with nn.Module and autograd, one client after the other; X and M."""
-    source = read_source(config)
-    data, plan = build_data(config, source), build_plan(config)
-    experiment = build_experiment(config, data)
-    task = experiment.task
-    assert isinstance(task, NetworkTask)
-    X = replica(begin(experiment.recipe, task, config.federation.seed).params)
-    M = {name: torch.zeros_like(value) for name, value in X.items()}
-    sends_momentum = "fedmuon" in config.local.recipe
-    for r in range(plan.rounds):
-        ends = []
-        for i in plan.participants(r):
-            inputs, labels = (torch.from_numpy(part) for part in data.samples(int(i)))
-            Xi = {name: value.clone().requires_grad_() for name, value in X.items()}
-            Mi = {name: value.clone() * sends_momentum for name, value in M.items()}
-            for k in range(plan.steps):
-                rows = plan.rows(r, int(i), k, len(labels))
-                own = slice(None) if rows is None else torch.from_numpy(rows)
-                images = inputs[own].double().view(-1, *task.shape)
-                loss = cross_entropy(functional_call(task.module, Xi, (images,)), labels[own])
-                G = dict(zip(Xi, torch.autograd.grad(loss, list(Xi.values())), strict=True))
-                with torch.no_grad():
-                    step(Xi, G, Mi)
-            ends.append((Xi, Mi))
-        X, M = (
-            {name: torch.stack([end[w][name].detach() for end in ends]).mean(0) for name in X}
-            for w in (0, 1)
-        )
-    return X, M
 
 
 def assert_alike(found: Params, expected: Params) -> None:
@@ -192,21 +153,11 @@ def test_one_seed_one_network(tmp_path: Path, recipe: str) -> None:
     assert model["hidden.weight"].shape == (256, 512) and model["head.bias"].shape == (10,)
 
 
-class Stop(Exception):
-    """What ends a run in the middle."""
-
-
 @pytest.mark.slow
 def test_an_interrupted_run_of_a_network_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     config = digits("cnn", federation={"rounds": 3}, output={"checkpoint-every": 1})
     execute(config, tmp_path / "whole")
-
-    def stop(record: dict) -> None:
-        if record["round"] == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", on_round_end=stop)
+    run_until(2, config, tmp_path / "cut")
     execute(None, tmp_path / "cut", resume=True)
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     routes = (tmp_path / "cut" / "routes.txt").read_text()
@@ -233,16 +184,11 @@ def test_a_run_that_says_no_auxiliary_step_size_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As older versions wrote it."""
-
-    def stop(record: dict) -> None:
-        raise Stop
-
     unset = digits(local={"aux-lr": 0.0})
     with monkeypatch.context() as older:
         older.setattr(build, "aux_rate", lambda local: local.aux_lr)
         for name in ("a", "b"):
-            with pytest.raises(Stop):
-                execute(unset, tmp_path / name, on_round_end=stop)
+            run_until(1, unset, tmp_path / name)
     execute(None, tmp_path / "a", resume=True)
     with pytest.raises(InputError, match="another experiment"):
         execute(digits(local={"aux-lr": 0.3}), tmp_path / "b", resume=True)

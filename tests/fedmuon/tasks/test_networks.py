@@ -74,20 +74,10 @@ def autograd(
     return loss.detach(), dict(zip(leaves, slopes, strict=True))
 
 
-def assert_close(
-    losses: Tensor,
-    slopes: Params,
-    r: int,
-    expected: tuple[Tensor, Params],
-    rtol: float,
-    atol: float,
-) -> None:
-    """The loss and gradient of a replica are as expected."""
-    found = losses[r], replica(slopes, r)
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
-
-
-TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-5)}  # rounding of long sums
+TOLERANCE = {  # rounding of long sums
+    torch.float64: {"rtol": 1e-9, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -106,7 +96,8 @@ def test_gradient_is_autograd_on_each_replica(
     for k, batch in enumerate(batches):
         for r in range(k * replicas, (k + 1) * replicas):
             expected = autograd(module, params, r, batch.inputs, batch.labels)
-            assert_close(losses, slopes, r, expected, *TOLERANCE[dtype])
+            found = losses[r], replica(slopes, r)
+            torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
     # Negative control: another replica's gradient is another one.
     _, other = autograd(module, params, 0, batches[0].inputs[:1], batches[0].labels[:1])
     assert not torch.allclose(slopes["0.weight"][0], other["0.weight"], rtol=1e-2)
@@ -127,8 +118,8 @@ def test_replaced_rows_are_data_made_by_hand(vectorized: bool) -> None:
         for t in (there.replica == r).nonzero().flatten().tolist():
             inputs[there.position[t]], labels[there.position[t]] = news.inputs[t], news.labels[t]
         expected = autograd(module, params, r, inputs, labels)
-        torch.testing.assert_close(losses[r], expected[0], rtol=1e-10, atol=1e-12)
-        assert_close(losses, slopes, r, expected, *TOLERANCE[torch.float64])
+        found = losses[r], replica(slopes, r)
+        torch.testing.assert_close(found, expected, **TOLERANCE[torch.float64])
     moved = (losses - shared).abs() > 1e-9  # beyond what another order of adding makes
     assert moved.tolist() == [False, True, False, True]
 
@@ -323,26 +314,37 @@ def test_a_rule_that_finds_nothing_is_refused() -> None:
     assert found == {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
 
 
-def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:
-    """Grouped or not, a tensor [S, out, ...] is orthogonalized as [out, -1], times s(m, n)."""
-    shapes = {"a": (6, 2, 3), "b": (4, 6), "c": (6, 2, 3), "d": (6, 6)}
+@pytest.mark.parametrize(("adjust", "scale"), [("none", 0.0), ("match-rms", 0.2)])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_matrices_are_cut_and_those_of_one_shape_share_a_call(
+    grouped: bool, adjust: str, scale: float
+) -> None:
+    """A tensor [S, out, ...] is [out, -1]; a fused one is cut along either side, with a draw and
+    the scale of each part. Stacked or not, each matrix is mapped by itself."""
     torch.manual_seed(1)
+    shapes = {"wide": (4, 12), "tall": (12, 4), "plain": (4, 12), "square": (4, 4),
+              "filter": (6, 2, 3)}  # fmt: skip
     direction = {name: torch.randn(2, *shape).double() for name, shape in shapes.items()}
-    calls: list[int] = []
+    calls: list[tuple[int, int]] = []
 
     def apply(stack: Tensor, context: object, block: int) -> Tensor:
-        calls.append(len(stack))
+        calls.append((len(stack), block))
         return smoothed_polar(stack, 0.1)
 
-    for grouped, adjust, scale in ((True, "none", 1.0), (False, "match-rms", 0.2 * math.sqrt(6))):
-        calls.clear()
-        link = map_matrices(apply, adjust, grouped)
-        found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
-        assert calls == ([6, 2] if grouped else [2, 2, 2, 2])
-        for name, value in direction.items():
-            for r in range(2):
-                one = smoothed_polar(value[r].flatten(1), 0.1).view(shapes[name])
-                torch.testing.assert_close(found[name][r], scale * one, rtol=1e-9, atol=1e-12)
+    def mapped(matrix: Tensor) -> Tensor:
+        return (scale * math.sqrt(max(matrix.shape)) or 1.0) * smoothed_polar(matrix, 0.1)
+
+    link = map_matrices(apply, adjust, grouped, {"wide": 3, "tall": 3})
+    found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
+    assert calls == ([(14, 0), (2, 6), (2, 8)] if grouped else [(2, block) for block in range(9)])
+    for r in range(2):
+        for name, side in (("wide", 1), ("tall", 0)):
+            parts = [mapped(part) for part in direction[name][r].chunk(3, side)]
+            torch.testing.assert_close(found[name][r], torch.cat(parts, side))
+        assert not torch.allclose(found["wide"][r], mapped(direction["wide"][r]), rtol=1e-2)
+        for name in ("plain", "square", "filter"):
+            whole = mapped(direction[name][r].flatten(1)).view(shapes[name])
+            torch.testing.assert_close(found[name][r], whole)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
