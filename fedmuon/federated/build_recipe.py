@@ -234,23 +234,35 @@ def _trial_steps(
     chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
 ) -> Params:
     """How far two steps move these clients."""
+    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
+    states = chain.init(params, {})
+    for step in range(2):
+        params, states = chain.step(params, states, _context(params, clients, step, factor))
+    return {name: value - first[name] for name, value in params.items()}
+
+
+def _context(
+    params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
+) -> Context:
+    """What links may see of half the squared distance to drawn centres, released or not."""
     drawn = torch.Generator().manual_seed(0)
     centres = {}
-    for name, value in start.items():  # drawn for both clients, whoever takes part
-        both = torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)])
+    for name, value in params.items():  # drawn for two clients, whoever takes part
+        both = torch.randn((2, *value.shape[1:]), generator=drawn)
         centres[name] = both.to(value)[list(clients)]
 
     def gradient(at: Params) -> tuple[Tensor, Params]:
         slope = {name: value - centres[name] for name, value in at.items()}
         return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
 
-    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
-    states = chain.init(params, {})
-    for _ in range(2):
-        draws = [partial(generator, 0, client=client) for client in clients]
-        context = Context(params, gradient, draws, factor=factor)
-        params, states = chain.step(params, states, context)
-    return {name: value - first[name] for name, value in params.items()}
+    def released(points: Points, bounds: Tensor | None = None) -> Released:
+        kept = None if bounds is None else torch.full_like(bounds, 0.5)
+        return Released(gradient(points[-1][1])[1], kept)
+
+    draws = [partial(generator, 0, client=client, step=step) for client in clients]
+    if private:
+        return Context(params, forbidden_gradient, draws, released, factor)
+    return Context(params, gradient, draws, factor=factor)
 
 
 # A first round of a custom recipe
@@ -278,7 +290,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
     }
     params = start
     for step in range(2):  # of a client
-        context, direction = _context(recipe, params, step), {}
+        context, direction = _context(params, (0,), step, private=recipe.mechanism is not None), {}
         for link in recipe.chain.links:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
         if lost := [name for name in params if name not in direction]:
@@ -288,25 +300,6 @@ def require_round(recipe: Recipe, start: Params) -> None:
         params = {name: one + direction[name] for name, one in params.items()}
     returned = {name: states[name] for name in recipe.returned}
     _require_rule(recipe, start, params, {**initial_states(recipe, start), **returned})
-
-
-def _context(recipe: Recipe, params: Params, step: int) -> Context:
-    """What links may see of the squared distance to drawn parameters, released or not."""
-
-    def gradient(at: Params) -> tuple[Tensor, Params]:
-        slope = {name: here - one for (name, here), one in zip(at.items(), centre, strict=True)}
-        first = next(iter(slope.values()))
-        return first.new_zeros(len(first)), slope
-
-    def released(points: Points, bounds: Tensor | None = None) -> Released:
-        kept = None if bounds is None else torch.full_like(bounds, 0.5)
-        return Released(gradient(points[-1][1])[1], kept)
-
-    centre = list(_drawn(params, 0).values())
-    draws = [partial(generator, 0, client=0, step=step)]
-    if recipe.mechanism is None:
-        return Context(params, gradient, draws)
-    return Context(params, forbidden_gradient, draws, released)
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:

@@ -68,7 +68,30 @@ class Recipe:
 
     def __post_init__(self) -> None:
         with Guard("recipe", self.server):
-            self._require_fields()
+            # Fields of other types would fail in the middle of a run.
+            wanted = {
+                "chain": (isinstance(self.chain, Chain), "a fedmuon.Chain of links"),
+                "server": (callable(self.server), "a function (old, mean, states)"),
+                "aggregate": (isinstance(self.aggregate, Aggregator), "a fedmuon.Aggregator"),
+                "scaled": (isinstance(self.scaled, bool), "True or False"),
+                "steps": (
+                    type(self.steps) is int and self.steps >= 0,
+                    "a whole number of 0 or more",
+                ),
+            }
+            for name in ("sent", "returned", "kept"):
+                held = getattr(self, name)
+                named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
+                wanted[name] = named, "a tuple of names of states"
+            for name, (sound, mend) in wanted.items():
+                if not sound:
+                    kind = type(getattr(self, name)).__name__
+                    raise InputError(f"{name} of a Recipe has type {kind}: give {mend}")
+            if clash := set(aggregate_states(self)) & set(self.kept):
+                raise InputError(
+                    f"the recipe keeps a state {min(clash)!r}, which is also the name of a state "
+                    "of its aggregator: give the link another name"
+                )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
             if link.lasting and link.name in self.returned and lost:
@@ -83,29 +106,6 @@ class Recipe:
                 f"the link {follows[0]} corrects for noise whose variance is only known in "
                 "weighted means: set [federation] aggregate = 'mean' or 'by-samples', or give a "
                 "fedmuon.Aggregator with `shares`"
-            )
-
-    def _require_fields(self) -> None:
-        """Reject fields of other types, which would fail in the middle of a run."""
-        wanted = {
-            "chain": (isinstance(self.chain, Chain), "a fedmuon.Chain of links"),
-            "server": (callable(self.server), "a function (old, mean, states)"),
-            "aggregate": (isinstance(self.aggregate, Aggregator), "a fedmuon.Aggregator"),
-            "scaled": (isinstance(self.scaled, bool), "True or False"),
-            "steps": (type(self.steps) is int and self.steps >= 0, "a whole number of 0 or more"),
-        }
-        for name in ("sent", "returned", "kept"):
-            held = getattr(self, name)
-            named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
-            wanted[name] = named, "a tuple of names of states"
-        for name, (sound, mend) in wanted.items():
-            if not sound:
-                kind = type(getattr(self, name)).__name__
-                raise InputError(f"{name} of a Recipe has type {kind}: give {mend}")
-        if clash := set(aggregate_states(self)) & set(self.kept):
-            raise InputError(
-                f"the recipe keeps a state {min(clash)!r}, which is also the name of a state of "
-                "its aggregator: give the link another name"
             )
 
 

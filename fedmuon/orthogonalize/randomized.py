@@ -82,7 +82,16 @@ def randomized_polar(
     if axis == "rows":
         given = (rank, oversample, power, steps, coefficients, sketch, generator)
         return randomized_polar(M.mT, *given, delta=delta).mT
-    width = _checked_width(M, rank, oversample, power, sketch)
+    width, most = rank + oversample, min(M.shape[-2:])
+    if rank < 1 or oversample < 0 or width > most:
+        raise InputError(
+            f"rank is {rank}, oversample {oversample}: choose rank >= 1, oversample >= 0 and "
+            f"rank + oversample <= {most} for matrices of shape {tuple(M.shape[-2:])}."
+        )
+    if power < 0 or power != int(power):
+        raise InputError(f"power is {power!r}: give a whole number of power iterations, 0 or more.")
+    if sketch not in SKETCHES:
+        raise InputError(f"No sketch is called {sketch!r}: use one of {', '.join(SKETCHES)}.")
     if M.numel() == 0:
         return M.clone()
     work = M.dtype if M.dtype in (torch.float32, torch.float64) else torch.float32
@@ -96,21 +105,6 @@ def randomized_polar(
     divisor = _divisor(DELTAS[sketch] if delta is None else delta, M, stack, reduced, scale)
     small = scaled_newton_schulz(reduced, divisor, steps, coefficients)
     return multiply(basis, small).view(M.shape).to(M.dtype)
-
-
-def _checked_width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> int:
-    """Return l = rank + oversample after checking all options of the sketch."""
-    width, most = rank + oversample, min(M.shape[-2:])
-    if rank < 1 or oversample < 0 or width > most:
-        raise InputError(
-            f"rank is {rank}, oversample {oversample}: choose rank >= 1, oversample >= 0 and "
-            f"rank + oversample <= {most} for matrices of shape {tuple(M.shape[-2:])}."
-        )
-    if power < 0 or power != int(power):
-        raise InputError(f"power is {power!r}: give a whole number of power iterations, 0 or more.")
-    if sketch not in SKETCHES:
-        raise InputError(f"No sketch is called {sketch!r}: use one of {', '.join(SKETCHES)}.")
-    return width
 
 
 def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:

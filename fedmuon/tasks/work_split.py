@@ -21,27 +21,6 @@ from fedmuon.tasks.base import Params
 SMALL = 1 << 22  # parameters
 
 
-def stand_ins(module: nn.Module) -> dict[str, Tensor]:
-    """Return values for all parameters and buffers, with which a trial call shows shapes.
-
-    They are copies, or zeros if the module is on `meta`. Those of a large module are on `meta`,
-    where nothing is computed. A call there loads torch's compiler, which takes a second or two, so
-    small modules are called on the CPU.
-    """
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    large = sum(value.numel() for value in own.values()) > SMALL
-
-    found = {}
-    for name, value in own.items():
-        if large:
-            found[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        elif value.is_meta:
-            found[name] = torch.zeros(value.shape, dtype=value.dtype)
-        else:
-            found[name] = value.detach().cpu().clone()
-    return found
-
-
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
     """The parameters, which require gradients, and the buffers of a module, without numbers."""
     params = {
@@ -94,12 +73,25 @@ class Chunks:
 def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
     """Count the numbers that autograd keeps per sample: those of two samples less those of one.
 
+    Copies stand in for parameters and buffers, zeros for those on `meta`. Those of a large module
+    are on `meta`, where nothing is computed. A call there loads torch's compiler, which takes a
+    second or two, so small modules are called on the CPU.
+
     Raises:
         InputError: If the module writes into its samples, which other calls read, too.
     """
-    held = stand_ins(module)
-    for name, _ in module.named_parameters():
-        held[name].requires_grad_()
+    params = dict(module.named_parameters())
+    own = {**params, **dict(module.named_buffers())}
+    large = sum(value.numel() for value in own.values()) > SMALL
+    held = {}
+    for name, value in own.items():
+        if large:
+            held[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        elif value.is_meta:
+            held[name] = torch.zeros(value.shape, dtype=value.dtype)
+        else:
+            held[name] = value.detach().cpu().clone()
+        held[name].requires_grad_(name in params)
 
     first = next(iter(held.values()))
     kind = torch.long if whole else first.dtype
