@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def autograd(
     return loss.detach(), dict(zip(leaves, slopes, strict=True))
 
 
-TOLERANCE = {  # rounding of long sums
+TOLERANCE: dict[torch.dtype, dict[str, Any]] = {  # rounding of long sums
     torch.float64: {"rtol": 1e-9, "atol": 1e-12},
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
 }
