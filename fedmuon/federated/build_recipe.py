@@ -24,7 +24,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
-from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
+from fedmuon.optim.chain import Chain, Context, Link, Number, State, forbidden_gradient
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -298,8 +298,19 @@ def require_round(recipe: Recipe, start: Params) -> None:
                 f"the chain ends without a direction for {lost[0]}: begin it with links.gradient()"
             )
         params = {name: one + direction[name] for name, one in params.items()}
-    returned = {name: states[name] for name in recipe.returned}
-    _require_rule(recipe, start, params, {**initial_states(recipe, start), **returned})
+    given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
+    rule = partial(recipe.server, factor=1.0) if recipe.scaled else recipe.server
+    found = _tried("the server's rule", RULE, rule, start, params, given)
+    if not _are_mappings(found):
+        raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
+    model, after = found
+    for name, tensor in start.items():
+        if getattr(model.get(name), "shape", None) != tensor.shape:
+            raise InputError(
+                f"the server's rule returns no tensor like {name} of the model: {RULE}"
+            )
+    if lost := [name for name in recipe.kept if name not in after]:
+        raise InputError(f"the server's rule returns no state {lost[0]}, which is kept: {RULE}")
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -333,22 +344,6 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
         raise InputError(f"{what} ends in {why}: {mend}") from error
 
 
-def _require_rule(recipe: Recipe, old: Params, mean: Params, states: States) -> None:
-    """Reject a server's rule that does not give the next model and the states that are kept."""
-    rule = partial(recipe.server, factor=1.0) if recipe.scaled else recipe.server
-    found = _tried("the server's rule", RULE, rule, old, mean, states)
-    if not _are_mappings(found):
-        raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
-    params, after = found
-    for name, tensor in old.items():
-        if getattr(params.get(name), "shape", None) != tensor.shape:
-            raise InputError(
-                f"the server's rule returns no tensor like {name} of the model: {RULE}"
-            )
-    if lost := [name for name in recipe.kept if name not in after]:
-        raise InputError(f"the server's rule returns no state {lost[0]}, which is kept: {RULE}")
-
-
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     """Reject a custom aggregate that makes another model of the same replies after others."""
     brought, count = user_objects(config), config.federation.per_round
@@ -360,7 +355,10 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     def made(seed: int) -> Params:
         replies = []
         for k in range(count):
-            params = _drawn(start, count * seed + k)
+            drawn = torch.Generator().manual_seed(count * seed + k)
+            params = {
+                name: torch.randn(one.shape, generator=drawn).to(one) for name, one in start.items()
+            }
             states = {
                 one.name: one.init(params)
                 for one in recipe.chain.links
@@ -383,11 +381,6 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
             "state) -> (params, state), or keep it in a state of the recipe, which its server's "
             "rule changes"
         )
-
-
-def _drawn(like: Params, seed: int) -> Params:
-    rng = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(one.shape, generator=rng).to(one) for name, one in like.items()}
 
 
 def _copied(given: Mapping[str, Any]) -> dict[str, Tensor]:

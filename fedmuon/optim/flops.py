@@ -163,21 +163,6 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
     return float(2 * large * sum(degree(one) > 0 for one in polynomials) + squares * small)
 
 
-def performed_randomized(
-    m: int, n: int, polynomials: Schedule, sketch: Sketch, dtype: torch.dtype
-) -> float:
-    """The products of `Muon(orthogonalizer="randomized-polar")`, which samples the shorter side.
-
-    The 1 + 2 h products inside an orthonormal basis depend on its algorithm and do not count.
-    """
-    short, long = sorted((m, n))
-    if sketch.width >= short:
-        return performed_newton_schulz(m, n, polynomials, dtype)
-    passes = 4 * sketch.power + (6 if sketch.kind == "gaussian" else 4)
-    inner = performed_newton_schulz(sketch.width, short, polynomials, dtype)
-    return passes * long * short * sketch.width + inner
-
-
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
     """The numbers of a `Cost` for one orthogonalized matrix."""
     sketch, steps = rule.sketch, rule.polynomials
@@ -185,11 +170,20 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
     if sketch is None:
         done = performed_newton_schulz(m, n, steps, rule.dtype)
         return newton_schulz_flops(m, n, steps), 0.0, entries + m * n * rule.normalized, done
+    # Muon(orthogonalizer="randomized-polar") samples the shorter side. The 1 + 2 h products inside
+    # an orthonormal basis depend on its algorithm and do not count.
+    short, long = sorted((m, n))
+    if sketch.width >= short:
+        done = performed_newton_schulz(m, n, steps, rule.dtype)
+    else:
+        passes = 4 * sketch.power + (6 if sketch.kind == "gaussian" else 4)
+        inner = performed_newton_schulz(sketch.width, short, steps, rule.dtype)
+        done = passes * long * short * sketch.width + inner
     return (
         randomized_flops(m, n, steps, sketch),
         factorization_flops(m, sketch.width),
         entries + min(m, sketch.width) * n * rule.normalized,
-        performed_randomized(m, n, steps, sketch, rule.dtype),
+        done,
     )
 
 

@@ -213,7 +213,18 @@ class Muon(PortableOptimizer):
         with Guard("orthogonalizer", group["orthogonalizer"]):
             _check_orthogonalizer(group)
         for param in group["params"]:
-            _check_shape(param, group["blocks"])
+            shape, blocks = tuple(param.shape), group["blocks"]
+            if param.ndim < 2:
+                raise InputError(
+                    f"Muon takes matrices, not a parameter of shape {shape}: use MuonWithAux with "
+                    "param_groups_for_muon(model), which leaves others to another optimizer."
+                )
+            if param.is_complex():
+                raise InputError(f"A parameter of shape {shape} is complex: give Muon real ones.")
+            if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
+                raise InputError(
+                    f"A matrix of shape {shape} has no {blocks} equal blocks: set blocks to 1."
+                )
 
     def _update(self) -> None:
         for group in self.param_groups:
@@ -469,18 +480,3 @@ def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
     for name, least in (("rank", 1), ("oversample", 0), ("power", 0), ("seed", 0)):
         if not isinstance(group[name], int) or group[name] < least:
             raise InputError(f"{name} is {group[name]!r}: choose a whole number >= {least}.")
-
-
-def _check_shape(param: Tensor, blocks: int) -> None:
-    shape = tuple(param.shape)
-    if param.ndim < 2:
-        raise InputError(
-            f"Muon takes matrices, not a parameter of shape {shape}: use MuonWithAux with "
-            "param_groups_for_muon(model), which leaves others to another optimizer."
-        )
-    if param.is_complex():
-        raise InputError(f"A parameter of shape {shape} is complex: give Muon real ones.")
-    if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
-        raise InputError(
-            f"A matrix of shape {shape} has no {blocks} equal blocks: set blocks to 1."
-        )

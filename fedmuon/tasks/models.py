@@ -216,14 +216,6 @@ def wide_resnet(depth: int, widen: int, shape: Shape, classes: int) -> nn.Module
     )
 
 
-def vit_small(shape: Shape, classes: int) -> nn.Module:
-    """ViT-small (Steiner et al. 2022): width 384, 12 blocks of 6 heads, 21.3M parameters.
-
-    Patches are 4 x 4, for images of 32 x 32 pixels (DiSK).
-    """
-    return VisionTransformer(shape[0], classes, patch=4, width=384, depth=12, heads=6)
-
-
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
@@ -231,7 +223,8 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cifarnet": cifarnet,
     "wrn-16-2": partial(wide_resnet, 16, 2),
     "wrn-16-4": partial(wide_resnet, 16, 4),
-    "vit-small": vit_small,
+    # ViT-small (Steiner et al. 2022), with patches for images of 32 x 32 pixels (DiSK).
+    "vit-small": lambda shape, classes: VisionTransformer(shape[0], classes, 4, 384, 12, 6),
 }
 LEAST = {  # pixels along the shorter side
     "cnn": 4, "tanh-cnn": 14, "cifarnet": 9, "wrn-16-2": 4, "wrn-16-4": 4, "vit-small": 4,
