@@ -75,19 +75,25 @@ def _of_torch(*given: Any, **named: Any) -> Any:
     return torch.ones(2, 3) @ torch.ones(2, 3)
 
 
-def _of_keys(*given: Any, **named: Any) -> Any:
-    return {}[SAID]
+def throwing(make: Callable[[], Exception]) -> Callable[..., Any]:
+    """A function of one argument or more that raises."""
 
+    def thrown(one: Any, *more: Any) -> Any:
+        raise make()
 
-def _without_words(*given: Any, **named: Any) -> Any:
-    raise type("Wordless", (Exception,), {"__str__": _raise, "__repr__": _raise})
+    return thrown
 
 
 _exits = _raises(SystemExit, SAID)
-_of_lines = _raises(RuntimeError, f"{SAID}\nand a second line")
-_stops, _asserts = _raises(StopIteration, SAID), _raises(AssertionError)
-_not_there = _raises(NotImplementedError, SAID)
-_of_system = _raises(FileNotFoundError, 2, SAID, "/nowhere")
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "key": lambda: KeyError(SAID),
+    "wordless": type("Wordless", (Exception,), {"__str__": _raise, "__repr__": _raise}),
+    "lines": lambda: RuntimeError(f"{SAID}\nand a second line"),
+    "stop": lambda: StopIteration(SAID),
+    "assertion": AssertionError,
+    "not-implemented": lambda: NotImplementedError(SAID),
+    "of-system": lambda: FileNotFoundError(2, SAID, "/nowhere"),
+}
 
 
 def _generates(*given: Any, **named: Any) -> Iterator[int]:
@@ -176,13 +182,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "raises": lambda: lambda one, *more: _raise(),
     "raises-always": lambda: _raise,
     "raises-in-torch": lambda: lambda one, *more: _of_torch(),
-    "raises-key": lambda: lambda one, *more: _of_keys(),
-    "raises-wordless": lambda: lambda one, *more: _without_words(),
-    "raises-lines": lambda: lambda one, *more: _of_lines(),
-    "raises-stop": lambda: lambda one, *more: _stops(),
-    "raises-assertion": lambda: lambda one, *more: _asserts(),
-    "raises-not-implemented": lambda: lambda one, *more: _not_there(),
-    "raises-of-system": lambda: lambda one, *more: _of_system(),
+    **{f"raises-{name}": functools.partial(throwing, make) for name, make in ERRORS.items()},
     "exits": lambda: lambda one, *more: _exits(),
     "exits-always": lambda: _exits,
     "deep": lambda: lambda one, *more: _deep(),

@@ -532,6 +532,7 @@ def test_a_muon_that_never_acts_is_refused() -> None:
 
 def test_impossible_input_is_refused_with_the_mend() -> None:
     square = nn.Parameter(torch.ones(4, 4))
+    drawn = partial(Muon, [square], orthogonalizer="randomized-polar")
     for call, word in [
         (lambda: Muon([nn.Parameter(torch.ones(3))]), "param_groups_for_muon"),
         (lambda: Muon([nn.Parameter(torch.ones(2, 2, dtype=torch.cfloat))]), "complex"),
@@ -544,6 +545,12 @@ def test_impossible_input_is_refused_with_the_mend() -> None:
         (lambda: Muon([square], ns_coefficients="jordon"), "jordan"),
         (lambda: Muon([square], ns_dtype=torch.int32), "floating"),
         (lambda: Muon([{"params": [square], "blocks": 3}]), "blocks to 1"),
+        (lambda: Muon([square], momentum_form="nesterov"), "'ema' or 'polyak'"),
+        (partial(drawn, rank=0), "rank"),
+        (partial(drawn, oversample=-1), "oversample"),
+        (partial(drawn, power=-1), "power"),
+        (partial(drawn, sketch="sparse"), "kaczmarz"),
+        (partial(drawn, ns_dtype=torch.bfloat16), "float32"),
     ]:
         with pytest.raises(InputError, match=word):
             call()

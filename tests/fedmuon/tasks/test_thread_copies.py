@@ -156,48 +156,38 @@ class Weighted:
         return each / self.mean
 
 
-@pytest.mark.parametrize("many", [1, 3])
-def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The naive loop over clients, in their order, is the oracle, to the last digits."""
+@pytest.fixture
+def cut_small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So many threads, three unless the test says how many, and many small pieces for them."""
     monkeypatch.setattr(work_split, "WORK", 1)
     monkeypatch.setattr(work_split, "FEW", 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(getattr(request, "param", 3))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("cut_small")
+@pytest.mark.parametrize("cut_small", [1, 3], indirect=True)
+def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads() -> None:
+    """The naive loop over clients, in their order, is the oracle, to the last digits."""
     net, mine, again = nn.Sequential(nn.Linear(4, 3)).double(), Weighted(), Weighted()
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
     batches = [Batch(x[part], y[part]) for part in (slice(0, 20), slice(20, 50), slice(50, 90))]
-    before = torch.get_num_threads()
-    torch.set_num_threads(many)
-    try:
-        task = user_task.user_network(user_task.Task(net, mine), (4,), 3, False, torch.float64, CPU)
-        start = task.initial(np.random.default_rng(0), 3)
-        mine.__init__()
-        torch.manual_seed(1)
-        loss, _ = task.gradient(start, batches)
-    finally:
-        torch.set_num_threads(before)
+    task = user_task.user_network(user_task.Task(net, mine), (4,), 3, False, torch.float64, CPU)
+    start = task.initial(np.random.default_rng(0), 3)
+    mine.__init__()
+    torch.manual_seed(1)
+    loss, _ = task.gradient(start, batches)
     torch.manual_seed(1)
     expected = [again(net(one.inputs), one.labels).mean().item() for one in batches]
     np.testing.assert_allclose(loss, expected, rtol=1e-12)
     assert mine.threads == {threading.get_ident()} and mine.mean == pytest.approx(again.mean)
 
 
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("three_threads")
+@pytest.mark.usefixtures("cut_small")
 @pytest.mark.parametrize("make", [Elsewhere, with_own_forward, with_hook, with_a_part])
-def test_gradients_are_autograds_whoever_computes_them(
-    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of many small pieces."""
-    monkeypatch.setattr(work_split, "WORK", 1)
-    monkeypatch.setattr(work_split, "FEW", 4)
+def test_gradients_are_autograds_whoever_computes_them(make: Callable[[], nn.Module]) -> None:
     module = make().double()
     held = {name: value.detach()[None] for name, value in module.named_parameters()}
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
