@@ -181,7 +181,7 @@ def test_the_residual_bound_of_004(name, degree):
 def test_other_coefficients_violate_the_bound():
     """Jordan's steps do not converge to the polar factor, and so break delta_0^(3^q)."""
     singular = np.linspace(0.5, 1, 8)
-    m, initial = matrix(singular), 1 - (0.5 / np.linalg.norm(singular)) ** 2
+    m, initial = matrix(singular), 1 - (0.5 / float(np.linalg.norm(singular))) ** 2
     bound = residual_bound(initial, 2, 5)
     assert distances(m, newton_schulz(m, 5, "jordan", 1e-30))[0] > 100 * bound
     assert distances(m, newton_schulz(m, 5, "quintic", 1e-30))[0] <= bound + 1e-12
