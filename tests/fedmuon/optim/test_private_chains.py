@@ -17,7 +17,6 @@ from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.optim.links import noise_moments
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.privacy import noise
 
@@ -128,22 +127,6 @@ def test_bias_correction_line_by_line(form: str) -> None:
         pairs = [Q(M / s + sign * rho * U) for U, sign in itertools.product(probes, (1, -1))]
         X = X - 0.2 * (2 * Q(M / s) - np.mean(pairs, axis=0))
     np.testing.assert_allclose(weight(config), X, rtol=1e-9, atol=1e-11)
-
-
-def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
-    """The moments against the squared weights of a filter and a momentum written out."""
-    mu, kappa, steps = 0.7, 0.4, 9
-    impulse = np.eye(steps)  # row t is w_t
-    f, m = impulse[0], impulse[0]
-    for t in range(1, steps):
-        f = (1 - kappa) * f + kappa * impulse[t]
-        m = mu * m + f
-    nothing = torch.zeros(1, 3, dtype=torch.float64)
-    state = {"steps": nothing[:, 0], "common": nothing, "own": nothing}
-    for _ in range(steps):
-        state = noise_moments(state, mu, kappa)
-    np.testing.assert_allclose(state["own"][0], [f @ f, f @ m, m @ m], rtol=1e-12)
-    assert not state["common"].any()
 
 
 def test_noise_is_secret_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
