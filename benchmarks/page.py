@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from fedmuon.runs.provenance import commit, machine, versions
 
 WIDTH = 80
@@ -139,7 +141,7 @@ def read(file: Path) -> list[Row]:
 def place(load: Sequence[float], seconds: float) -> list[str]:
     """Where and when: what ratios of another run may not be compared without; load by its minute's
     mean before and after."""
-    here, known = machine(), versions()
+    here, known = machine(torch.get_num_threads()), versions()
     busy = ", then ".join(f"{one:.1f}" for one in load)
     return [
         f"{time.strftime('%Y-%m-%d %H:%M')}, commit {(commit() or 'unknown')[:12]}, "

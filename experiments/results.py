@@ -17,19 +17,16 @@ import numpy as np
 from fedmuon.config.load import Config, flatten, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
+from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
+from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
+from fedmuon.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
-
-    from fedmuon.runs.directory import RunDirectory
-
-NOT_RELEASED = (
-    "Losses and accuracies of private runs are measured on the data themselves and not released."
-)
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,13 @@ class Result:
     @in_python()
     def summary(self) -> Record:
         """The content of summary.json."""
-        return _directory(self.path).finished()
+        return RunDirectory(self.path).finished()
 
     @cached_property
     @in_python()
     def rounds(self) -> list[Record]:
         """The records of rounds.jsonl."""
-        directory = _directory(self.path)
+        directory = RunDirectory(self.path)
         if directory.summary() is not None:
             require_sound(self.path, ["rounds.jsonl"])
         return directory.records()
@@ -61,20 +58,18 @@ class Result:
     @in_python()
     def config(self) -> Config:
         """The config with every key resolved."""
-        _directory(self.path).require_config()
+        RunDirectory(self.path).require_config()
         return load(self.path / "config.toml")
 
     @cached_property
     @in_python()
     def model(self) -> "dict[str, Tensor]":
         """The last model: parameter's name -> tensor."""
-        from fedmuon.core.arrays import read_tensors  # imports torch
-
         return read_tensors(self._sound("model.safetensors"))[0]
 
     def _sound(self, name: str) -> Path:
         """A file of a finished run, rejected where it is damaged."""
-        _directory(self.path).finished()
+        RunDirectory(self.path).finished()
         require_sound(self.path, [name])
         return self.path / name
 
@@ -235,12 +230,6 @@ def _frame(rows: Sequence[Record]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _directory(path: Path) -> "RunDirectory":
-    from fedmuon.runs.directory import RunDirectory  # imports torch
-
-    return RunDirectory(path)
-
-
 # Runs are compared in groups that differ in the seed alone, and by what else tells them apart.
 
 SEED, NOISE = "federation.seed", "privacy.noise"
@@ -262,7 +251,7 @@ class Finished:
     @classmethod
     def read(cls, folder: Path) -> "Finished":
         """The run in that folder; rejected where a file of it was changed."""
-        directory = _directory(folder)
+        directory = RunDirectory(folder)
         summary = directory.finished()
         directory.require_unchanged()
         config, file = load(folder / "config.toml"), folder / "objects.json"
@@ -384,14 +373,6 @@ def _spent(members: Sequence[Finished]) -> Record:
         "level": "client" if worst.get("unit") == "client" else "example",
         "certified": all(one["certified"] for one in accounts),
     }
-
-
-def adjacency_of(private: Mapping[str, Any]) -> str:
-    """The adjacency of the epsilon in a summary.
-
-    Earlier versions, whose rates were lot / n_i, wrote add-remove, and not where rates are from.
-    """
-    return private["adjacency"] if "rate_from" in private else "zero-out"
 
 
 def _measures(members: Sequence[Finished]) -> Record:

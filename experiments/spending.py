@@ -12,8 +12,7 @@ from fedmuon.analysis.report.numbers import number
 from fedmuon.config.load import Config, load
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
-from fedmuon.experiments.results import adjacency_of
-from fedmuon.experiments.tables import columns
+from fedmuon.experiments.tables import adjacency_of, columns, released_by
 from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
 from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.ledger import Ledger
@@ -153,30 +152,6 @@ def table(record: Record) -> Table:
 
 def _shown(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4f}"
-
-
-def unreleased(summary: Mapping[str, Any] | None) -> str:
-    """What a title adds to numbers that were measured on the data of a private run."""
-    return ", measured and not released" if "privacy" in (summary or {}) else ""
-
-
-def standing(private: Mapping[str, Any]) -> str:
-    """What the epsilon of a summary stands on: adjacency, sampling, unit, noise."""
-    held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
-    if "trust" in private:
-        whom = f"clients whole, trust {private['trust']}"
-        if "honest" in private:
-            whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
-        return f"{held}, {whom}, multiplier {number(private['noise'])}"
-    blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
-    return f"{held}, {blocks} of multiplier {number(private['noise'])}"
-
-
-def released_by(private: Mapping[str, Any]) -> str:
-    """What a release has: a lot of examples, or at client level a cohort."""
-    if "trust" in private:
-        return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
-    return f"{private['sampling']} lots"
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:

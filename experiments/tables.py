@@ -1,7 +1,8 @@
 """What people and programs are shown of a record: tables, and numbers that JSON has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -10,9 +11,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedmuon.analysis.report.numbers import written
+from fedmuon.analysis.report.numbers import number, written
 
 ENDLESS, WORDS = 10_000, 12  # columns of a terminal; of a column of words that can still be read
+NOT_RELEASED = (
+    "Losses and accuracies of private runs are measured on the data themselves and not released."
+)
 
 # What the numbers of bound.json are, for people.
 BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
@@ -98,3 +102,38 @@ def columns(
     for row in rows:
         shown.add_row(*row)
     return shown
+
+
+# Words for the account of a private run, as its summary holds it.
+
+
+def adjacency_of(private: Mapping[str, Any]) -> str:
+    """The adjacency of the epsilon in a summary.
+
+    Earlier versions, whose rates were lot / n_i, wrote add-remove, and not where rates are from.
+    """
+    return private["adjacency"] if "rate_from" in private else "zero-out"
+
+
+def unreleased(summary: Mapping[str, Any] | None) -> str:
+    """What a title adds to numbers that were measured on the data of a private run."""
+    return ", measured and not released" if "privacy" in (summary or {}) else ""
+
+
+def standing(private: Mapping[str, Any]) -> str:
+    """What the epsilon of a summary stands on: adjacency, sampling, unit, noise."""
+    held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
+    if "trust" in private:
+        whom = f"clients whole, trust {private['trust']}"
+        if "honest" in private:
+            whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
+        return f"{held}, {whom}, multiplier {number(private['noise'])}"
+    blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
+    return f"{held}, {blocks} of multiplier {number(private['noise'])}"
+
+
+def released_by(private: Mapping[str, Any]) -> str:
+    """What a release has: a lot of examples, or at client level a cohort."""
+    if "trust" in private:
+        return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
+    return f"{private['sampling']} lots"

@@ -1,12 +1,14 @@
 """`python -m fedmuon` is the command `fedmuon`."""
 
 import codecs
+import contextlib
 import io
 import os
 import re
 import signal
 import sys
 import unicodedata
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,8 @@ def main() -> Any:
         signal.signal(signal.SIGINT, _stop)
     require_room()
     print_anywhere()
+    set_thread_defaults()
+    # Loads numpy, which reads those, for a second on a slow disk: Ctrl-C is heard already.
     from fedmuon.experiments.cli import main as command
 
     if reading:
@@ -74,6 +78,21 @@ def _in_ascii(sign: str) -> str:
         plain = map(_in_ascii, unicodedata.normalize("NFKC", sign))
         return "^" * kind.startswith("<super>") + "".join(plain)
     return sign.encode("ascii", "backslashreplace").decode()
+
+
+def set_thread_defaults() -> None:
+    """Set what numpy and torch read when they are imported, unless the user has set it.
+
+    OpenBLAS uses AVX-512 on AMD processors, where it would choose a narrower kernel. Threads of
+    torch sleep after waiting for about 20 us for each other. By default they spin for milliseconds,
+    and on a busy machine take the processor from the thread they wait for.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    with contextlib.suppress(OSError):
+        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if "AuthenticAMD" in processor and "avx512f" in processor and "numpy" not in sys.modules:
+            os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

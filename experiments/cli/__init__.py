@@ -1,14 +1,11 @@
 """The `fedmuon` command: its subcommands, and its exit codes."""
 
-import contextlib
-import os
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
+import fedmuon
 from fedmuon.core.errors import AGAIN, InputError, Interrupted
 from fedmuon.core.registry import blame
 from fedmuon.core.signals import interruptible
@@ -54,44 +51,20 @@ app.add_typer(config, name="config")
 app.add_typer(privacy, name="privacy")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        from fedmuon import __version__  # `fedmuon` loads its names when they are used
-
-        typer.echo(f"fedmuon {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def whole(
-    version: Annotated[
-        bool,
-        Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
-    ] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Options that come before a subcommand; the help is the app's own."""
-
-
-def set_thread_defaults() -> None:
-    """Set what numpy and torch read when they are imported, unless the user has set it.
-
-    OpenBLAS uses AVX-512 on AMD processors, where it would choose a narrower kernel. Threads of
-    torch sleep after waiting for about 20 us for each other. By default they spin for milliseconds,
-    and on a busy machine take the processor from the thread they wait for.
-    """
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    with contextlib.suppress(OSError):
-        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if "AuthenticAMD" in processor and "avx512f" in processor and "numpy" not in sys.modules:
-            os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+    if version:
+        typer.echo(f"fedmuon {fedmuon.__version__}")
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 when done, 2 if the user can fix it, 130 or 143 if stopped."""
     with interruptible():
         try:
-            set_thread_defaults()
             for argument in arguments or ():
                 if "\0" in argument:  # no system call would see it whole
                     raise InputError(

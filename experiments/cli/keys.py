@@ -12,6 +12,7 @@ from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.cli.options import WithKeys, console, near_keys, print_path
+from fedmuon.experiments.tables import columns, facts
 
 app = typer.Typer(help="What a config can contain: every key, and a file to begin with.",
                   no_args_is_help=True)  # fmt: skip
@@ -33,8 +34,7 @@ def explain(
 
     Example: [bold]fedmuon config explain local.lr[/]
     """
-    from fedmuon.config import describe, schema
-    from fedmuon.experiments.tables import facts
+    from fedmuon.config import describe, schema  # the config
 
     if not key:
         tables = [(name, describe.title(name)) for name in schema.TABLES_OF_A_CONFIG]
@@ -76,7 +76,7 @@ def init(
 
     Example: [bold]fedmuon config init config.toml[/], then [bold]fedmuon run config.toml[/]
     """
-    from fedmuon.config.describe import commented
+    from fedmuon.config.describe import commented  # the config
 
     if file is None:
         typer.echo(commented(), nl=False)
@@ -107,7 +107,7 @@ def names(
     if kind != "suites":
         _show(f"{kind}: --set {LISTS[kind]}=NAME", head, [*NAMES[LISTS[kind]].items()])
         return
-    from fedmuon.experiments.suites.contents import read, shipped
+    from fedmuon.experiments.suites.contents import read, shipped  # the config
 
     suites = [(name, str(read(name)["title"])) for name in sorted(shipped())]
     _show("suites: fedmuon suite NAME", head, suites)
@@ -115,7 +115,5 @@ def names(
 
 def _show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows of words."""
-    from fedmuon.experiments.tables import columns
-
     cells = [[escape(one) for one in row] for row in rows]
     console.print(columns(escape(title), head, cells, len(head)))

@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
+from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import (
     AsJson,
     complain,
@@ -20,6 +21,7 @@ from fedmuon.experiments.cli.options import (
     print_plain,
     tell,
 )
+from fedmuon.experiments.cli.show import run_parts
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
@@ -38,8 +40,7 @@ def show(
 
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
-    from fedmuon.experiments.cli.show import run_parts
-    from fedmuon.experiments.inspect.status import run_status
+    from fedmuon.experiments.inspect.status import run_status  # the config
 
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
@@ -47,7 +48,7 @@ def show(
         console.print(part, soft_wrap=isinstance(part, Text))
     _print_states([run])
     if html is not None:
-        from fedmuon.experiments.inspect import page  # loads matplotlib
+        from fedmuon.experiments.inspect import page  # torch, matplotlib
 
         print_path("The page is", page.write(run, html))
 
@@ -66,8 +67,7 @@ def ls(
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
-    from fedmuon.experiments import tables
-    from fedmuon.experiments.inspect import listing, status
+    from fedmuon.experiments.inspect import listing, status  # the config
 
     if not (runs := status.runs_below(folder)) and not as_json:
         print_path("There are no runs below", folder)
@@ -105,7 +105,7 @@ def watch(
 
     Example: [bold]fedmuon watch runs[/]
     """
-    from fedmuon.experiments.inspect.watch import Server
+    from fedmuon.experiments.inspect.watch import Server  # the config
 
     if not folder.is_dir():
         raise InputError(
@@ -134,8 +134,7 @@ def compare(
     sample, over n - 1.
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
-    from fedmuon.experiments import tables
-    from fedmuon.experiments.inspect import listing
+    from fedmuon.experiments.inspect import listing  # the config
     from fedmuon.experiments.results import comparison
 
     found = comparison({"": folders})
@@ -156,7 +155,7 @@ def compare(
     for why in found.left_out:
         complain(f"left out: {why}")
     if figure is not None:
-        from fedmuon.analysis.report.style import saved_as  # loads matplotlib
+        from fedmuon.analysis.report.style import saved_as  # matplotlib
 
         saved_as(found.plot(), figure)
         print_path("The curves are in", figure)
@@ -173,7 +172,7 @@ def report(
     left out and named, and the exit code is then 2. Unfinished folders are named, too.
     Example: [bold]fedmuon report runs/A1[/]
     """
-    from fedmuon.experiments.report import LEFT_OUT, write_report
+    from fedmuon.experiments.report import LEFT_OUT, write_report  # torch, matplotlib
 
     lines: list[str] = []
     page = write_report(folder, lines.append)

@@ -1,7 +1,8 @@
 """What several commands share: types of options, the console, and how results are printed.
 
-Commands import what does the work only when they run, so `fedmuon --help` loads neither numpy nor
-torch. Such an import has a comment where it saves anything else.
+The files of the commands import at their top what needs only numpy and rich, and the rest when a
+command runs, so that `fedmuon --help` answers in a fifth of a second. A comment at such an import
+names what it loads that is slower: the config (pydantic), torch, scipy, Ray, Flower, matplotlib.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from typer.core import TyperCommand
 
 from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain, shown
 from fedmuon.core.files import AFRESH
+from fedmuon.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedmuon.config.load import Config
@@ -79,7 +81,7 @@ def count(text: str) -> int:
 
 def near_keys(begun: str, end: str = "") -> list[str]:
     """The keys `table.key` that begin like this, for completion in shells."""
-    from fedmuon.config.schema import NEEDS
+    from fedmuon.config.schema import NEEDS  # the config
 
     names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
     return [name for name in names if name.startswith(begun)]
@@ -87,7 +89,7 @@ def near_keys(begun: str, end: str = "") -> list[str]:
 
 def near_values(key: str, begun: str) -> list[str]:
     """The values of a key that begin like this, for completion in shells."""
-    from fedmuon.config.describe import find
+    from fedmuon.config.describe import find  # the config
 
     known = find(key).values.removesuffix(", or yours").split(", ")
     return [value for value in known if value.startswith(begun)]
@@ -209,7 +211,7 @@ def chosen_config(
     Returns:
         The config; None if a resumed run is to use its own as it is.
     """
-    from fedmuon.config import incompatible, load
+    from fedmuon.config import incompatible, load  # the config
 
     if resume and not file and not overrides:
         return None
@@ -249,8 +251,6 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
 def _saved(folder: Path, command: Sequence[str]) -> str:
     if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
         return NOTHING_SAVED
-    from fedmuon.runs.directory import RunDirectory
-
     directory = RunDirectory(folder)
     with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
         if why := directory.lost():

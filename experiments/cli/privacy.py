@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Context, Option
 
+from fedmuon.config.incompatible import in_turns
 from fedmuon.core.errors import InputError, shown
 from fedmuon.experiments.cli.options import (
     AsJson,
@@ -25,6 +26,10 @@ from fedmuon.experiments.cli.options import (
     resumable,
     tell,
 )
+from fedmuon.experiments.cli.show import Progress
+from fedmuon.experiments.tables import facts
+from fedmuon.privacy.accounting import composition, tuning
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
@@ -89,19 +94,15 @@ def alike(
 
     Lots in a fixed order spend the same as one release of all examples.
     """
-    from fedmuon.config.incompatible import in_turns
-    from fedmuon.privacy.accounting.composition import event, require_supported
-    from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of
-
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
-        require_supported(adjacency, sampling)
+        composition.require_supported(adjacency, sampling)
     if band != 1 and sampling != "cyclic":
         raise InputError("--band is of noise that cancels: give --sampling cyclic, or leave it out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
-    require_supported(adjacency)
-    event(1.0, share, steps)  # rejects impossible steps
+    composition.require_supported(adjacency)
+    composition.event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
         raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
@@ -132,8 +133,6 @@ def epsilon(
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
     """
-    from fedmuon.privacy.accounting import composition
-
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
     answer = composition.epsilon(
         noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
@@ -160,10 +159,8 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    from fedmuon.privacy.accounting.composition import noise_for
-
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
-    noise, answer = noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
+    noise, answer = composition.noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
     show(found, delta, population, as_json)
 
@@ -195,8 +192,6 @@ def tuned(
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
     """
-    from fedmuon.privacy.accounting import tuning
-
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
     more = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
@@ -214,7 +209,7 @@ def spent(
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
-    from fedmuon.experiments import spending
+    from fedmuon.experiments import spending  # torch
 
     record = spending.spent(folder, delta, accountant)
     tell(record, as_json, spending.table(record))
@@ -222,10 +217,7 @@ def spent(
 
 def show(answer: dict[str, Any], delta: float, population: int, as_json: bool) -> None:
     """Print an answer of the accountant; its note says if delta is large for the population."""
-    from fedmuon.experiments.tables import facts
-    from fedmuon.privacy.accounting.composition import loose
-
-    note = " ".join(filter(None, (answer["note"], loose(delta, population))))
+    note = " ".join(filter(None, (answer["note"], composition.loose(delta, population))))
     answer = {**answer, "note": note}
     tell(answer, as_json, facts("", answer.items()))
 
@@ -348,7 +340,6 @@ def _audit_run(
 ) -> None:
     """Run the config with canaries, and print the audit."""
     from fedmuon.experiments.auditing import one_run
-    from fedmuon.experiments.cli.show import Progress
 
     config = chosen_config(file, changes, False)
     assert config is not None

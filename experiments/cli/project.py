@@ -9,11 +9,16 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
+import tomli_w
 from rich.markup import escape
 from typer import Argument, Option
 
 from fedmuon.core.errors import InputError
+from fedmuon.data import text
+from fedmuon.data.readers import available
 from fedmuon.experiments.cli.options import console, print_path
+from fedmuon.experiments.tables import columns
+from fedmuon.runs.provenance import processor, versions
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # maximum characters of a Flower app's name
@@ -32,10 +37,10 @@ def new(
     _require_name(name)
     if project.exists() and not (project.is_dir() and not any(project.iterdir())):
         raise InputError(f"{project} is there already: choose a new or an empty folder")
-    for place, text in _files(name).items():
+    for place, content in _files(name).items():
         file = project / place
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(content, encoding="utf-8")
     print_path("The project is in", project)
     print_path("Its two commands are in", project / "README.md")
 
@@ -60,13 +65,12 @@ def _require_name(name: str) -> None:
 
 def _files(name: str) -> dict[str, str]:
     """Path in the project -> content."""
-    import tomli_w
 
-    from fedmuon.config.load import nested, parse
+    from fedmuon.config.load import nested, parse  # the config
 
     def fill(template: str) -> str:
-        text = (TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
-        return Template(text).substitute(package=name, app=name.replace("_", "-"))
+        content = (TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
+        return Template(content).substitute(package=name, app=name.replace("_", "-"))
 
     places = {"README.md": "README.md", "gitignore": ".gitignore", "config.toml": "config.toml"}
     parts = ("__init__.py", "model.py", "data.py", "recipe.py")
@@ -96,9 +100,7 @@ def make_text(
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
     --set task.model=gpt[/]
     """
-    from fedmuon.data.text import make_text as write
-
-    for file in write(folder, form, tables, domain, seed):
+    for file in text.make_text(folder, form, tables, domain, seed):
         print_path("made up", file)
 
 
@@ -106,10 +108,7 @@ def doctor() -> None:
     """Show what this machine has: devices and their speed, data sources, and versions."""
     import torch
 
-    from fedmuon.data.readers import available
-    from fedmuon.experiments.tables import columns
-    from fedmuon.runs.provenance import processor, versions
-    from fedmuon.tasks import matrix
+    from fedmuon.tasks import matrix  # torch
 
     devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
     for index in range(torch.cuda.device_count()):

@@ -12,6 +12,8 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.options import console, print_path, print_plain
+from fedmuon.experiments.cli.show import Progress, accounts, suite_tables, summary_table
+from fedmuon.runs.directory import RunDirectory
 
 
 def run(
@@ -35,20 +37,15 @@ def run(
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
-    from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.inspect.status import RunStatus
-    from fedmuon.experiments.run import execute
-    from fedmuon.runs.directory import RunDirectory
+    from fedmuon.experiments.inspect.status import RunStatus  # the config
+    from fedmuon.experiments.inspect.watch import watched
+    from fedmuon.experiments.run import execute  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
-    page = contextlib.nullcontext()
-    if watch:
-        from fedmuon.experiments.inspect.watch import watched  # an HTTP server, for --watch alone
-
-        page = watched(folder, print_plain)
+    page = watched(folder, print_plain) if watch else contextlib.nullcontext()
     with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
         with Progress(console, lines=True, before=before) as progress:
@@ -79,7 +76,7 @@ def plan(
     Expect seconds within 25% on an otherwise idle machine; what other programs do counts as cost.
     Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
-    from fedmuon.experiments.planning import cost
+    from fedmuon.experiments.planning import cost  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, False)
@@ -109,9 +106,7 @@ def stability(
     In float64 unless the config names a precision.
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
-    from fedmuon.experiments.cli.show import Progress, accounts
-    from fedmuon.experiments.stability import bound, neighbours
-    from fedmuon.runs.directory import RunDirectory
+    from fedmuon.experiments.stability import bound, neighbours  # torch, scipy
 
     if every and (hardest or trials is not None):
         raise InputError("--all runs every neighbour there is: leave --worst and --trials out")
@@ -169,9 +164,8 @@ def suite(
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
-    from fedmuon.core.tables import override
-    from fedmuon.experiments import report
-    from fedmuon.experiments.cli.show import Progress, suite_tables
+    from fedmuon.core.tables import override  # the config
+    from fedmuon.experiments import report  # torch, scipy, matplotlib
     from fedmuon.experiments.studies.find import find
     from fedmuon.experiments.suites.suite import Spread, execute, here
 
@@ -208,8 +202,7 @@ def deploy_demo(
     Without a config: 3 rounds of 2 of 3 clients on synthetic data.
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
-    from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.engines.deployment import DEMO, deploy
+    from fedmuon.experiments.engines.deployment import DEMO, deploy  # torch, Flower
 
     asked = options.changes_of(overrides, data=data, seed=seed)
     changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
@@ -243,7 +236,7 @@ def unlearn(
     may see unlearn.json.
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
-    from fedmuon.experiments import unlearning
+    from fedmuon.experiments import unlearning  # torch
 
     if len(set(sample)) < len(sample):
         raise InputError("a sample is named twice: name each once")

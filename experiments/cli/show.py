@@ -1,7 +1,6 @@
-"""What a person sees while a run lasts and when it has ended.
+"""What a person sees while a run lasts and when it has ended."""
 
-This module loads torch, so commands import it when they run.
-"""
+from __future__ import annotations
 
 import contextlib
 import time
@@ -17,15 +16,14 @@ from rich.text import Text
 
 from fedmuon.analysis.report.numbers import digits, number
 from fedmuon.core.errors import plain
+from fedmuon.core.files import Record
 from fedmuon.experiments.inspect import plots
-from fedmuon.experiments.inspect.status import RunStatus, card
-from fedmuon.experiments.spending import standing, unreleased
-from fedmuon.experiments.tables import columns, facts
-from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import OnRoundEnd, OnStart
+from fedmuon.experiments.tables import columns, facts, standing, unreleased
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load pydantic, scipy and torch
     from fedmuon.analysis.report.findings import Findings
+    from fedmuon.experiments.inspect.status import RunStatus
+    from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 TIME = len("0:00:00")
 MOST = 100  # maximum lines without a terminal; losses that are remembered, up to twice as many
@@ -235,7 +233,7 @@ def accounts(summary: Record | None) -> list[Table]:
 
 def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
     """A run as parts to print: its card, its curves, and its results or last measurements."""
-    lines = card(run)
+    lines = run.card()
     if run.summary is not None:
         machine, versions = run.summary["machine"], run.summary["versions"]
         threads = machine["threads"]
@@ -264,13 +262,12 @@ def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
         return
     yield summary_table(run.summary)
     if run.bound is not None:
-        # Only runs with neighbours wait for the code that measures them to load.
-        from fedmuon.experiments.stability.neighbours import verdict_table
+        from fedmuon.experiments.stability.neighbours import verdict_table  # loads torch
 
         yield verdict_table(run.path, run.bound)
 
 
-def suite_tables(found: "Findings") -> list[Table | Text]:
+def suite_tables(found: Findings) -> list[Table | Text]:
     """A suite's claims with their verdicts, the commands that would decide open ones, and its
     numbers.
 

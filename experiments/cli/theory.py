@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Context, Option
 
+from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import AsJson, Overrides, given_in, require_at_most, tell
 
 
@@ -45,7 +46,7 @@ def bound(
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
-    from fedmuon.experiments.stability import bound as calculator
+    from fedmuon.experiments.stability import bound as calculator  # the config
 
     options = {
         "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
@@ -103,9 +104,7 @@ def stationarity(
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
-    from fedmuon.experiments import rates as calculator
-
-    calculator.require_read(paper, given_in(context, "paper", "as_json"))
+    rates.require_read(paper, given_in(context, "paper", "as_json"))
     require_at_most(1000, q=iterations, degree=degree)
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
@@ -113,19 +112,19 @@ def stationarity(
         tail=tail, moment=moment, clip=clip, excess=excess, gain=gain, reach=reach, lr=lr,
         beta=beta,
     )  # fmt: skip
-    drawn = calculator.Noise(alpha, sigma0, sigma1, batch)
-    problem = calculator.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
+    drawn = rates.Noise(alpha, sigma0, sigma1, batch)
+    problem = rates.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
     if paper == "000":
-        private = calculator.Private(noise, columns, tail, clip, excess, moment)
-        record = calculator.dp_muon(problem, private, delta0, degree, iterations)
+        private = rates.Private(noise, columns, tail, clip, excess, moment)
+        record = rates.dp_muon(problem, private, delta0, degree, iterations)
     elif paper == "002":
-        record = calculator.nesterov(problem, rule, gamma, nu)
+        record = rates.nesterov(problem, rule, gamma, nu)
     elif paper == "003":
-        private = calculator.Private(noise, columns, clip=clip)
-        record = calculator.disk(problem, private, gain, reach)
+        private = rates.Private(noise, columns, clip=clip)
+        record = rates.disk(problem, private, gain, reach)
     else:
-        record = calculator.newton_schulz(problem, delta0, degree, iterations)
-    tell(record, as_json, calculator.table(record))
+        record = rates.newton_schulz(problem, delta0, degree, iterations)
+    tell(record, as_json, rates.table(record))
 
 
 def flops(
@@ -150,7 +149,7 @@ def flops(
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """
-    from fedmuon.experiments import step_flops as account
+    from fedmuon.experiments import step_flops as account  # torch
     from fedmuon.optim.flops import Rule, Sketch
 
     require_at_most(1000, steps=steps, power=power)

@@ -14,10 +14,10 @@ from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of, short
-from fedmuon.experiments.inspect.status import RunStatus, card, run_status
+from fedmuon.experiments.inspect.status import RunStatus, run_status
 from fedmuon.experiments.results import comparison
-from fedmuon.experiments.spending import unreleased
 from fedmuon.experiments.stability.neighbours_report import account
+from fedmuon.experiments.tables import unreleased
 from fedmuon.runs.directory import Record
 
 SHORT = 90  # characters of the reason why a run failed
@@ -85,7 +85,7 @@ def of_run(run: RunStatus) -> Findings:
         note=account((run.summary or {}).get("privacy")) or run.note,
         pictures=[_picture({run.path.name: [run.rounds]})] if run.measures else [],
         again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
-        circumstances=[*card(run), *circumstances(run.summary or {}, ())],
+        circumstances=[*run.card(), *circumstances(run.summary or {}, ())],
     )
 
 

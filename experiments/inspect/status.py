@@ -16,7 +16,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
-from fedmuon.experiments.results import NOT_RELEASED
+from fedmuon.experiments.tables import NOT_RELEASED
 from fedmuon.runs.directory import Record, RunDirectory
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
@@ -157,6 +157,18 @@ class RunStatus:
             return f"{failed}; its last checkpoint is not finite either: {AFRESH}"
         return f"{failed}; its noise is drawn anew, so it may end well: resume with: {self.again}"
 
+    def card(self) -> list[tuple[str, str]]:
+        """Name and words of every line: the settings, and how far the run came."""
+        lines = settings(self.config) | {"state": self.state}
+        if self.rounds:
+            done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
+            total = self.config.federation.rounds
+            lines["state"] += f", {done} of {total} rounds in {digits(seconds)} s"
+        if self.summary is not None:
+            lines["stopped"] = str(self.summary.get("stopped", ""))
+            lines["commit"] = str(self.summary["git_commit"] or "")[:12]
+        return [(name, words) for name, words in lines.items() if words]
+
     @property
     def _changed(self) -> Changed:
         there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
@@ -233,17 +245,3 @@ def settings(config: Config) -> dict[str, str]:
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)
         lines[line] = ", ".join(words)
     return {line: words for line, words in lines.items() if words}
-
-
-def card(run: RunStatus) -> list[tuple[str, str]]:
-    """Name and words of every line: the settings, and how far the run came."""
-    lines = settings(run.config) | {"state": run.state}
-    if run.rounds:
-        done, seconds = len(run.rounds), (run.summary or run.rounds[-1])["seconds"]
-        lines["state"] += (
-            f", {done} of {run.config.federation.rounds} rounds in {digits(seconds)} s"
-        )
-    if run.summary is not None:
-        lines["stopped"] = str(run.summary.get("stopped", ""))
-        lines["commit"] = str(run.summary["git_commit"] or "")[:12]
-    return [(name, words) for name, words in lines.items() if words]

@@ -18,13 +18,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedmuon.core.arrays import to_numpy
 from fedmuon.data.partition import weights
 from fedmuon.experiments.engines.probe import probed
 from fedmuon.federated.accountant import RunAccountant
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, risk, sample_weights
+from fedmuon.federated.wire import named
 from fedmuon.optim.aggregators import mean
-from fedmuon.runs.loop import Run, evaluate
+from fedmuon.runs.loop import Run, end_bytes, evaluate
 from fedmuon.runs.provenance import commit, machine, peak, versions
 
 AFFORD, MOST = 3.0, 100  # seconds for trial rounds, and their maximum number
@@ -239,9 +241,12 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
     record = {"round": 1, "participants": chosen, "client_loss": 0.5, "seconds": 1.0}
     added = seconds(lambda: directory.append(record))
     ledger, summed = _ledger(run, state) if run.experiment.recipe.private else (0.0, 0.0)
-    checkpoint = min(seconds(lambda: directory.checkpoint(state)) for _ in range(2))
+    arrays = to_numpy(named(state.params, state.states))
+    checkpoint = min(seconds(lambda: directory.checkpoint(state.round, arrays)) for _ in range(2))
     read = seconds(directory.records) * federation.rounds
-    end = seconds(lambda: (versions(), commit(), machine(), directory.finish(state, {})))
+    end = seconds(
+        lambda: (versions(), commit(), machine(1), directory.finish(*end_bytes(state), {}))
+    )
     memory = (NUMBER + len(json.dumps(chosen)) // len(chosen)) * len(chosen) * federation.rounds
     return FolderSeconds(added + ledger, checkpoint, end + read + summed, memory)
 

@@ -25,7 +25,6 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.experiments.run import execute as make_run
 from fedmuon.experiments.run import on_engine
-from fedmuon.experiments.spending import unreleased
 from fedmuon.experiments.stability import bound, gap, realized
 from fedmuon.experiments.stability.finished_run import (
     CENSUS,
@@ -43,7 +42,7 @@ from fedmuon.experiments.stability.influence import (
     require_smooth,
     stored_ranking,
 )
-from fedmuon.experiments.tables import facts
+from fedmuon.experiments.tables import facts, unreleased
 from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart

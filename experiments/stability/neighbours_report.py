@@ -22,11 +22,10 @@ from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
-from fedmuon.experiments.spending import standing, unreleased
 from fedmuon.experiments.stability.figure import census_figure
 from fedmuon.experiments.stability.influence import CALIBRATION
 from fedmuon.experiments.suites.suite import settings_card
-from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES
+from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, standing, unreleased
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
                        "gap_high": "upper end of its 95% interval"}  # fmt: skip

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
+
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.load import Config
 from fedmuon.config.schema import reads
@@ -216,7 +218,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "scale": request.scale,
         "again": request.again,
         "seconds": sum(record["seconds"] for record in records),
-        "machine": machine(),
+        "machine": machine(torch.get_num_threads()),
         "versions": versions(),
         **request.repeats,
         **({"card": settings_card(configs)} if (configs := work.configs) else {}),
@@ -267,8 +269,6 @@ def cost(cell: Cell) -> float:
 
 def _compute(cell: Cell, cpus: float) -> Record:
     """Compute one cell in a Ray task, with one thread per core and the machine's shared samples."""
-    import torch  # not needed to read a suite
-
     torch.set_num_threads(max(1, int(cpus)))
     with one_copy():
         return timed(cell)

@@ -1,18 +1,26 @@
-"""Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors."""
+"""Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors.
+
+Tensors are written as the numpy arrays that share their memory, so that only who reads tensors
+loads torch.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from safetensors.numpy import save
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, require_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
@@ -29,32 +37,42 @@ def npy_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors as the bytes of a safetensors file, without a replica axis of length 1."""
-    plain = {
-        name: (value[0] if len(value) == 1 else value).contiguous().cpu()
-        for name, value in tensors.items()
-    }
-    return save(plain, metadata)
+    return save(to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()}))
 
 
-def require_whole(path: Path) -> None:
-    """Reject a safetensors file whose size disagrees with its header."""
-    with _opened(path):
-        pass
+def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Contiguous arrays with the values of the tensors, on the CPU."""
+    return {name: value.detach().contiguous().cpu().numpy() for name, value in tensors.items()}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file."""
-    with _opened(path) as file:
+    return _read(path, "pt")
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """As `read_tensors`, but numpy arrays."""
+    return _read(path, "np")
+
+
+def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    with _opened(path, framework) as file:
         names = list(file.keys())
         return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; an error if its size disagrees with its header."""
+    with _opened(path, "np") as file:
+        return file.metadata() or {}
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, framework: str) -> Iterator[Any]:
     try:
-        with safe_open(require_regular(path), framework="pt") as file:
+        with safe_open(require_regular(path), framework=framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None

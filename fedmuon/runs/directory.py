@@ -15,26 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+import numpy as np
+from safetensors.numpy import save
 
 from fedmuon.core import files
-from fedmuon.core.arrays import read_tensors, require_whole, tensor_bytes
+from fedmuon.core.arrays import read_arrays, read_metadata
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.files import (
-    AFRESH,
-    Record,
-    digest,
-    mendable,
-    require_regular,
-    sums_of,
-    write_bytes,
-)
+from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
-from fedmuon.federated.rounds import ServerState
-from fedmuon.federated.wire import pack, unpack
 from fedmuon.privacy.ledger import Ledger
 
 __all__ = ["Record", "RunDirectory"]
@@ -49,7 +37,7 @@ FAILED = "failed.txt"  # why a run has no finite model, as without secret noise 
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 NO_FILES: Mapping[str, bytes] = {}
-Checkpoint = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and what is said of them
+Checkpoint = tuple[dict[str, np.ndarray], dict[str, str]]  # arrays, and what is said of them
 logger = logging.getLogger(__name__)
 
 
@@ -102,7 +90,7 @@ class RunDirectory:
     def require_intact(self) -> None:
         """Reject an unfinished run if a file that resuming needs is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
-        if held := newest_checkpoint(self.path, self.mark):
+        if held := self.newest_checkpoint():
             self._first(int(held[1]["round"]))
 
     @contextlib.contextmanager
@@ -167,7 +155,7 @@ class RunDirectory:
         self.require_sound(but=[file.name for file in large])
         for file in large:
             if file.suffix == ".safetensors":
-                require_whole(file)
+                read_metadata(file)
         self.require_fixed()
 
     def require_fixed(self) -> None:
@@ -191,16 +179,15 @@ class RunDirectory:
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
-    def checkpoint(self, state: ServerState, ledger: str = "") -> None:
-        """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
+    def checkpoint(self, round: int, arrays: Mapping[str, np.ndarray], ledger: str = "") -> None:
+        """Replace the checkpoint by the arrays of a server state after that round; `ledger` is the
+        head of a private run's."""
         require_place(self.path)
         log = self.path / "rounds.jsonl"
         with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
             os.fsync(rounds.fileno())  # those that the checkpoint has behind it
-        named = pack(state.params, state.states)
-        tensors = {name: value.contiguous() for name, value in named.items()}
-        about = {"round": str(state.round), "ledger": ledger, "run": self.mark}
-        content = save(tensors, {**about, "digest": _digest(tensors, about)})
+        about = {"round": str(round), "ledger": ledger, "run": self.mark}
+        content = save({**arrays}, {**about, "digest": _digest(arrays, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)
         with mendable(last, "write"):
             if last.exists():
@@ -208,29 +195,31 @@ class RunDirectory:
         write_bytes(last, content)
         self._head = ledger
 
-    def restore(self, fresh: ServerState) -> ServerState:
-        """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
-        is none."""
-        if (held := newest_checkpoint(self.path, self.mark)) is None:
-            return fresh
-        tensors, about = held
-        try:
-            params, states = unpack(tensors, fresh.params, fresh.states)
-            found = ServerState(int(about["round"]), params, states)
-        except (InputError, KeyError, ValueError) as error:
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest sound checkpoint, None if there is none; an error if all are damaged."""
+        held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
+        for number, file in enumerate(held):
+            with contextlib.suppress(InputError):
+                arrays, about = read_arrays(file)
+                if about.pop("digest", "") != _digest(arrays, about):
+                    raise InputError(f"{file} is damaged")
+                if about.get("run") != self.mark:
+                    raise InputError(f"{file} is of another run")
+                if number:
+                    said = "fedmuon: %s is damaged, so the checkpoint before it is used"
+                    logger.warning(said, held[0])
+                self._head = about.get("ledger", "")
+                return arrays, about
+        if held:
             raise InputError(
-                f"the checkpoint in {self.path} does not fit this config ({error}): {AFRESH}"
-            ) from None
-        self._head = about.get("ledger", "")
-        return found
+                f"every checkpoint in {self.path} is damaged or of another run: {AFRESH}"
+            )
+        return None
 
     def saved_round(self) -> int | None:
         """The round that the last checkpoint says it is of; None if there is none."""
-        with (
-            contextlib.suppress(SafetensorError, OSError, InputError),
-            safe_open(require_regular(self.path / CHECKPOINTS[0]), framework="pt") as file,
-        ):
-            return int((file.metadata() or {}).get("round", 0))
+        with contextlib.suppress(InputError):
+            return int(read_metadata(self.path / CHECKPOINTS[0]).get("round", 0))
         return None
 
     def forget_checkpoints(self) -> None:
@@ -241,17 +230,16 @@ class RunDirectory:
 
     def is_finite(self) -> bool:
         """Whether all numbers of the last checkpoint are finite, if there is one."""
-        tensors, _ = newest_checkpoint(self.path, self.mark) or ({}, {})
-        return all(bool(value.isfinite().all()) for value in tensors.values())
+        arrays, _ = self.newest_checkpoint() or ({}, {})
+        return all(bool(np.isfinite(value).all()) for value in arrays.values())
 
     def ledger_head(self) -> str | None:
         """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
         if summary := self.summary():
             return summary.get("privacy", {}).get("ledger")
-        if self._head:
-            return self._head
-        _, about = newest_checkpoint(self.path, self.mark) or ({}, {})
-        return about.get("ledger") or None
+        if not self._head:
+            self.newest_checkpoint()
+        return self._head or None
 
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
@@ -282,14 +270,11 @@ class RunDirectory:
             )
         return lines, records
 
-    def finish(self, state: ServerState, summary: Record) -> None:
+    def finish(self, model: bytes, momentum: bytes, summary: Record) -> None:
         """Write the model, the momentum and, last, the summary; the checkpoints have served."""
-        momentum = state.states.get(
-            "momentum", {name: torch.zeros_like(value) for name, value in state.params.items()}
-        )
         contents = {
-            "model.safetensors": tensor_bytes(state.params),
-            "momentum.safetensors": tensor_bytes(momentum),
+            "model.safetensors": model,
+            "momentum.safetensors": momentum,
             "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
         }
         logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
@@ -334,29 +319,10 @@ def _records(lines: Sequence[str], run: str) -> list[Record]:
     return found
 
 
-def newest_checkpoint(folder: Path, run: str) -> Checkpoint | None:
-    """The newest sound checkpoint of a run, None if there is none; an error if all are damaged."""
-    held = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
-    for number, file in enumerate(held):
-        with contextlib.suppress(InputError):
-            tensors, about = read_tensors(file)
-            if about.pop("digest", "") != _digest(tensors, about):
-                raise InputError(f"{file} is damaged")
-            if about.get("run") != run:
-                raise InputError(f"{file} is of another run")
-            if number:
-                said = "fedmuon: %s is damaged, so the checkpoint before it is used"
-                logger.warning(said, held[0])
-            return tensors, about
-    if held:
-        raise InputError(f"every checkpoint in {folder} is damaged or of another run: {AFRESH}")
-    return None
-
-
-def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes, bytes and metadata."""
+def _digest(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes, bytes and metadata; the types have their names in torch."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, value in sorted(tensors.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name, value in sorted(arrays.items()):
+        found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
+        found.update(value.reshape(-1).view(np.uint8).data)
     return found.hexdigest()

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedmuon.config.load import dump
 from fedmuon.config.user_objects import guard, make_named
-from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
+from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes, to_numpy
 from fedmuon.core.choices import OF_A_ROUND
 from fedmuon.core.errors import Guard, InputError, Interrupted, NonFinite
 from fedmuon.core.files import AFRESH
@@ -35,6 +36,7 @@ from fedmuon.federated.rounds import (
     risk,
     sample_weights,
 )
+from fedmuon.federated.wire import named, unpack
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
@@ -139,12 +141,14 @@ def train(
         directory.require_sound()
         directory.forget_checkpoints()
         return summary
-    state = directory.restore(begin(experiment.recipe, experiment.task, config.federation.seed))
+    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+    state = restored(directory, fresh)
     earlier, record = directory.cut_back(state.round), {}
     accountant = _accountant(run, state) if experiment.recipe.private else None
 
     def save() -> None:
-        directory.checkpoint(state, accountant.ledger.head if accountant else "")
+        head = accountant.ledger.head if accountant else ""
+        directory.checkpoint(state.round, to_numpy(named(state.params, state.states)), head)
 
     # What is released is spent, so that losing it to a kill would waste privacy.
     every, last = 1 if accountant else config.output.checkpoint_every, config.federation.rounds
@@ -172,6 +176,27 @@ def train(
                 save()
             asked = time.monotonic()
         return _finish(run, state, record, accountant, stopped, time.monotonic() - start)
+
+
+def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
+    """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there is
+    none."""
+    if (held := directory.newest_checkpoint()) is None:
+        return fresh
+    arrays, about = held
+    try:
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        return ServerState(int(about["round"]), *unpack(tensors, fresh.params, fresh.states))
+    except (InputError, KeyError, ValueError) as error:
+        raise InputError(
+            f"the checkpoint in {directory.path} does not fit this config ({error}): {AFRESH}"
+        ) from None
+
+
+def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
+    """The files of the last model and of its momentum, which is 0 without one."""
+    zeros = {name: torch.zeros_like(value) for name, value in state.params.items()}
+    return tensor_bytes(state.params), tensor_bytes(state.states.get("momentum", zeros))
 
 
 def _accountant(run: Run, state: ServerState) -> RunAccountant:
@@ -264,11 +289,11 @@ def _finish(
         "dtype": config.engine.dtype,
         "device": config.engine.device,
         "rounds_with_drops": sum("dropped" in one for one in records),
-        "machine": machine(),
+        "machine": machine(torch.get_num_threads()),
         "versions": versions(),
         "git_commit": commit(),
     }
-    run.directory.finish(state, summary)
+    run.directory.finish(*end_bytes(state), summary)
     for callback in run.callbacks:
         callback.on_end(summary)
     return summary

@@ -10,8 +10,6 @@ import time
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from fedmuon.core.files import Record
 
 PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
@@ -43,10 +41,10 @@ def commit() -> str | None:
         return None
 
 
-def machine() -> Record:
+def machine(threads: int) -> Record:
     """The processor of the process that wrote the result, and how many threads torch was to use in
     it; clients of a cluster or a deployment may run elsewhere."""
-    return {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return {"processor": processor(), "cores": os.cpu_count(), "threads": threads}
 
 
 def processor() -> str:

@@ -14,9 +14,10 @@ from fedmuon.config.load import Config
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.spending import privacy_record, spent, standing
+from fedmuon.experiments.spending import privacy_record, spent
 from fedmuon.experiments.spending import with_privacy_columns as with_columns
 from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.tables import standing
 from fedmuon.privacy.accounting.composition import account, loose
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling

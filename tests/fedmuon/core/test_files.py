@@ -18,6 +18,7 @@ import fedmuon
 from fedmuon.config.load import load
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
+from fedmuon.core.arrays import to_numpy
 from fedmuon.core.locks import LOCK, held
 from fedmuon.data.readers import read_idx
 from fedmuon.experiments import spending
@@ -92,7 +93,8 @@ def test_neighbours_locks_and_logs_are_for_their_owner(tmp_path: Path) -> None:
         assert not open_to_others(tmp_path / "locked")
     run = prepare(resolve(small()), tmp_path / "run")
     recipe, task = run.experiment.recipe, run.experiment.task
-    run.directory.checkpoint(begin(recipe, task, run.config.federation.seed))  # makes a log, too
+    params = begin(recipe, task, run.config.federation.seed).params
+    run.directory.checkpoint(0, to_numpy(params))  # makes a log, too
     assert not open_to_others(tmp_path) and (tmp_path / "run" / "rounds.jsonl").exists()
 
 

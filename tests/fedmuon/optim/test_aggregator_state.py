@@ -18,7 +18,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.federated.rounds import Reply, ServerState, server_update
 from fedmuon.optim.recipe import as_recipe, initial_states, replace_by_mean
 from fedmuon.optim.recipes import Chain, Link, Recipe
-from fedmuon.runs.directory import RunDirectory, newest_checkpoint
+from fedmuon.runs.directory import RunDirectory
 
 Params = dict[str, torch.Tensor]
 
@@ -61,7 +61,7 @@ def test_a_declared_state_is_resumed_to_the_same_bytes(recipe: str, tmp_path: Pa
     whole = fedmuon.run(config, **PLAIN, aggregate=HEAVY)
     with pytest.raises(Stop):
         fedmuon.run(config, **PLAIN, aggregate=HEAVY, out=tmp_path, callbacks=[after(3)])
-    tensors, _ = newest_checkpoint(tmp_path, RunDirectory(tmp_path).mark) or ({}, {})
+    tensors, _ = RunDirectory(tmp_path).newest_checkpoint() or ({}, {})
     assert bool(tensors["aggregate.velocity weight"].any())
     assert ("aggregate-momentum.velocity weight" in tensors) is (recipe == "fedmuon")
     again = fedmuon.run(**PLAIN, aggregate=HEAVY, out=tmp_path, resume=True)

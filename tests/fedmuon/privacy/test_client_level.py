@@ -25,11 +25,11 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.experiments import spending
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.spending import standing
 from fedmuon.experiments.stability.certify import method_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make
+from fedmuon.experiments.tables import standing
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan

@@ -25,7 +25,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.spending import standing
+from fedmuon.experiments.tables import standing
 from fedmuon.federated.build import build_plan, resolve
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
