@@ -2,25 +2,33 @@
 
 They do what the commands of the same names do, and take objects in place of names. Without `out`, a
 run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
-Each function imports its own work, so that `import fedmuon` and `fedmuon.bound` do not read torch.
+`fedmuon` imports this module, and torch with it, when one of its names is used.
 """
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from fedmuon.config.load import Config, load, nested, parse, read, to_resume
 from fedmuon.config.user_objects import NAMED, NOTHING
 from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
+from fedmuon.core.threads import without_autocast
+from fedmuon.experiments import unlearning
+from fedmuon.experiments.cli.show import shown
+from fedmuon.experiments.planning import cost
 from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult, comparison
-
-if TYPE_CHECKING:
-    from fedmuon.runs.callbacks import Callback, Listener
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import bound as certificates
+from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.runs.callbacks import Callback, Listener
 
 BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
 Configured = Config | Mapping[str, Any] | str | Path | None
@@ -30,11 +38,6 @@ Configured = Config | Mapping[str, Any] | str | Path | None
 def _plainly() -> Iterator[None]:
     """Let torch compute as it does by default, whatever surrounds the call: with gradients, without
     autocast, in float32 and on a device that holds values. Workers in other processes do so too."""
-    if (torch := sys.modules.get("torch")) is None:  # so nobody has changed its settings
-        yield
-        return
-    from fedmuon.core.threads import without_autocast  # which imports torch
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -58,7 +61,7 @@ def run(
     orthogonalizer: Any = None,
     aggregate: Any = None,
     schedule: Any = None,
-    callbacks: "Sequence[Callback | Listener]" = (),
+    callbacks: Sequence[Callback | Listener] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -89,15 +92,13 @@ def run(
     >>> result.summary["rounds"], sorted(result.model)
     (2, ['weight'])
     """
-    from fedmuon.experiments.run import execute  # reads torch
-
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     chosen = _chosen(config, objects, test, resume, out)
-    with _folder(out, resume) as (folder, kept), in_python(), _shown(progress, "rounds") as shown:
-        execute(chosen, folder, resume, *shown, callbacks=callbacks)
+    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
+        execute(chosen, folder, resume, *bar, callbacks=callbacks)
     return Result(folder, chosen.given, kept)
 
 
@@ -125,8 +126,7 @@ def stability(
     by derivatives) or all; `trials` is how many, if not all. The bound is that of the Stability
     note. The precision is float64 unless the config names one.
     """
-    from fedmuon.experiments.stability.bound import in_doubles  # reads torch
-    from fedmuon.experiments.stability.neighbours import execute  # reads torch
+    from fedmuon.experiments.stability import neighbours as runs  # loads scipy
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -139,9 +139,9 @@ def stability(
     with (
         _folder(out, resume) as (folder, kept),
         in_python(),
-        _shown(progress, "neighbours") as shown,
+        _bar(progress, "neighbours") as bar,
     ):
-        execute(in_doubles(chosen), folder, resume, *shown)
+        runs.execute(certificates.in_doubles(chosen), folder, resume, *bar)
     return StabilityResult(folder, chosen.given, kept)
 
 
@@ -170,19 +170,17 @@ def plan(
     >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
     True
     """
-    from fedmuon.experiments.planning.cost import plan as cost  # reads torch
-
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
-    return cost(_chosen(config, objects, test, False, None))
+    return cost.plan(_chosen(config, objects, test, False, None))
 
 
 @in_python()
 @_plainly()
 def unlearn(
-    run: "Result | str | Path",
+    run: Result | str | Path,
     samples: Sequence[int],
     *,
     epsilon: float = 1.0,
@@ -195,16 +193,14 @@ def unlearn(
     model of a run without these samples. The record says what each kind of certificate costs; it is
     confidential.
     """
-    from fedmuon.experiments.unlearning import execute  # reads torch
-
     made = run if isinstance(run, Result) else Result(Path(run))
-    return execute(made.path, samples, epsilon, delta, Path(out), made.given)
+    return unlearning.execute(made.path, samples, epsilon, delta, Path(out), made.given)
 
 
 @in_python()
 @_plainly()
 def bound(
-    run: "Result | str | Path | None" = None,
+    run: Result | str | Path | None = None,
     *,
     config: Configured = None,
     size: int | None = None,
@@ -223,8 +219,6 @@ def bound(
     >>> fedmuon.bound(config=tables, size=1000)["status"]
     'certified'
     """
-    from fedmuon.experiments.stability import bound as of  # reads numpy and rich
-
     given = {"l_orth": l_orth, "l_g": l_g}
     named = {name: value for name, value in given.items() if value is not None}
     if run is None:
@@ -232,16 +226,13 @@ def bound(
         data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # from no source
         chosen = parse({**held, "data": data})
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
-        case = of.from_parameters(chosen, size, rho, **named)
+        case = certificates.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
         raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
     else:
         made = run if isinstance(run, Result) else Result(Path(run))
-        # It imports torch, which a bound from parameters does without.
-        from fedmuon.experiments.stability.finished_run import from_directory
-
         case = dataclasses.replace(from_directory(made.path, rho=rho, given=made.given), **named)
-    return of.report(case, of.certify(case))
+    return certificates.report(case, certificates.certify(case))
 
 
 One = Result | str | Path
@@ -354,11 +345,9 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
         raise
 
 
-def _shown(progress: bool, counted: str) -> Any:
+def _bar(progress: bool, counted: str) -> Any:
     """A bar if it is asked for; silence otherwise."""
     if not progress:
         silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
         return contextlib.nullcontext(silent)
-    from fedmuon.experiments.cli.show import shown  # reads rich
-
     return shown(counted)

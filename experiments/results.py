@@ -107,9 +107,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """Losses and what else was measured, by round."""
-        from fedmuon.analysis.report.style import by_round  # imports matplotlib
-
-        return by_round({self.path.name: [self.rounds]})
+        return _curves({self.path.name: [self.rounds]})
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class StabilityResult(Result):
 
     def plot(self) -> "Figure":
         """Perturbations by client with their certificates."""
-        from fedmuon.experiments.stability.figure import census_figure  # imports matplotlib
+        from fedmuon.experiments.stability.figure import census_figure  # loads matplotlib
 
         columns = {
             name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
@@ -179,9 +177,7 @@ class Comparison:
 
     def plot(self) -> "Figure":
         """Curves by round, mean and spread over seeds."""
-        from fedmuon.analysis.report.style import by_round  # imports matplotlib
-
-        return by_round(self.curves)
+        return _curves(self.curves)
 
     def __str__(self) -> str:
         cells = _cells(self.rows)
@@ -201,6 +197,12 @@ class Comparison:
     def _told(self) -> list[str]:
         """What is not among them, in sentences."""
         return [f"Left out: {why}" for why in self.left_out]
+
+
+def _curves(curves: Mapping[str, Sequence[Sequence[Record]]]) -> "Figure":
+    from fedmuon.analysis.report.style import by_round  # loads matplotlib
+
+    return by_round(curves)
 
 
 def _table(rows: Sequence[Record], below: str = "") -> str:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from fedmuon.config.load import Config, absolute_paths, load, to_resume
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
+from fedmuon.experiments.engines.ray_cluster import quieten, require_cluster
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
@@ -54,8 +55,6 @@ def execute(
     with held(out):
         resolved = resolve(config, resumed=config if resume else None)
         if resolved.engine.name == "ray":
-            from fedmuon.experiments.engines.ray_engine import require_cluster  # for Ray alone
-
             require_cluster(resolved.engine.ray_address)
         run = prepare(resolved, out, resume, callbacks, more_files=more_files)
         return on_engine(
@@ -67,10 +66,10 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
     """Do `work` with the clients in this process or on Ray, as the config names it."""
     if config.engine.name == "inline":
         return work(run_rounds)
-    # Saves importing Ray and Flower for runs in this process.
-    from fedmuon.experiments.engines.ray_engine import engine, on_grid
+    quieten()
+    from fedmuon.experiments.engines import ray_engine  # loads Ray and Flower
 
-    return on_grid(config, lambda grid: work(engine(config, grid)), verbose)
+    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)), verbose)
 
 
 def _config_to_resume(config: Config | None, out: Path) -> Config:

@@ -5,6 +5,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from flwr.supercore.exit import add_exit_handler
+
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.signals import told
 
@@ -53,8 +55,6 @@ def on_signals() -> Iterator[None]:
 def _awaited_at_exit() -> Iterator[None]:
     """In a simulation, where Flower handles signals in another thread, let its exit wait for the
     server to save its state."""
-    from flwr.supercore.exit import add_exit_handler  # loads all of Flower, for simulations only
-
     ended = threading.Event()
 
     def leave() -> None:

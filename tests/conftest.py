@@ -31,7 +31,7 @@ from fedmuon.config.load import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
-from fedmuon.experiments.engines.ray_engine import quieten
+from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import noise

@@ -43,7 +43,7 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.locks import DRIVER, held
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.engines.processes import Processes, free_ports, importable
-from fedmuon.experiments.engines.ray_engine import QUIET
+from fedmuon.experiments.engines.ray_cluster import QUIET
 from fedmuon.federated.build import resolve
 from fedmuon.runs.directory import LOGS, Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart

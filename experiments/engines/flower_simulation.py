@@ -11,6 +11,8 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from fedmuon.experiments.engines.ray_cluster import connected, quieten
+
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
@@ -49,10 +51,7 @@ def simulate(
         verbose: Whether to show what Flower and Ray log and what clients print.
         seed: Node ids are random; with a seed they are the same each time.
     """
-    # Ray and Flower read their settings when they are imported, hence after `quieten`.
-    from fedmuon.experiments.engines.ray_engine import connected, quieten
-
-    quieten()
+    quieten()  # Ray and Flower read their settings when they are imported
     from fedmuon.server.ray.flower_internals import flat, server_context
     from fedmuon.server.ray.grid import RayGrid
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
+from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.planning.pace import (
     FolderSeconds,
     Pace,
@@ -101,15 +102,13 @@ def _engine(run: Run, state: ServerState) -> Engine:
 
 def _on_ray(run: Run, state: ServerState) -> Engine:
     """Try rounds on Ray workers that are started for the plan."""
-    # Saves a plan of an inline run from loading Ray and Flower.
-    from fedmuon.experiments.engines import ray_engine
-
     begun, config = time.perf_counter(), run.config
+    quieten()
+    # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
+    from fedmuon.experiments.engines import ray_engine
+    from fedmuon.server.message_sizes import on_ray
 
     def work(grid: Any) -> tuple[Engine, float]:
-        # Not above: loading Ray belongs to the seconds of the engine's start.
-        from fedmuon.server.message_sizes import on_ray
-
         up, engine = time.perf_counter() - begun, ray_engine.engine(config, grid)
         trial = Trial(run.experiment, state, engine)
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)

@@ -8,10 +8,13 @@ import itertools
 import json
 import math
 import os
+import pickle
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +22,9 @@ from typing import Any, cast
 import numpy as np
 
 from fedmuon.core.arrays import to_numpy
+from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
-from fedmuon.experiments.engines.probe import probed
+from fedmuon.experiments.engines.processes import importable
 from fedmuon.federated.accountant import RunAccountant
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, risk, sample_weights
@@ -280,8 +284,7 @@ ASKED = 0.5  # for each question; the first are answered while other nodes start
 
 def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int, int, int]:
     """The fields of `cost.Engine` for a deployment."""
-    # Saves `fedmuon plan` from loading Flower's server for an experiment that runs inline.
-    from fedmuon.server import message_sizes
+    from fedmuon.server import message_sizes  # loads Ray and Flower
 
     federation, cores = run.config.federation, os.cpu_count() or 1
     asked = message_sizes.requests(run.config, run.experiment, state)
@@ -295,3 +298,28 @@ def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int
     first, start = query * ASKED * turns, query * (SERIAL + EACH * turns)
     sent = message_sizes.on_link(run.config, run.experiment, state)
     return Pace(first, later, some), start, 0.0, federation.clients, memory, sent.down, sent.up
+
+
+def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float, int]:
+    """Seconds until processes that answer a message each, all at once, have ended; and the most
+    bytes that one of them held."""
+    environment = {**os.environ, "PYTHONPATH": importable()}
+    command = [sys.executable, "-m", "fedmuon.experiments.engines.probe"]
+    for number, message in enumerate(messages):
+        (folder / f"{number}.pickle").write_bytes(pickle.dumps((message, nodes)))
+    start = time.perf_counter()
+    running = [
+        subprocess.Popen(
+            [*command, folder / f"{number}.pickle"], stdout=subprocess.PIPE, env=environment
+        )
+        for number in range(len(messages))
+    ]
+    try:
+        said = [one.communicate()[0] for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    seconds = time.perf_counter() - start
+    if any(one.returncode for one in running):
+        raise InputError("a client's process cannot answer here: see what it says above")
+    return seconds, max(map(int, said))

@@ -24,7 +24,7 @@ from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held, require_place
 from fedmuon.core.tables import Scalar
-from fedmuon.experiments.engines.ray_engine import connected
+from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.federated.client_data import one_copy
 from fedmuon.runs.directory import Record

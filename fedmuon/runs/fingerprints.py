@@ -18,6 +18,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedmuon.config.load import Config
 from fedmuon.config.schema import reads
@@ -176,7 +177,7 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
             return itertools.chain(held_by(found), _attributes(own))
     if isinstance(found, FunctionType | type):
         return _of_code(found, state)
-    if isinstance(found, np.ndarray) or _is_tensor(found):
+    if isinstance(found, np.ndarray | torch.Tensor):
         return _of_array(found) if state else iter(())
     return _of_value(found, state)
 
@@ -207,10 +208,6 @@ def _is_installed(module: str) -> bool:
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
-
-
-def _is_tensor(found: Any) -> bool:
-    return "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor)
 
 
 HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
@@ -283,7 +280,7 @@ def _is_plain(found: Any) -> bool:
     if isinstance(found, list | tuple | set | frozenset):
         return all(_is_plain(one) for one in found)
     values = bool | int | float | complex | str | bytes | np.generic | np.ndarray
-    return found is None or isinstance(found, values) or _is_tensor(found)
+    return found is None or isinstance(found, values | torch.Tensor)
 
 
 def _content(cell: Any) -> Any:
@@ -296,7 +293,7 @@ def _content(cell: Any) -> Any:
 def _of_array(found: Any) -> Iterator[Any]:
     """What an array holds; of a tensor, however it is stored, and of one without values its
     type."""
-    if _is_tensor(found):
+    if isinstance(found, torch.Tensor):
         yield from _of_tensor(found)
         return
     yield from (str(found.dtype), found.shape)
@@ -305,8 +302,6 @@ def _of_array(found: Any) -> Iterator[Any]:
 
 
 def _of_tensor(found: Any) -> Iterator[Any]:
-    import torch  # which is loaded, as there is a tensor
-
     yield str(found.dtype)
     if torch.nn.parameter.is_lazy(found) or found.is_meta:
         return

@@ -27,10 +27,11 @@ from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.engines import ray_engine
+from fedmuon.experiments.engines import flower_simulation, ray_cluster
 from fedmuon.experiments.engines.flower_simulation import RayGrid, simulate
 from fedmuon.experiments.engines.processes import importable
-from fedmuon.experiments.engines.ray_engine import connected, engine
+from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
 from fedmuon.runs.loop import prepare, train
@@ -236,7 +237,7 @@ def test_an_app_of_plain_flower_is_flowers_fedavg(
     ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the mean by hand; clients remember between rounds, and read the run's config."""
-    monkeypatch.setattr(ray_engine, "connected", joined)
+    monkeypatch.setattr(flower_simulation, "connected", joined)
     more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
     context = simulate(server_app, client_app, NODES, **more)
     weights = np.arange(1, NODES + 1)
@@ -251,7 +252,7 @@ def test_a_server_leaves_the_cores_to_the_workers_beside_it(
     own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
-    monkeypatch.setattr(ray_engine, "connected", joined)
+    monkeypatch.setattr(flower_simulation, "connected", joined)
     server, found = ServerApp(), []
     server.main()(lambda grid, context: found.append(torch.get_num_threads()))
     before = torch.get_num_threads()
@@ -400,9 +401,9 @@ def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.Mo
         seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
 
     monkeypatch.setattr(library, "init", init)
-    monkeypatch.setattr(ray_engine, "_require_listener", lambda address: None)
+    monkeypatch.setattr(ray_cluster, "_require_listener", lambda address: None)
     monkeypatch.setattr(library, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_engine, "_driving", threading.Lock())
+    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
     monkeypatch.setattr(library, "shutdown", lambda: None)
     monkeypatch.setenv("PYTHONPATH", "/here")
     wanted = importable()

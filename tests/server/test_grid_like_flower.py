@@ -28,7 +28,7 @@ from test_messages import sender  # noqa: F401  a fixture
 
 from fedmuon import flower
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.engines import processes, ray_engine
+from fedmuon.experiments.engines import processes, ray_cluster, ray_engine
 from fedmuon.experiments.run import execute
 from fedmuon.server.ray import grid as grids
 from fedmuon.server.ray import worker_pool
@@ -146,7 +146,7 @@ def test_messages_that_are_asked_once_have_all_of_their_time(
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Ray other tests have connected to."""
-    monkeypatch.setattr(ray_engine, "_driving", threading.Lock())
+    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
     monkeypatch.setattr("ray.is_initialized", lambda: False)
 
 
@@ -172,10 +172,10 @@ def test_an_address_where_nothing_listens_is_rejected_at_once(
     start = time.monotonic()
     with (
         pytest.raises(InputError, match=f"no Ray cluster answers.*{why}.*ray start --head"),
-        ray_engine.connected(address),
+        ray_cluster.connected(address),
     ):
         pass
-    assert time.monotonic() - start < 2 * ray_engine.CONNECT
+    assert time.monotonic() - start < 2 * ray_cluster.CONNECT
 
 
 def test_a_run_whose_cluster_does_not_answer_leaves_no_folder(
@@ -194,7 +194,7 @@ def test_an_address_where_something_listens_is_left_to_ray(
 ) -> None:
     monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ray_engine._require_listener(form.format(f"127.0.0.1:{server.getsockname()[1]}"))
+        ray_cluster._require_listener(form.format(f"127.0.0.1:{server.getsockname()[1]}"))
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -203,7 +203,7 @@ def test_the_address_local_starts_a_ray_of_our_own(monkeypatch: pytest.MonkeyPat
     given: list[dict[str, Any]] = []
     monkeypatch.setattr("ray.init", lambda **found: given.append(found))
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    with ray_engine.connected(ray_engine.LOCAL):
+    with ray_cluster.connected(ray_cluster.LOCAL):
         pass
     assert "address" not in given[0] and given[0]["_temp_dir"].startswith("/tmp/fm-ray-")
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fedmuon.experiments.engines.ray_engine import THREADS, connected
+from fedmuon.experiments.engines.ray_cluster import THREADS, connected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -385,4 +385,4 @@ def test_a_process_that_cannot_answer_is_an_error(
     fails.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fails))
     with pytest.raises(InputError, match="process cannot answer"):
-        probe.probed(["a message"], 1, tmp_path)
+        pace.probed(["a message"], 1, tmp_path)

@@ -1,0 +1,220 @@
+"""The Ray that a run computes on: a cluster that is joined and left, or a Ray of our own.
+
+Our own listens on loopback alone, asks every caller for a token that is made for it, keeps its
+files in a folder for this user alone, and ends with this process, however that ends. A cluster
+belongs to whoever runs it; its `RAY_AUTH_MODE` and token, if it has one, are taken from the
+environment.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.core.signals import ENDS
+from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder
+from fedmuon.experiments.engines.processes import importable
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
+    "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
+}
+THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
+LOCAL = "local"  # the address that starts a Ray of our own, as none does
+CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
+_driving = threading.Lock()
+# Ray takes loopback for a node's address only where it believes that clusters do not work.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def quieten() -> None:
+    """Tell Ray and Flower, before they are imported, what they are not wanted to do or say."""
+    os.environ.update(QUIET)
+    # Bytes that travel with a call; more than that are quicker by Ray's store.
+    os.environ.setdefault("RAY_max_direct_call_object_size", "500000")
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # which it would like in notebooks
+
+
+@contextlib.contextmanager
+def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[None]:
+    """Ray's driver is this process; at the end it has left, and a Ray of our own is gone.
+
+    Workers find what we can import, and have `threads` of torch's: those of our own Ray inherit
+    both, from its start. A runtime environment says so to a cluster; its agent, and workers that
+    were started before they knew, would cost our own a second or two.
+    """
+    quieten()
+    address = "" if address == LOCAL else address
+    given: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": "INFO" if verbose else "ERROR",
+    }
+    with contextlib.ExitStack() as until:
+        until.enter_context(_only_one())
+        until.enter_context(_environment({THREADS: str(threads)}))
+        if address:
+            _require_listener(address)
+            given["address"] = address
+            told = {"PYTHONPATH": importable(), THREADS: str(threads)}
+            given["runtime_env"] = {"env_vars": told}
+        else:
+            given |= until.enter_context(_own(verbose))
+        import ray  # after its environment was set
+
+        try:
+            with _signals_kept():
+                ray.init(**given)
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            ray.shutdown()
+            raise InputError(_unreachable(error, address)) from error
+        until.callback(ray.shutdown)
+        yield
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """A process is the driver of one Ray, which nobody else in it may end meanwhile."""
+    taken = not _driving.acquire(blocking=False)
+    try:
+        if taken or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+            raise InputError(
+                "this program is connected to a Ray already: run one after the other, call "
+                "ray.shutdown() before, or give that Ray to fedmuon.flower.RayGrid"
+            )
+        yield
+    finally:
+        if not taken:
+            _driving.release()
+
+
+def require_cluster(address: str) -> None:
+    """Reject an address where no Ray cluster answers, before a run writes any file."""
+    if address not in ("", LOCAL):
+        quieten()
+        _require_listener(address)
+
+
+def _require_listener(address: str) -> None:
+    """Reject an address where nothing listens: Ray would wait for minutes before it says so."""
+    services: Any = importlib.import_module("ray._private.services")
+    try:
+        if address.startswith("ray://"):  # Ray's client, whose server has a port of its own
+            place = address.removeprefix("ray://").partition("/")[0]
+        else:
+            place = services.canonicalize_bootstrap_address(address) or ""
+        if place and "://" not in place:
+            host, _, port = place.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, ValueError) as error:
+        raise InputError(_unreachable(error, address)) from error
+
+
+def _unreachable(error: Exception, address: str) -> str:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if not address:
+        return f"Ray does not start on this machine ({said}): see --verbose"
+    return (
+        f"no Ray cluster answers at {address} ({said}): start one with `ray start --head`, set "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if it wants a token, or let a local one be started"
+    )
+
+
+@contextlib.contextmanager
+def _own(verbose: bool) -> Iterator[dict[str, Any]]:
+    """Arguments that start a Ray on loopback with a new token, which its processes inherit; its
+    folder and its processes are gone afterwards.
+
+    It adds no machines and, unless `verbose`, nobody reads its logs: two processes that would take
+    a second of each run are not started.
+    """
+    # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
+    # it makes to everyone (0777), hence a folder within the folder.
+    folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
+    try:
+        token = folder.path / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32), encoding="utf-8")
+        environment = {
+            LOOPBACK: "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
+            "PYTHONPATH": importable(),
+            "RAY_AUTH_TOKEN": None,
+            "RAY_ADDRESS": None,
+        }
+        with _environment(environment, _read_again):
+            parameter: Any = importlib.import_module("ray._private.parameter")
+            full = parameter.RayParams
+            wanted = {"no_monitor": True, "include_log_monitor": verbose}
+            known = {name: on for name, on in wanted.items() if name in signature(full).parameters}
+            parameter.RayParams = partial(full, **known)
+            try:
+                yield {"_temp_dir": str(folder.path / "ray"), "include_dashboard": False}
+            finally:
+                parameter.RayParams = full
+    finally:
+        folder.close()
+
+
+@contextlib.contextmanager
+def _environment(
+    wanted: Mapping[str, str | None], changed: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """These variables, or their absence, within; `changed` is called after each change."""
+    before = {name: os.environ.get(name) for name in wanted}
+
+    def set_to(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        changed()
+
+    try:
+        set_to(wanted)
+        yield
+    finally:
+        set_to(before)
+
+
+def _read_again() -> None:
+    """Make an imported Ray forget what it has read of the environment (its own tests do so)."""
+    if "ray" not in sys.modules:
+        return
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    elsewhere = sys.platform in ("darwin", "win32")
+    constants.ENABLE_RAY_CLUSTER = constants.env_bool(LOOPBACK, not elsewhere)
+    core = importlib.import_module("ray._raylet")
+    if hasattr(core, "AuthenticationTokenLoader"):  # since Ray 2.52
+        core.AuthenticationTokenLoader.instance().reset_cache()
+        core.Config.initialize("")
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray installs handlers of its own for SIGTERM, which leave the program: keep ours."""
+    before = [signal.getsignal(end) for end in ENDS]
+    try:
+        yield
+    except SystemExit:
+        raise Interrupted(signal.SIGTERM) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for end, handler in zip(ENDS, before, strict=True):
+                signal.signal(end, handler)
