@@ -179,8 +179,9 @@ def test_packages_have_no_circles() -> None:
 
 @pytest.mark.parametrize(("code", "heavy"), [
     ("import fedmuon", "numpy pydantic torch typer rich"),
-    ("import fedmuon.experiments.cli", "numpy pydantic torch jinja2"),
+    ("import fedmuon.experiments.cli", "pydantic torch scipy jinja2"),
     pytest.param(WITH_TORCH, "scipy flwr pandas", marks=pytest.mark.slow),
+    ("import fedmuon.experiments.cli.show, fedmuon.experiments.results", "torch scipy matplotlib"),
     ("import fedmuon.clients.client_app", "torch scipy"),
 ])  # fmt: skip
 def test_what_is_not_needed_is_not_loaded(code: str, heavy: str) -> None:
