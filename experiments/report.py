@@ -9,15 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
 from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.tables import MEND, read_json
+from fedmuon.analysis.report.verdicts import tally
 from fedmuon.analysis.report.write import as_written, write_page
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import mendable, sums_of
 from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
+from fedmuon.experiments.tables import columns
 from fedmuon.runs.directory import RunDirectory
 
 LEFT_OUT = "left out"  # how the line of a damaged folder begins
@@ -169,3 +175,41 @@ def of_suite(folder: Path) -> Findings:
     if kind not in KINDS:
         raise InputError(f"{file} is of an unknown kind {kind!r}: {MEND}")
     return KINDS[kind].findings(folder, about)
+
+
+# The same in a terminal.
+
+COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+
+
+def suite_tables(found: Findings) -> list[Table | Text]:
+    """A suite's claims with their verdicts, the commands that would decide open ones, and its
+    numbers.
+
+    A claim shows the effect at its worst place, its interval and what the rule asks for, and then
+    every place.
+    """
+    claims = []
+    for claim in found.claims:
+        effect, ends = claim.shown
+        reach = f", {ends} (95%)" if ends else ""
+        worst = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
+        by_how_much = "; ".join(filter(None, (worst, claim.in_words)))
+        verdict = f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]"
+        claims.append((_escaped(claim.sentence), verdict, _escaped(by_how_much)))
+    parts: list[Table | Text] = []
+    if claims:
+        title = f"{_escaped(found.title)}: {tally(found.claims)}"
+        parts.append(columns(title, ("claim", "verdict", "by how much"), claims, left=3))
+    if found.caution:
+        parts.append(Text(f"{plain(found.caution, None)}\n"))
+    commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
+    parts += [Text(f"To decide what is open: {plain(one, None)}\n") for one in commands]
+    numbers = [[_escaped(one) for one in row] for row in found.numbers]
+    head = [_escaped(name) for name in found.head]
+    return [*parts, columns(found.numbers_title, head, numbers)]
+
+
+def _escaped(text: str) -> str:
+    """Text of a file for a table: without markup and control characters."""
+    return escape(plain(text, None))

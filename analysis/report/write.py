@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
 from fedmuon.analysis.report.overlay import Run, drawing
@@ -92,8 +94,6 @@ def render(template: str, **context: Any) -> str:
 @functools.cache
 def _templates() -> Any:
     """The templates of pages. Text in them is escaped, and a name without a value is an error."""
-    import jinja2  # here, as commands that write no page need not load it
-
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,

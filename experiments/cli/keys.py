@@ -11,7 +11,7 @@ from typer import Argument
 from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import mendable, write_bytes
-from fedmuon.experiments.cli.options import WithKeys, console, near_keys, print_path
+from fedmuon.experiments.cli.options import WithKeys, console, near, print_path
 from fedmuon.experiments.tables import columns, facts
 
 app = typer.Typer(help="What a config can contain: every key, and a file to begin with.",
@@ -26,7 +26,7 @@ def explain(
         str,
         Argument(
             help="table.key, a key alone, or a table.",
-            autocompletion=lambda incomplete: near_keys(incomplete),
+            autocompletion=lambda incomplete: near(incomplete),
         ),
     ] = "",
 ) -> None:

@@ -39,7 +39,7 @@ Overrides = Annotated[
         "--set",
         metavar="TABLE.KEY=VALUE",
         help="Change one key; may be repeated.",
-        autocompletion=lambda incomplete: near_keys(incomplete, "="),
+        autocompletion=lambda incomplete: near(incomplete, end="="),
     ),
 ]
 OutFolder = Annotated[
@@ -53,7 +53,7 @@ EngineName = Annotated[
     Option(
         "--engine",
         help="inline, ray or deployment: where the clients run.",
-        autocompletion=lambda incomplete: near_values("engine.name", incomplete),
+        autocompletion=lambda incomplete: near(incomplete, "engine.name"),
     ),
 ]
 RayAddress = Annotated[str | None, Option(help="A running Ray cluster to use.")]
@@ -62,7 +62,7 @@ DataName = Annotated[
     Option(
         "--data",
         help="A source of samples, as `fedmuon list data` names them.",
-        autocompletion=lambda incomplete: near_values("data.name", incomplete),
+        autocompletion=lambda incomplete: near(incomplete, "data.name"),
     ),
 ]
 Seed = Annotated[
@@ -79,20 +79,14 @@ def count(text: str) -> int:
     raise typer.BadParameter(f"{text} is no count: give a whole number from 1 on")
 
 
-def near_keys(begun: str, end: str = "") -> list[str]:
-    """The keys `table.key` that begin like this, for completion in shells."""
-    from fedmuon.config.schema import NEEDS  # the config
+def near(begun: str, key: str = "", end: str = "") -> list[str]:
+    """What begins like this, for completion in shells: keys `table.key`, or the values of a key."""
+    from fedmuon.config import describe, schema  # the config
 
-    names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
-    return [name for name in names if name.startswith(begun)]
-
-
-def near_values(key: str, begun: str) -> list[str]:
-    """The values of a key that begin like this, for completion in shells."""
-    from fedmuon.config.describe import find  # the config
-
-    known = find(key).values.removesuffix(", or yours").split(", ")
-    return [value for value in known if value.startswith(begun)]
+    known = [f"{table}.{name}{end}" for table, keys in schema.NEEDS.items() for name in keys]
+    if key:
+        known = describe.find(key).values.removesuffix(", or yours").split(", ")
+    return [one for one in known if one.startswith(begun)]
 
 
 class WithKeys(TyperCommand):
@@ -106,7 +100,7 @@ class WithKeys(TyperCommand):
             option, _, value = argument.partition("=")
             if not option.startswith("--") or option in known:
                 continue
-            found = [one for one in near_keys("") if one.partition(".")[2] == option[2:]]
+            found = [one for one in near("") if one.partition(".")[2] == option[2:]]
             if found:
                 value = value or next(iter(args[place + 1 :]), "VALUE")
                 raise InputError(

@@ -298,68 +298,45 @@ def audit(
     """
     given = given_in(context)
     if one_run:
+        from fedmuon.experiments.auditing import one_run as auditing  # torch, scipy
+
         if unread := _among(given, OF_MANY_RUNS):
             raise InputError(
                 f"--one-run reads no {unread}, which is for audits of many runs: leave it out"
             )
-        if run is None or not run.is_dir():
-            changes = changes_of(overrides, engine, data=data, seed=seed)
-            _audit_run(run, canaries, sees, out, changes, as_json)
+        if run is not None and run.is_dir():
+            if unread := _among(given, (*OF_A_CONFIG, "--seed")):
+                raise InputError(
+                    f"{run} is a folder whose audit is shown, by no {unread}: leave it out"
+                )
+            record = auditing.read_finished(run)
+            tell(record, as_json, auditing.table(record))
             return
-        if unread := _among(given, (*OF_A_CONFIG, "--seed")):
-            raise InputError(
-                f"{run} is a folder whose audit is shown, by no {unread}: leave it out"
-            )
-        from fedmuon.experiments.auditing import one_run as auditing
-
-        record = auditing.read_finished(run)
+        config = chosen_config(run, changes_of(overrides, engine, data=data, seed=seed), False)
+        assert config is not None
+        folder = chosen_folder(out, config)
+        shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
+        with resumable(folder, []), Progress(shown) as progress:
+            record = auditing.execute(
+                config, folder, canaries, sees, None,
+                progress.on_round_end, progress.on_start, complain,
+            )  # fmt: skip
         tell(record, as_json, auditing.table(record))
+        if not as_json:
+            print_path("The run is in", folder)
+            print_path("The coins are in", auditing.coins(folder))
         return
     if unread := _among(given, ("run", *OF_A_CONFIG)):
         raise InputError(f"audits of many runs read no {unread}: add --one-run, or leave it out")
     if noise is None or lot is None or population is None or steps is None or delta is None:
         missing = ", ".join(one for one in OF_A_SETTING if one not in given)
         raise InputError(f"{missing} is missing: give the whole setting, or a config to --one-run")
-    # Not `one_run`: that loads torch, which only --code release needs.
-    from fedmuon.experiments.auditing import trials as auditing
-    from fedmuon.privacy.audit import Setting
+    from fedmuon.experiments.auditing import trials as auditing  # scipy
 
     require_at_most(1e9, noise=noise)
-    setting = Setting(noise, rate(lot, population), steps, blocks)
+    setting = auditing.Setting(noise, rate(lot, population), steps, blocks)
     record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, complain)
     tell(record, as_json, auditing.table(record))
-
-
-def _audit_run(
-    file: Path | None,
-    canaries: int | None,
-    sees: str,
-    out: Path | None,
-    changes: list[str],
-    as_json: bool,
-) -> None:
-    """Run the config with canaries, and print the audit."""
-    from fedmuon.experiments.auditing import one_run
-
-    config = chosen_config(file, changes, False)
-    assert config is not None
-    folder = chosen_folder(out, config)
-    shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
-    with resumable(folder, []), Progress(shown) as progress:
-        record = one_run.execute(
-            config,
-            folder,
-            canaries,
-            sees,
-            None,
-            progress.on_round_end,
-            progress.on_start,
-            complain,
-        )
-    tell(record, as_json, one_run.table(record))
-    if not as_json:
-        print_path("The run is in", folder)
-        print_path("The coins are in", one_run.coins(folder))
 
 
 def _among(given: list[str], unread: tuple[str, ...]) -> str:

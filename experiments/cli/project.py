@@ -1,7 +1,6 @@
 """Commands to begin with: `new`, `make-text`, `doctor`."""
 
 import keyword
-import os
 import re
 import tomllib
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from fedmuon.data import text
 from fedmuon.data.readers import available
 from fedmuon.experiments.cli.options import console, print_path
 from fedmuon.experiments.tables import columns
-from fedmuon.runs.provenance import processor, versions
+from fedmuon.runs.provenance import versions
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # maximum characters of a Flower app's name
@@ -106,24 +105,12 @@ def make_text(
 
 def doctor() -> None:
     """Show what this machine has: devices and their speed, data sources, and versions."""
-    import torch
+    from fedmuon.experiments.planning.pace import kernel_rates  # torch
 
-    from fedmuon.tasks import matrix  # torch
-
-    devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        devices[device] = f"{device} ({torch.cuda.get_device_name(device)})"
-    rates = []
-    for device, name in devices.items():
-        for dtype in (torch.float32, torch.float64):
-            for kernel in matrix.supported(dtype, device):
-                speed = matrix.rate(kernel, 2048, 784, 1024, dtype, device)
-                rates.append((name, str(dtype)[6:], kernel, f"{speed / 1e9:.0f}"))
     sources = [
         (name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
         for name, found, where in available()
     ]
-    console.print(columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), rates, 3))
+    console.print(columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), kernel_rates(), 3))
     console.print(columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3))
     console.print(columns("Versions", ("package", "version"), versions().items(), 2))

@@ -12,7 +12,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.options import console, print_path, print_plain
-from fedmuon.experiments.cli.show import Progress, accounts, suite_tables, summary_table
+from fedmuon.experiments.cli.show import Progress, accounts, summary_table
 from fedmuon.runs.directory import RunDirectory
 
 
@@ -37,8 +37,7 @@ def run(
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
-    from fedmuon.experiments.inspect.status import RunStatus  # the config
-    from fedmuon.experiments.inspect.watch import watched
+    from fedmuon.experiments.inspect.watch import RunStatus, watched  # the config
     from fedmuon.experiments.run import execute  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
@@ -182,7 +181,7 @@ def suite(
         with Progress(console, work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.on_round_end, progress.on_start)
         page = report.write_report(folder)
-        for part in suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
+        for part in report.suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
             console.print(part, soft_wrap=isinstance(part, Text))
         print_path("The report is", page)
 

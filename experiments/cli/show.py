@@ -20,8 +20,7 @@ from fedmuon.core.files import Record
 from fedmuon.experiments.inspect import plots
 from fedmuon.experiments.tables import columns, facts, standing, unreleased
 
-if TYPE_CHECKING:  # they load pydantic, scipy and torch
-    from fedmuon.analysis.report.findings import Findings
+if TYPE_CHECKING:  # they load pydantic and torch
     from fedmuon.experiments.inspect.status import RunStatus
     from fedmuon.runs.loop import OnRoundEnd, OnStart
 
@@ -34,7 +33,6 @@ NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "larges
 HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and minimum characters of a curve, and between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
 SIGNED = ("test_gap",)
-COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
 def _noted(record: Record) -> Record:
@@ -265,38 +263,3 @@ def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
         from fedmuon.experiments.stability.neighbours import verdict_table  # loads torch
 
         yield verdict_table(run.path, run.bound)
-
-
-def suite_tables(found: Findings) -> list[Table | Text]:
-    """A suite's claims with their verdicts, the commands that would decide open ones, and its
-    numbers.
-
-    A claim shows the effect at its worst place, its interval and what the rule asks for, and then
-    every place.
-    """
-    from fedmuon.analysis.report.verdicts import tally  # loads scipy
-
-    claims = []
-    for claim in found.claims:
-        effect, ends = claim.shown
-        reach = f", {ends} (95%)" if ends else ""
-        worst = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
-        by_how_much = "; ".join(filter(None, (worst, claim.in_words)))
-        verdict = f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]"
-        claims.append((_escaped(claim.sentence), verdict, _escaped(by_how_much)))
-    parts: list[Table | Text] = []
-    if claims:
-        title = f"{_escaped(found.title)}: {tally(found.claims)}"
-        parts.append(columns(title, ("claim", "verdict", "by how much"), claims, left=3))
-    if found.caution:
-        parts.append(Text(f"{plain(found.caution, None)}\n"))
-    commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
-    parts += [Text(f"To decide what is open: {plain(one, None)}\n") for one in commands]
-    numbers = [[_escaped(one) for one in row] for row in found.numbers]
-    head = [_escaped(name) for name in found.head]
-    return [*parts, columns(found.numbers_title, head, numbers)]
-
-
-def _escaped(text: str) -> str:
-    """Text of a file for a table: without markup and control characters."""
-    return escape(plain(text, None))

@@ -150,12 +150,11 @@ def flops(
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """
     from fedmuon.experiments import step_flops as account  # torch
-    from fedmuon.optim.flops import Rule, Sketch
 
     require_at_most(1000, steps=steps, power=power)
     require_at_most(1e9, rank=rank, oversample=oversample)
-    drawn = Sketch(rank, oversample, power, sketch) if rank else None
-    rest = Rule(aux, nesterov, decay)
-    rule = Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)
+    drawn = account.Sketch(rank, oversample, power, sketch) if rank else None
+    rest = account.Rule(aux, nesterov, decay)
+    rule = account.Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)
     found = account.record(model, rule)
     tell(found, as_json, *account.tables(found))

@@ -51,11 +51,8 @@ def simulate(
         verbose: Whether to show what Flower and Ray log and what clients print.
         seed: Node ids are random; with a seed they are the same each time.
     """
-    quieten()  # Ray and Flower read their settings when they are imported
-    from fedmuon.server.ray.flower_internals import flat, server_context
-    from fedmuon.server.ray.grid import RayGrid
-
-    context = server_context(flat(run_config))
+    flower_internals, grids = _modules()
+    context = flower_internals.server_context(flower_internals.flat(run_config))
     threads: AbstractContextManager[Any] = nullcontext()
     if not address and "torch" in sys.modules:
         # Several threads would spin for milliseconds after each loop, on cores that workers have
@@ -65,14 +62,22 @@ def simulate(
         threads = one_thread()
     with connected(address, verbose), threads:
         asked: dict[str, Any] = {"workers": workers, "resources": resources}
-        with RayGrid(client_app, num_supernodes, run_config=run_config, seed=seed, **asked) as grid:
+        with grids.RayGrid(
+            client_app, num_supernodes, run_config=run_config, seed=seed, **asked
+        ) as grid:
             server_app(grid, context)
     return context
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RayGrid":  # saves importing Ray for `simulate`, which sets it up first
-        from fedmuon.server.ray.grid import RayGrid
+def _modules() -> tuple[Any, Any]:
+    """What imports Ray and Flower, which read their settings then."""
+    quieten()
+    from fedmuon.server.ray import flower_internals, grid
 
-        return RayGrid
+    return flower_internals, grid
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RayGrid":
+        return _modules()[1].RayGrid
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,8 +52,9 @@ def quieten() -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[None]:
-    """Ray's driver is this process; at the end it has left, and a Ray of our own is gone.
+def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[Any]:
+    """Yield the module `ray`, of which this process is the driver; at the end it has left, and a
+    Ray of our own is gone.
 
     Workers find what we can import, and have `threads` of torch's: those of our own Ray inherit
     both, from its start. A runtime environment says so to a cluster; its agent, and workers that
@@ -84,7 +85,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
             ray.shutdown()
             raise InputError(_unreachable(error, address)) from error
         until.callback(ray.shutdown)
-        yield
+        yield ray
 
 
 @contextlib.contextmanager

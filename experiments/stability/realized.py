@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from fedmuon.analysis.theory import trajectories as theory
@@ -113,9 +114,6 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
 @torch.enable_grad()
 def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
     """The largest |eigenvalue| of the mean loss's Hessian, by Lanczos."""
-    # scipy takes long to import, and only [stability] realized needs it.
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
     plain, at = dataclasses.replace(task, kernel="torch"), model.clone().requires_grad_()
     loss = plain.losses({"weight": at[None]}, data)[0].mean()
     (slope,) = torch.autograd.grad(loss, at, create_graph=True)

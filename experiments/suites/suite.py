@@ -251,9 +251,7 @@ class Spread:
         """
         if not cells:
             return
-        with connected(self.address):
-            import ray  # it reads, when it is imported, what `connected` has set
-
+        with connected(self.address) as ray:
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
             longest = sorted(cells, key=cost, reverse=True)
             waiting = {task.remote(one, self.cpus): one for one in longest}

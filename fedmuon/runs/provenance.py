@@ -12,6 +12,11 @@ from pathlib import Path
 
 from fedmuon.core.files import Record
 
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None
+
 PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
 
 
@@ -65,8 +70,8 @@ def peak() -> int:
     with contextlib.suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    import resource  # which Windows lacks
-
+    if resource is None:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -235,12 +235,11 @@ def ends_by_library(
     # The library takes seconds to import, and most answers do not need it. absl comes with it.
     import dp_accounting
     from absl import logging
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     def by_pld(pessimistic: bool) -> float:
         relations = dp_accounting.NeighboringRelation
         parts = [
-            from_gaussian_mechanism(
+            dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
                 event.noise_multiplier,
                 pessimistic_estimate=pessimistic,
                 value_discretization_interval=grid,

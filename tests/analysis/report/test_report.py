@@ -18,8 +18,7 @@ import fedmuon
 from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.config.load import Config, nested
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli.show import suite_tables
-from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.report import gather, suite_tables, write_report
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
 

@@ -28,7 +28,7 @@ from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main
-from fedmuon.experiments.cli.options import apart, changes_of, near_keys, resumable
+from fedmuon.experiments.cli.options import apart, changes_of, near, resumable
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
@@ -188,7 +188,7 @@ def test_shells_complete_commands_options_keys_and_lists(words: str, found: list
 
 def test_keys_that_are_completed_are_those_that_there_are() -> None:
     keys = [f"{table}.{key}" for table, held in NEEDS.items() for key in held]
-    assert near_keys("") == keys and near_keys("nothing") == []
+    assert near("") == keys and near("nothing") == []
 
 
 SHORT = {"--engine", "--ray-address", "--data", "--seed", "--set", "--out"}

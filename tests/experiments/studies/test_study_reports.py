@@ -26,7 +26,7 @@ from fedmuon.analysis.report.findings import Findings
 from fedmuon.analysis.report.verdicts import Curve, curve, log_slope, quotient
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.cli.show import suite_tables
+from fedmuon.experiments.report import suite_tables
 from fedmuon.experiments.studies import (
     attribution,
     disk_regression,

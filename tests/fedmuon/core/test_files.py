@@ -17,8 +17,8 @@ from small_suites import TRAINING
 import fedmuon
 from fedmuon.config.load import load
 from fedmuon.core import files
-from fedmuon.core.errors import InputError
 from fedmuon.core.arrays import to_numpy
+from fedmuon.core.errors import InputError
 from fedmuon.core.locks import LOCK, held
 from fedmuon.data.readers import read_idx
 from fedmuon.experiments import spending
