@@ -40,29 +40,20 @@ def on_signals() -> Iterator[None]:
     """Turn the signals that end Flower's process into requests to stop, and these into an
     InputError: Flower reports errors, but does not know interrupts."""
     forget()
-    try:
-        if threading.current_thread() is threading.main_thread():
-            with told(lambda number, frame: ask(number)):  # a deployment: handle them ourselves
-                yield
-        else:
-            with _awaited_at_exit():
-                yield
-    except Interrupted:
-        raise InputError("it was asked to stop: run the same command again to resume") from None
-
-
-@contextlib.contextmanager
-def _awaited_at_exit() -> Iterator[None]:
-    """In a simulation, where Flower handles signals in another thread, let its exit wait for the
-    server to save its state."""
     ended = threading.Event()
 
     def leave() -> None:
         ask(signal.SIGTERM)
         ended.wait(SAVING)
 
-    add_exit_handler(leave, run_before_force_exit=True)
     try:
-        yield
+        if threading.current_thread() is threading.main_thread():
+            with told(lambda number, frame: ask(number)):  # a deployment: handle them ourselves
+                yield
+        else:  # a simulation, where Flower handles signals: its exit waits until the state is saved
+            add_exit_handler(leave, run_before_force_exit=True)
+            yield
+    except Interrupted:
+        raise InputError("it was asked to stop: run the same command again to resume") from None
     finally:
         ended.set()

@@ -78,17 +78,13 @@ def main(arguments: list[str] | None = None) -> Any:
             complain(f"interrupted: {AGAIN}")  # the command may have written files
             raise SystemExit(wish.exit_code) from None
         except (Exception, SystemExit) as error:
-            if (why := blame(error) or _refused_by_system(error)) is None:
+            why = blame(error)
+            if not why and isinstance(error, OSError):  # a full disk, a name that is too long
+                place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
+                why = f"the system refuses {place} ({error.strerror}): make room, or choose another"
+            elif not why and isinstance(error, MemoryError):
+                why = "the memory of this machine does not suffice: make the experiment smaller"
+            if why is None:
                 raise
             complain(why)
             raise SystemExit(2) from error
-
-
-def _refused_by_system(error: BaseException) -> str | None:
-    """What the operating system refused, and what to do."""
-    if isinstance(error, OSError):  # a full disk or terminal, a name that is too long
-        place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
-        return f"the system refuses {place} ({error.strerror}): make room, or choose another"
-    if isinstance(error, MemoryError):
-        return "the memory of this machine does not suffice: make the experiment smaller"
-    return None

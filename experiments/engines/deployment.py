@@ -10,9 +10,11 @@ import contextlib
 import datetime
 import ipaddress
 import logging
+import os
 import re
 import secrets
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
@@ -169,7 +171,9 @@ class Deployment:
         except Interrupted:  # let the ServerApp, if it runs, save its state and end
             end = time.monotonic() + SAVING
             name, app_name = executor("superlink"), "flwr-serverapp"
-            self.processes.ask_to_end(name, app_name)
+            for number in self.processes.running(name, app_name):
+                with contextlib.suppress(OSError):
+                    os.kill(number, signal.SIGTERM)
             while self.processes.running(name, app_name) and time.monotonic() < end:
                 time.sleep(PAUSE)
             raise

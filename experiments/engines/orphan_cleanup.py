@@ -57,22 +57,16 @@ class GuardedFolder:
 def clear_abandoned(place: Path, prefix: str) -> None:
     """End the folders of this user whose owner and guard are both dead."""
     for folder in place.glob(f"{prefix}*"):
-        if _abandoned(folder):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            held = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(held)
             end(folder)
-
-
-def _abandoned(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            return False
-        held = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        finally:
-            os.close(held)
-    return False
 
 
 def end(folder: Path) -> None:

@@ -69,12 +69,6 @@ class Processes:
                     found.add(one)
         return found
 
-    def ask_to_end(self, name: str, command: str) -> None:
-        """SIGTERM to these."""
-        for number in self.running(name, command):
-            with contextlib.suppress(OSError):
-                os.kill(number, signal.SIGTERM)
-
     def stop(self) -> None:
         """End all, at once since nothing of theirs is kept, and remove the folder."""
         self._guarded.close()

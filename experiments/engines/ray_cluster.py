@@ -67,7 +67,15 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
         "logging_level": "INFO" if verbose else "ERROR",
     }
     with contextlib.ExitStack() as until:
-        until.enter_context(_only_one())
+        # A process is the driver of one Ray, which nobody else in it may end meanwhile.
+        taken = not _driving.acquire(blocking=False)
+        if not taken:
+            until.callback(_driving.release)
+        if taken or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+            raise InputError(
+                "this program is connected to a Ray already: run one after the other, call "
+                "ray.shutdown() before, or give that Ray to fedmuon.flower.RayGrid"
+            )
         until.enter_context(_environment({THREADS: str(threads)}))
         if address:
             _require_listener(address)
@@ -86,22 +94,6 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
             raise InputError(_unreachable(error, address)) from error
         until.callback(ray.shutdown)
         yield ray
-
-
-@contextlib.contextmanager
-def _only_one() -> Iterator[None]:
-    """A process is the driver of one Ray, which nobody else in it may end meanwhile."""
-    taken = not _driving.acquire(blocking=False)
-    try:
-        if taken or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
-            raise InputError(
-                "this program is connected to a Ray already: run one after the other, call "
-                "ray.shutdown() before, or give that Ray to fedmuon.flower.RayGrid"
-            )
-        yield
-    finally:
-        if not taken:
-            _driving.release()
 
 
 def require_cluster(address: str) -> None:

@@ -5,7 +5,7 @@ Importing this module loads Ray and Flower, which read their settings then: call
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -39,7 +39,13 @@ def on_grid(
     stopping.forget()
     threads = max(1, int(config.engine.cpus_per_client))
     joined = connected(config.engine.ray_address, verbose, threads)
-    with interruptible(), _folded_logs(verbose), joined:
+    with contextlib.ExitStack() as until:
+        until.enter_context(interruptible())
+        if not verbose:  # Flower's log below errors is for --verbose
+            logger = logging.getLogger("flwr")
+            until.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        until.enter_context(joined)
         if client_app is None:
             handed = config.given and Handed.over(config.given)
             client_app = clients.Clients(handed) if handed else clients.app
@@ -66,19 +72,6 @@ def on_grid(
 def _resources(config: Config) -> dict[str, float]:
     """What Ray sets aside for a worker."""
     return {"num_cpus": config.engine.cpus_per_client, "num_gpus": config.engine.gpus_per_client}
-
-
-@contextlib.contextmanager
-def _folded_logs(verbose: bool) -> Iterator[None]:
-    """Flower's log below errors is kept for --verbose."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    if not verbose:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _why(error: RayError, config: Config) -> str:

@@ -90,18 +90,11 @@ def plan(config: Config, started: float = 0.0) -> Record:
 
 
 def _engine(run: Run, state: ServerState) -> Engine:
+    """Try rounds on the engine; Ray's workers are started for the plan."""
     if run.config.engine.name == "inline":
         return Engine(pace(Trial(run.experiment, state, run_rounds), run.data.sizes))
     if run.config.engine.name == "deployment":
         return Engine(*deployed(run, state))
-    try:
-        return _on_ray(run, state)
-    except InputError as error:  # a plan has no folder to resume
-        raise InputError(str(error).replace(RESUMED, "")) from error
-
-
-def _on_ray(run: Run, state: ServerState) -> Engine:
-    """Try rounds on Ray workers that are started for the plan."""
     begun, config = time.perf_counter(), run.config
     quieten()
     # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
@@ -118,7 +111,10 @@ def _on_ray(run: Run, state: ServerState) -> Engine:
         held = most + 2 * more * _model_bytes(run, state)
         return Engine(found, up, 0.0, grid.workers, held, sent.down, sent.up), time.perf_counter()
 
-    engine, ended = ray_engine.on_grid(config, work)
+    try:
+        engine, ended = ray_engine.on_grid(config, work)
+    except InputError as error:  # a plan has no folder to resume
+        raise InputError(str(error).replace(RESUMED, "")) from error
     return replace(engine, stop=time.perf_counter() - ended)
 
 

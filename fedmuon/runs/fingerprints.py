@@ -293,16 +293,12 @@ def _content(cell: Any) -> Any:
 def _of_array(found: Any) -> Iterator[Any]:
     """What an array holds; of a tensor, however it is stored, and of one without values its
     type."""
-    if isinstance(found, torch.Tensor):
-        yield from _of_tensor(found)
-        return
-    yield from (str(found.dtype), found.shape)
-    if found.dtype.kind != "O":
-        yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
-
-
-def _of_tensor(found: Any) -> Iterator[Any]:
     yield str(found.dtype)
+    if isinstance(found, np.ndarray):
+        yield found.shape
+        if found.dtype.kind != "O":
+            yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
+        return
     if torch.nn.parameter.is_lazy(found) or found.is_meta:
         return
     if found.is_nested:

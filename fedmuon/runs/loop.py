@@ -144,7 +144,10 @@ def train(
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     state = restored(directory, fresh)
     earlier, record = directory.cut_back(state.round), {}
-    accountant = _accountant(run, state) if experiment.recipe.private else None
+    accountant = None
+    if experiment.recipe.private:
+        ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
+        accountant = RunAccountant.open(ledger, config, experiment, run.data.sizes, state, head)
 
     def save() -> None:
         head = accountant.ledger.head if accountant else ""
@@ -197,12 +200,6 @@ def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
     """The files of the last model and of its momentum, which is 0 without one."""
     zeros = {name: torch.zeros_like(value) for name, value in state.params.items()}
     return tensor_bytes(state.params), tensor_bytes(state.states.get("momentum", zeros))
-
-
-def _accountant(run: Run, state: ServerState) -> RunAccountant:
-    """The account of a private run, which its ledger holds."""
-    path, head = run.directory.path / "ledger.jsonl", run.directory.ledger_head()
-    return RunAccountant.open(path, run.config, run.experiment, run.data.sizes, state, head)
 
 
 @contextlib.contextmanager
