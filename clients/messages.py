@@ -23,9 +23,7 @@ def nothing() -> UserObjects:
     return NOTHING
 
 
-def request(
-    message: Message,
-) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
+def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
     """Unpack a request.
 
     Returns:

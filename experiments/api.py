@@ -136,11 +136,7 @@ def stability(
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
     chosen = _chosen(config, objects, test, resume, out, more)
-    with (
-        _folder(out, resume) as (folder, kept),
-        in_python(),
-        _bar(progress, "neighbours") as bar,
-    ):
+    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "neighbours") as bar:
         runs.execute(certificates.in_doubles(chosen), folder, resume, *bar)
     return StabilityResult(folder, chosen.given, kept)
 

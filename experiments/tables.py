@@ -94,10 +94,7 @@ def columns(
     for place, name in enumerate(head):
         words = place < left
         shown.add_column(
-            name,
-            justify="left" if words else "right",
-            no_wrap=not words,
-            overflow="fold",
+            name, justify="left" if words else "right", no_wrap=not words, overflow="fold"
         )
     for row in rows:
         shown.add_row(*row)

@@ -52,9 +52,7 @@ app.add_typer(privacy, name="privacy")
 
 
 @app.callback(invoke_without_command=True)
-def whole(
-    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
-) -> None:
+def whole(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     """Options that come before a subcommand; the help is the app's own."""
     if version:
         typer.echo(f"fedmuon {fedmuon.__version__}")

@@ -13,14 +13,7 @@ from typer import Argument, Option
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
-from fedmuon.experiments.cli.options import (
-    AsJson,
-    complain,
-    console,
-    print_path,
-    print_plain,
-    tell,
-)
+from fedmuon.experiments.cli.options import AsJson, complain, console, print_path, print_plain, tell
 from fedmuon.experiments.cli.show import run_parts
 
 if TYPE_CHECKING:

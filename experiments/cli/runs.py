@@ -150,8 +150,7 @@ def suite(
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: Annotated[
-        bool,
-        Option("--resume", help="Compute only what --out lacks, also runs of more --seeds."),
+        bool, Option("--resume", help="Compute only what --out lacks, also runs of more --seeds.")
     ] = False,
     ray_address: Annotated[
         str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")

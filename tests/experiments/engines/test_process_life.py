@@ -14,16 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from driven import (
-    Driver,
-    descendants,
-    is_loopback,
-    key_files,
-    listening,
-    living,
-    rounds,
-    settings,
-)
+from driven import Driver, descendants, is_loopback, key_files, listening, living, rounds, settings
 
 from fedmuon.core.errors import Interrupted
 from fedmuon.core.signals import interruptible
