@@ -310,15 +310,9 @@ def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) ->
     assert [one.get_text() for one in legend.get_texts()][:2] == ["a0, a1", "deep/b"]
 
 
-def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "a0", tmp_path / "again")
-    text = said("compare", str(runs / "a0"), str(tmp_path / "again"))
-    assert "a0" in text and "again" in text
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_compare_names_the_folders_of_every_row(runs: Path, tmp_path: Path, width: int) -> None:
-    """In one table if it fits, else in two."""
+    """In one table if it fits, else in two; also of runs that no key tells apart."""
     folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
     lines = said("compare", *folders, width=width).splitlines()
     assert sum("a0, a1" in line for line in lines) == sum("deep/b" in line for line in lines)

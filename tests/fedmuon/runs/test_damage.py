@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,10 +135,25 @@ def test_a_folder_that_is_moved_away_is_written_no_more(tmp_path: Path) -> None:
     assert execute(None, tmp_path / "moved", resume=True)["rounds"] == 8
 
 
-def test_a_damaged_model_is_not_called_a_result(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("execute", "file", "place", "why"), [
+    (execute, "model.safetensors", 150, r"model\.safetensors is not as .*SHA256SUMS says"),
+    (neighbours.execute, "neighbours.csv", -4, r"neighbours\.csv is not as"),
+])  # fmt: skip
+def test_a_damaged_result_is_none(
+    execute: Any, file: str, place: int, why: str, whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path / "x")
-    flipped(tmp_path / "x" / "model.safetensors", 150)
-    with pytest.raises(InputError, match=r"model\.safetensors is not as .*SHA256SUMS says"):
+    flipped(tmp_path / "x" / file, place)
+    with pytest.raises(InputError, match=why):
+        execute(None, tmp_path / "x", resume=True)
+
+
+def test_rounds_that_a_checkpoint_has_behind_it_are_not_made_up(cut: Path, tmp_path: Path) -> None:
+    shutil.copytree(cut, tmp_path / "x")
+    log = tmp_path / "x" / "rounds.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:2], *lines[3:]]))
+    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or of"):
         execute(None, tmp_path / "x", resume=True)
 
 
@@ -150,23 +166,6 @@ def test_a_lost_file_is_refused_or_made_again(name: str, whole: Path, tmp_path: 
     assert finished(tmp_path / "x", whole) == (
         name == "partition.npz"
     )  # it follows from the config
-
-
-def test_rounds_that_a_checkpoint_has_behind_it_are_not_made_up(cut: Path, tmp_path: Path) -> None:
-    shutil.copytree(cut, tmp_path / "x")
-    log = tmp_path / "x" / "rounds.jsonl"
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join([*lines[:2], *lines[3:]]))
-    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or of"):
-        execute(None, tmp_path / "x", resume=True)
-
-
-def test_neighbours_of_an_interrupted_census(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "x")
-    file = tmp_path / "x" / "neighbours.csv"
-    flipped(file, file.stat().st_size - 4)
-    with pytest.raises(InputError, match=r"neighbours\.csv is not as"):
-        neighbours.execute(None, tmp_path / "x", resume=True)
 
 
 @pytest.mark.slow
