@@ -133,31 +133,27 @@ def _readable(folder: Path) -> Path:
 
 
 def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
-    if kind is of_neighbours:
-        _require_neighbours(folder)
+    if kind is of_neighbours and not (
+        (folder / "bound.json").exists() or "bound.json" in sums_of(folder)  # it comes last
+    ):
+        run = RunStatus(folder)
+        if run.damage:
+            raise InputError(run.damage)
+        word, _, why = run.state.partition(": ")
+        left = f"{folder}: its neighbours are not all run yet"
+        if word == "unfinished":
+            raise Unfinished(f"{left}: go on with {run.again}")
+        if word == "running":
+            raise Unfinished(
+                f"{left}, {why} is running it: wait until it has ended, or go on, if it stops "
+                f"before, with {run.again}"
+            )
+        raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
         found = kind(folder)
     if kind is of_neighbours:  # whose rounds are drawn beside those of others
         RunDirectory(folder).require_unchanged()
     return found
-
-
-def _require_neighbours(folder: Path) -> None:
-    """Refuse a sound run that has not been held to its neighbours yet: bound.json comes last."""
-    if (folder / "bound.json").exists() or "bound.json" in sums_of(folder):
-        return
-    run = RunStatus(folder)
-    if run.damage:
-        raise InputError(run.damage)
-    word, _, why = run.state.partition(": ")
-    if word == "unfinished":
-        raise Unfinished(f"{folder}: its neighbours are not all run yet: go on with {run.again}")
-    if word == "running":
-        raise Unfinished(
-            f"{folder}: its neighbours are not all run yet, {why} is running it: wait until it has "
-            f"ended, or go on, if it stops before, with {run.again}"
-        )
-    raise Unfinished(f"{folder}: {run.state}")
 
 
 def _kind(folder: Path) -> Callable[[Path], Findings] | None:

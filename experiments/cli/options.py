@@ -238,26 +238,26 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as wish:
-        complain(f"interrupted: {_saved(folder, command)}")
+        directory, done, why = RunDirectory(folder), None, ""
+        if begun := any((folder / name).exists() for name in ("config.toml", "suite.lock")):
+            with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
+                why = directory.lost()
+            done = directory.saved_round()
+        if not begun:
+            saved = NOTHING_SAVED
+        elif why:
+            saved = f"{folder} {why}: {AFRESH}"
+        elif not command:
+            saved = f"this cannot be resumed: {AFRESH}"
+        else:
+            held = f"a checkpoint of round {done} is written"
+            if done is None:
+                some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
+                held = "what was finished is saved" if some else "no round is saved yet"
+            again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
+            saved = f"{held}, resume with: {again}"
+        complain(f"interrupted: {saved}")
         raise SystemExit(wish.exit_code) from None
-
-
-def _saved(folder: Path, command: Sequence[str]) -> str:
-    if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
-        return NOTHING_SAVED
-    directory = RunDirectory(folder)
-    with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
-        if why := directory.lost():
-            return f"{folder} {why}: {AFRESH}"
-    if not command:
-        return f"this cannot be resumed: {AFRESH}"
-    done = directory.saved_round()
-    held = f"a checkpoint of round {done} is written"
-    if done is None:
-        some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
-        held = "what was finished is saved" if some else "no round is saved yet"
-    again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-    return f"{held}, resume with: {again}"
 
 
 def given_in(context: Context, *but: str) -> list[str]:

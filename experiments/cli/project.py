@@ -33,19 +33,6 @@ def new(
     Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
     """
     name = project.absolute().name
-    _require_name(name)
-    if project.exists() and not (project.is_dir() and not any(project.iterdir())):
-        raise InputError(f"{project} is there already: choose a new or an empty folder")
-    for place, content in _files(name).items():
-        file = project / place
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
-    print_path("The project is in", project)
-    print_path("Its two commands are in", project / "README.md")
-
-
-def _require_name(name: str) -> None:
-    """Reject a name that no package or Flower app can have, and that of an installed package."""
     found = find_spec(name) if name.isidentifier() else None
     if keyword.iskeyword(name) or not re.fullmatch("[a-z][a-z0-9_]*", name):
         close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
@@ -60,6 +47,14 @@ def _require_name(name: str) -> None:
         )
     if name in TAKEN or (found is not None and found.origin is not None):
         raise InputError(f"{name!r} is the name of another package: choose one of your own")
+    if project.exists() and not (project.is_dir() and not any(project.iterdir())):
+        raise InputError(f"{project} is there already: choose a new or an empty folder")
+    for place, content in _files(name).items():
+        file = project / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    print_path("The project is in", project)
+    print_path("Its two commands are in", project / "README.md")
 
 
 def _files(name: str) -> dict[str, str]:

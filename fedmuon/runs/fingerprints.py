@@ -244,17 +244,13 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
         yield from (found.__code__, *_globals(found, state)) if ours else ()
     elif ours:
         yield from found.__bases__
-        yield from _of_class(found, state)
-
-
-def _of_class(found: type, state: bool) -> Iterator[Any]:
-    """What a class of the user's says by itself."""
-    kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
-    for name, one in vars(found).items():
-        plain = state and isinstance(one, list | dict) and _is_plain(one)
-        if plain or (isinstance(one, kinds) and name not in ("__module__", "__doc__", "__slots__")):
-            inside = getattr(one, "__func__", one)
-            yield (name, (one.fget, one.fset) if isinstance(one, property) else inside)
+        kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
+        for name, one in vars(found).items():
+            plain = state and isinstance(one, list | dict) and _is_plain(one)
+            known = name not in ("__module__", "__doc__", "__slots__")
+            if plain or (isinstance(one, kinds) and known):
+                inside = getattr(one, "__func__", one)
+                yield (name, (one.fget, one.fset) if isinstance(one, property) else inside)
 
 
 def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
