@@ -238,19 +238,12 @@ def test_a_run_can_end_early(tmp_path: Path) -> None:
     assert "test_loss" in result.summary["stopped"] and result.summary["rounds"] == 4
     refused = fedmuon.bound(result)
     assert refused["status"] == "refused" and "early stopping" in refused["refusal"]
-
-
-def test_callbacks_by_name(tmp_path: Path) -> None:
     named = {"evaluate-every": 1, "callback": "early-stopping",
              "options": {"patience": 2, "least": 10.0}}  # fmt: skip
-    result = fedmuon.run({**TINY, "output": named}, out=tmp_path / "a")
+    result = fedmuon.run({**TINY, "output": named}, out=tmp_path / "b")
     assert result.summary["rounds"] == 3 and result.summary["stopped"]
-    seen = []
-
-    def tell(record: Mapping, state: object) -> None:
-        seen.append(record["round"])
-
-    fedmuon.run(TINY, callbacks=[tell], out=tmp_path / "b")
+    seen: list[int] = []
+    fedmuon.run(TINY, callbacks=[lambda record, state: seen.append(record["round"])])
     assert seen == [1, 2, 3, 4]
 
 
@@ -354,20 +347,25 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
         fedmuon.callbacks.wandb()
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["run", "run --seed 1", "stability", "stability --trials 2", "stability --all",
-     "stability --seed 1"],
-)  # fmt: skip
-def test_nothing_is_resumed_where_a_run_was_killed_before_its_config(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+NO_CONFIG, NO_LOCK = (
+    "holds no config.toml, so there is",
+    "holds no suite.lock, so there is no suite",
+)
+
+
+@pytest.mark.parametrize(("command", "why"), [
+    ("run", NO_CONFIG), ("run --seed 1", NO_CONFIG), ("stability", NO_CONFIG),
+    ("stability --trials 2", NO_CONFIG), ("stability --all", NO_CONFIG),
+    ("stability --seed 1", NO_CONFIG), ("suite A1 --scale=small", f"{NO_LOCK} to resume"),
+])  # fmt: skip
+def test_nothing_is_resumed_where_a_run_was_killed_before_its_first_file(
+    command: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else other defaults would begin; a config that is named says all."""
     (tmp_path / "SHA256SUMS").touch()
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--out", str(tmp_path), "--resume"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and f"{tmp_path} holds no config.toml, so there is" in said
+    assert ended.value.code == 2 and f"{tmp_path} {why}" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["SHA256SUMS"]
 
 
@@ -378,13 +376,3 @@ def test_stability_resumes_with_keywords_what_is_there_alone(tmp_path: Path) -> 
     first = fedmuon.stability(TINY, trials=2, out=tmp_path / "a")
     again = fedmuon.stability(trials=2, out=tmp_path / "a", resume=True)
     assert again.bound == first.bound
-
-
-def test_a_suite_is_not_resumed_where_other_files_lie(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes").touch()
-    with pytest.raises(SystemExit) as ended:
-        main(["suite", "A1", "--scale=small", "--out", str(tmp_path), "--resume"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and "holds no suite.lock, so there is no suite to resume" in said
