@@ -128,10 +128,8 @@ def compare(
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
     from fedmuon.experiments.inspect import listing  # the config
-    from fedmuon.experiments.results import comparison
 
-    found = comparison({"": folders})
-    whole, measured, keys = listing.side_by_side(found)
+    found, whole, measured, keys = listing.side_by_side(folders)
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
     for table in [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]:

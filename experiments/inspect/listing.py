@@ -12,7 +12,7 @@ from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
 from fedmuon.experiments.inspect.status import RunStatus
-from fedmuon.experiments.results import Comparison
+from fedmuon.experiments.results import Comparison, comparison
 from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
@@ -71,9 +71,11 @@ def heads(found: Comparison) -> list[str]:
 Side = tuple[list[str], list[list[str]], int]  # heads, rows, and how many columns are words
 
 
-def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
-    """Compared runs as three tables: keys that differ with measurements, measurements alone, keys
-    alone. Each row has the names of its folders, and each mean its standard deviation."""
+def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]:
+    """Compare runs, and put them in three tables: keys that differ with measurements, measurements
+    alone, keys alone. Each row has the names of its folders, and each mean its standard
+    deviation."""
+    found = comparison({"": folders})
     keys = [name for name in heads(found) if "." in name]
     measures = [name for name in found.measures if not name.startswith(LATE)]
     names = [escape(one) for one in names_of(found)]
@@ -85,7 +87,8 @@ def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
         ]
         return ["run", *short(words), *map(head, numbers)], rows, 1 + len(words)
 
-    return side(keys, ["seeds", *measures]), side([], ["seeds", *measures]), side(keys, [])
+    every = ["seeds", *measures]
+    return found, side(keys, every), side([], every), side(keys, [])
 
 
 def names_of(found: Comparison) -> list[str]:
