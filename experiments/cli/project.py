@@ -9,15 +9,11 @@ from string import Template
 from typing import Annotated, Any
 
 import tomli_w
-from rich.markup import escape
 from typer import Argument, Option
 
 from fedmuon.core.errors import InputError
 from fedmuon.data import text
-from fedmuon.data.readers import available
 from fedmuon.experiments.cli.options import console, print_path
-from fedmuon.experiments.tables import columns
-from fedmuon.runs.provenance import versions
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # maximum characters of a Flower app's name
@@ -100,12 +96,7 @@ def make_text(
 
 def doctor() -> None:
     """Show what this machine has: devices and their speed, data sources, and versions."""
-    from fedmuon.experiments.planning.pace import kernel_rates  # torch
+    from fedmuon.experiments.inspect.doctor import tables  # torch
 
-    sources = [
-        (name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
-        for name, found, where in available()
-    ]
-    console.print(columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), kernel_rates(), 3))
-    console.print(columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3))
-    console.print(columns("Versions", ("package", "version"), versions().items(), 2))
+    for table in tables():
+        console.print(table)

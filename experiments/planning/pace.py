@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from fedmuon.core.arrays import to_numpy
 from fedmuon.core.errors import InputError
@@ -32,8 +31,7 @@ from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, ris
 from fedmuon.federated.wire import named
 from fedmuon.optim.aggregators import mean
 from fedmuon.runs.loop import Run, end_bytes, evaluate
-from fedmuon.runs.provenance import commit, machine, peak, processor, versions
-from fedmuon.tasks import matrix
+from fedmuon.runs.provenance import commit, machine, peak, versions
 
 AFFORD, MOST = 3.0, 100  # seconds for trial rounds, and their maximum number
 LOOK = 1.0  # seconds for trial evaluations
@@ -325,18 +323,3 @@ def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float,
     if any(one.returncode for one in running):
         raise InputError("a client's process cannot answer here: see what it says above")
     return seconds, max(map(int, said))
-
-
-def kernel_rates() -> list[tuple[str, str, str, str]]:
-    """Device, dtype, kernel and GFLOP/s of the matrix task, for all that this machine has."""
-    devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        devices[device] = f"{device} ({torch.cuda.get_device_name(device)})"
-    rates = []
-    for device, name in devices.items():
-        for dtype in (torch.float32, torch.float64):
-            for kernel in matrix.supported(dtype, device):
-                speed = matrix.rate(kernel, 2048, 784, 1024, dtype, device)
-                rates.append((name, str(dtype)[6:], kernel, f"{speed / 1e9:.0f}"))
-    return rates
