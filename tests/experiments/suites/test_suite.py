@@ -248,7 +248,7 @@ def test_the_longest_cells_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[suite.Cell] = []
     task = Mock()
     task.remote = lambda one, cpus: begun.append(one) or one
-    monkeypatch.setattr(suite, "connected", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(suite, "connected", lambda address: contextlib.nullcontext(ray))
     monkeypatch.setattr(ray, "remote", lambda **resources: lambda function: task)
     monkeypatch.setattr(ray, "wait", lambda left, **how: (left[:1], left[1:]))
     monkeypatch.setattr(ray, "get", lambda one: {"seconds": suite.cost(one)})
