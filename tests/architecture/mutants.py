@@ -35,7 +35,7 @@ MUTANTS = (
     ("clients", "factor=lambda round: factor)", "factor=lambda round: 1.0)"),
     ("server", "!= (self.state.round, client)", '!= (self.state.round, who["partition"])'),
     ("analysis/theory", "2 * math.sqrt(beta * growth)", "math.sqrt(beta * growth)"),
-    ("analysis/report", "(shares**2 / (_counts(runs) - 1))", "(shares**2 / _counts(runs))"),
+    ("analysis/report", "(shares**2 / (counts - 1))", "(shares**2 / counts)"),
     ("experiments/stability", "moved * math.sqrt(run.sizes.max())", "moved"),
     ("experiments/studies", "2**order * gamma((1 + order) / 2)", "order * gamma((1 + order) / 2)"),
 )

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import newton_schulz, randomized_polar, schedule
-from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residual, slowdown
+from fedmuon.orthogonalize.lipschitz_constants import (
+    newton_schulz_error,
+    polar_error_bound,
+    residual,
+    slowdown,
+)
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
 
 SPECTRA = {
@@ -207,3 +212,14 @@ def test_impossible_residuals_are_refused_with_the_mend(given: Any) -> None:
     initial, degree, words = given
     with pytest.raises(InputError, match=words):
         residual(initial, degree, 3)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_the_error_of_newton_schulz_is_reached_by_equal_singular_values(rank: int) -> None:
+    """||NS(M) - msign(M)||_F of M = tau I of that rank, whose norm the map is not told."""
+    tau, steps = 0.3, 4
+    x = tau
+    for _ in range(steps):
+        x = 1.5 * x - 0.5 * x**3
+    bound = newton_schulz_error("cubic", steps, tau, rank)
+    assert math.sqrt(rank) * (1 - x) == pytest.approx(bound, rel=1e-9)
