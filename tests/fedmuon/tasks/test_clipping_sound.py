@@ -528,3 +528,13 @@ def test_frozen_parameters_stay_and_count_for_no_block(frozen: str) -> None:
         made.step(lot, x[lot.rows], y[lot.rows])
     moved = {name for name, value in net.named_parameters() if not torch.equal(value, before[name])}
     assert moved == set(before) - {frozen}
+
+
+@pytest.mark.parametrize("rule", ["block", "flat"])
+def test_what_is_below_the_bound_stays_as_it_is(rule: str) -> None:
+    """min(1, C / norm), one norm for each block."""
+    norms = torch.tensor([0.0, 0.3, 0.999, 1.0, 1.001, 40.0], dtype=torch.float64)
+    found = Clipping(rule, 1.0).factors({"w": norms.square()})["w"]
+    expected = torch.tensor([1.0, 1.0, 1.0, 1.0, 1 / 1.001, 1 / 40], dtype=torch.float64)
+    assert torch.allclose(found, expected, rtol=1e-14, atol=0)
+    assert (found[:4] == 1).all()
