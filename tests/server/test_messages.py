@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -24,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmuon.clients.client_app import app
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.rounds import begin
+from fedmuon.federated.rounds import begin, broadcast, client_updates
 from fedmuon.server import stopping
 from fedmuon.server.messaging import WIDTH, exchange, meet, raised, reason
 from fedmuon.server.strategy import FedMuonStrategy
@@ -33,8 +34,8 @@ CLIENT = 2
 Spoil = Callable[[RecordDict], Any]
 
 
-def strategy() -> FedMuonStrategy:
-    config = resolve(small())
+def strategy(**tables: Any) -> FedMuonStrategy:
+    config = resolve(small(**tables))
     experiment = build_experiment(config)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
     nodes = {client: 100 + client for client in range(config.federation.clients)}
@@ -304,3 +305,18 @@ def test_an_error_has_its_first_words_and_its_place(words: str, said: str) -> No
     head, _, place = first_line(RuntimeError(words)).partition(" (")
     assert head == f"RuntimeError{said}"
     assert f"{__file__}:" in place and place.endswith(" in first_line)")
+
+
+def test_a_client_uses_the_factor_of_the_message() -> None:
+    """A schedule is the server's alone; its clients read a number."""
+    server = strategy(local={"schedule": "step", "options": {"every": 1, "factor": 0.25}})
+    server.state = replace(server.state, round=1)
+    message = request(server)
+    experiment = server.experiment
+    clients = [(CLIENT, experiment.shards[CLIENT])]
+    sent = broadcast(experiment.recipe, server.state)
+    (expected,) = client_updates(experiment.recipe, experiment.task, experiment.plan, clients, sent)
+    found = server._read(answer(message), CLIENT).params["weight"]
+    assert (found - expected.params["weight"]).abs().max() < 1e-15
+    still = server.state.params["weight"]
+    assert (found - still).abs().max() > 1e-4

@@ -1,5 +1,6 @@
 """The federated loop against a naive one, replica by replica; and the stability certificate."""
 
+import itertools
 import math
 from typing import Any, cast
 
@@ -18,7 +19,15 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment, build_plan
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import ServerState, begin, risk, run_rounds, simulate
+from fedmuon.federated.rounds import (
+    Reply,
+    ServerState,
+    begin,
+    risk,
+    run_rounds,
+    server_update,
+    simulate,
+)
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 
@@ -236,3 +245,24 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     state = begin(experiment.recipe, experiment.task, 0)
     with pytest.raises(NonFinite, match=r"clients .*, round 0"):
         next(run_rounds(experiment, state))
+
+
+def test_the_order_of_replies_changes_no_bit():
+    experiment = build_experiment(small())
+    recipe, state = experiment.recipe, begin(experiment.recipe, experiment.task, 3)
+    draw = torch.Generator().manual_seed(0)
+    replies = [
+        Reply(
+            client,
+            {"weight": torch.randn(1, 7, 3, generator=draw, dtype=torch.float64)},
+            {"momentum": {"weight": torch.randn(1, 7, 3, generator=draw, dtype=torch.float64)}},
+            torch.zeros(1),
+        )
+        for client in range(3)
+    ]
+    first, *others = (
+        server_update(recipe, state, order) for order in itertools.permutations(replies)
+    )
+    for other in others:
+        assert torch.equal(other.params["weight"], first.params["weight"])
+        assert torch.equal(other.states["momentum"]["weight"], first.states["momentum"]["weight"])
