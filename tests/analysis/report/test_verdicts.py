@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import t as student
+from scipy.stats import ttest_ind
 
 from fedmuon.analysis.report.verdicts import (
     ALL,
@@ -26,6 +27,7 @@ from fedmuon.analysis.report.verdicts import (
     Slope,
     counted,
     counts,
+    log_slope,
     mean_of,
     tally,
     times_as_many,
@@ -307,3 +309,12 @@ def test_the_command_that_would_decide_is_of_all_seeds(scale: str) -> None:
     assert "--seed " not in found and " --set local.batch=32" in found
     many = suite_of(found).request.repeats["seeds"]
     assert many == ([0, 1, 2] if scale == "small" else [0, 1, 2, 3, 4])
+
+
+def test_intervals_are_welchs() -> None:
+    """Means near 1 of small spread: the log-slope over one e-fold is the difference of means."""
+    draw = np.random.default_rng(0)
+    small, large = 1 + 1e-4 * draw.standard_normal(4), 1 + 5e-5 * draw.standard_normal(9)
+    found = log_slope([1.0, math.e], [small, large])
+    wanted = ttest_ind(large, small, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-3)
