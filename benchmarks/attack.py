@@ -33,8 +33,8 @@ from fedmuon.config.load import parse
 from fedmuon.config.schema import Stability
 from fedmuon.core import choices
 from fedmuon.experiments.cli.show import shown
-from fedmuon.experiments.stability import bound, finished_run
-from fedmuon.experiments.stability.certify import has_map, method_of
+from fedmuon.experiments.stability import certificates, finished_run
+from fedmuon.experiments.stability.certificates import has_map, method_of
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns, facts
 from fedmuon.orthogonalize import Uncertified
@@ -69,7 +69,7 @@ def attacked(cell: Cell) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         case, there = _run(cell, Path(folder))
         kinds = {kind: case.under(constants=kind[0], lipschitz=kind[1]) for kind in KINDS}
-        verdicts = {kind: bound.certify(one) for kind, one in kinds.items()}
+        verdicts = {kind: certificates.certify(one) for kind, one in kinds.items()}
         first = verdicts["ball", "sharp"]
         if first.certificates is None:
             return Found(cell, "refused", refusal=first.refusal)
@@ -85,7 +85,7 @@ def attacked(cell: Cell) -> Found:
     return Found(cell, status, len(moved), largest, above)
 
 
-def _run(cell: Cell, folder: Path) -> tuple[bound.CertifiedSetting, FinishedRun]:
+def _run(cell: Cell, folder: Path) -> tuple[certificates.CertifiedSetting, FinishedRun]:
     """A finished run of the cell, as it is judged and as it is opened."""
     inputs, labels = cell.samples(np.random.default_rng([*cell.seed, 2]))
     np.savez(folder / "samples.npz", inputs=inputs, labels=labels)

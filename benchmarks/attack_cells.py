@@ -14,8 +14,8 @@ from fedmuon.core import choices
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.data.source import unit_rows
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.certify import map_constant
+from fedmuon.experiments.stability import certificates
+from fedmuon.experiments.stability.certificates import map_constant
 from fedmuon.optim.orthogonalizers import Orthogonalizer
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.base import Batch
@@ -118,7 +118,7 @@ class Cell:
         """lr, of which the axis has lr times L_orth."""
         config, sizes = parse(self.tables()), np.array(self.drawn["sizes"])
         law = analysis.Uniform(config.federation.per_round, 0.5)
-        case = bound.CertifiedSetting(config, sizes, law, self.drawn["shape"])
+        case = certificates.CertifiedSetting(config, sizes, law, self.drawn["shape"])
         try:
             slope = HALF.lipschitz if self.orth == choices.GIVEN else map_constant(case)
         except Uncertified:

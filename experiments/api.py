@@ -26,7 +26,7 @@ from fedmuon.experiments.cli.show import shown
 from fedmuon.experiments.planning import cost
 from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult, comparison
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound as certificates
+from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.runs.callbacks import Callback, Listener
 
@@ -137,7 +137,7 @@ def stability(
     more = {"stability": table} if table else {}
     chosen = _chosen(config, objects, test, resume, out, more)
     with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "neighbours") as bar:
-        runs.execute(certificates.in_doubles(chosen), folder, resume, *bar)
+        runs.execute(certificates.in_float64(chosen), folder, resume, *bar)
     return StabilityResult(folder, chosen.given, kept)
 
 

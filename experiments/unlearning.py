@@ -25,7 +25,7 @@ from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors, tensor_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
-from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.rounds import begin, risk, simulate
@@ -113,7 +113,7 @@ def sensitivities(
         )
     leaving, found = Counter(owner[one] for one in samples), {}
     for kind in KINDS:
-        verdict = bound.certify(case.under(constants=kind))
+        verdict = certificates.certify(case.under(constants=kind))
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
             why = verdict.refusal or f"its bound is {known.status if known else ''}"
@@ -126,7 +126,7 @@ def sensitivities(
     return found
 
 
-def _require_covered(case: bound.CertifiedSetting) -> None:
+def _require_covered(case: certificates.CertifiedSetting) -> None:
     """What removal needs beyond what replacement does."""
     if case.config.local.batch:
         raise InputError(

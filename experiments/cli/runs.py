@@ -105,7 +105,7 @@ def stability(
     In float64 unless the config names a precision.
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
-    from fedmuon.experiments.stability import bound, neighbours  # torch, scipy
+    from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
     if every and (hardest or trials is not None):
         raise InputError("--all runs every neighbour there is: leave --worst and --trials out")
@@ -114,7 +114,7 @@ def stability(
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
-    chosen = chosen and bound.in_doubles(chosen)
+    chosen = chosen and certificates.in_float64(chosen)
     if chosen and chosen.engine.dtype == "float32":
         options.complain(
             "float32 hides small perturbations in rounding: prefer engine.dtype=float64"

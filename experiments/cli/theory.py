@@ -1,10 +1,12 @@
 """Commands that compute from theory: `bound`, also of a run, `stationarity`, `flops`."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
+from fedmuon.core.errors import InputError
 from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import AsJson, Overrides, given_in, require_at_most, tell
 
@@ -46,7 +48,7 @@ def bound(
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
-    from fedmuon.experiments.stability import bound as calculator  # the config
+    from fedmuon.experiments.stability import certificates as calculator  # the config
 
     options = {
         "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
@@ -56,9 +58,36 @@ def bound(
     }  # fmt: skip
     changes = [f"{name}={value}" for name, value in options.items() if value is not None]
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
-    case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
+    case = setting_of(run_dir, [*changes, *(overrides or [])], given)
     record = calculator.report(case, calculator.certify(case))
     tell(record, as_json, calculator.table(record))
+
+
+def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Any:
+    """The setting that the command line describes; `given` holds size, rho, l_orth and l_g."""
+    # Commands of other groups need not load these.
+    from fedmuon.analysis.theory.checks import at_least
+    from fedmuon.config.load import load
+    from fedmuon.experiments.stability.certificates import from_parameters
+
+    named = {name: value for name, value in given.items() if value is not None}
+    for name in {"l_orth", "l_g"} & set(named):
+        at_least(name, named[name])
+    if folder is None:
+        size = named.pop("size", 200)
+        config = load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
+        return from_parameters(config, size, **named)
+    own = [change for change in changes if not change.startswith("stability.")]
+    if own or "size" in named:
+        raise InputError(
+            f"{folder} has its own parameters: beside a run directory give only --delta, --c-hp, "
+            "--kind, --constants, --rho, --l-orth or --l-g"
+        )
+    # It imports torch, which a bound from parameters does without.
+    from fedmuon.experiments.stability.finished_run import from_directory
+
+    rho = named.pop("rho", None)
+    return dataclasses.replace(from_directory(folder, changes, rho), **named)
 
 
 def stationarity(

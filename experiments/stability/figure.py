@@ -19,7 +19,22 @@ def census_figure(neighbours: Columns, narrow: bool = False) -> Figure:
     figure, (left, right) = style.canvas(2, narrow, 3.3)
     _strips(left, neighbours)
     style.legend(left, 1 if narrow else 2)
-    _shares(right, neighbours)
+
+    # How many neighbours have at most this share of their certificate, and the two maxima.
+    part, name = share(neighbours), "perturbation / certificate"
+    if np.isnan(part).any():
+        part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
+    right.ecdf(part, color=style.BLUE, lw=1.6, label=f"all {len(part)} neighbours")
+    right.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {number(part.max(), 3)}")
+    if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
+        mean = expected_maximum(part, DRAWS)
+        label = f"largest of {DRAWS} random, on average: {number(mean, 3)}"
+        right.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
+    right.set_xlim(left=0)
+    right.set_ylim(0, 1.02)
+    right.grid(axis="y", color=style.GREY, alpha=0.25, lw=0.6)
+    right.set_xlabel(name)
+    right.set_ylabel("share of neighbours")
     style.legend(right, 1)
     return figure
 
@@ -63,21 +78,3 @@ def _strips(axes: Axes, neighbours: Columns) -> None:
     else:
         axes.set_xlabel("clients in rising order of exposure $Y_i(C)$")
     axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
-
-
-def _shares(axes: Axes, neighbours: Columns) -> None:
-    """How many neighbours have at most this share of their certificate, and the two maxima."""
-    part, name = share(neighbours), "perturbation / certificate"
-    if np.isnan(part).any():
-        part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
-    axes.ecdf(part, color=style.BLUE, lw=1.6, label=f"all {len(part)} neighbours")
-    axes.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {number(part.max(), 3)}")
-    if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
-        mean = expected_maximum(part, DRAWS)
-        label = f"largest of {DRAWS} random, on average: {number(mean, 3)}"
-        axes.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.02)
-    axes.grid(axis="y", color=style.GREY, alpha=0.25, lw=0.6)
-    axes.set_xlabel(name)
-    axes.set_ylabel("share of neighbours")

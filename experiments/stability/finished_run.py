@@ -29,7 +29,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import classes_of
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
-from fedmuon.experiments.stability.certify import (
+from fedmuon.experiments.stability.certificates import (
     AUTHOR,
     CertifiedSetting,
     has_map,

@@ -16,7 +16,7 @@ from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.analysis.report.verdicts import UNDECIDED
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.stability.certify import Certificate, CertifiedSetting, certify
+from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.finished_run import FinishedRun, measured_losses
 from fedmuon.runs.directory import Record
 

@@ -25,7 +25,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.experiments.run import execute as make_run
 from fedmuon.experiments.run import on_engine
-from fedmuon.experiments.stability import bound, gap, realized
+from fedmuon.experiments.stability import certificates, gap, realized
 from fedmuon.experiments.stability.finished_run import (
     CENSUS,
     FinishedRun,
@@ -79,7 +79,7 @@ def execute(
         run = FinishedRun.open(out, given)
         require_measurable(run.config)
         case = from_directory(out, given=given)
-        certificate = bound.certify(case)
+        certificate = certificates.certify(case)
         if not (out / PROGRESS).exists() and PREDICTED in files.sums_of(out):
             # All has ended, and to rank the worst neighbours again would take long.
             files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
@@ -91,7 +91,7 @@ def execute(
             )
         moved = largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
-        record = bound.report(case, certificate)
+        record = certificates.report(case, certificate)
         record |= gap.measure_gap(run, case, certificate) | compared
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
@@ -114,7 +114,7 @@ def require_measurable(config: Config) -> None:
 
 def _run_and_compare(
     run: FinishedRun,
-    certificate: bound.Certificate,
+    certificate: certificates.Certificate,
     on_round_end: OnRoundEnd,
     on_start: OnStart,
     engine: Engine,
@@ -149,7 +149,7 @@ def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
 
 def measure(
     run: FinishedRun,
-    certificate: bound.Certificate,
+    certificate: certificates.Certificate,
     on_round_end: OnRoundEnd,
     on_start: OnStart,
     engine: Engine = run_rounds,
@@ -225,7 +225,9 @@ def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
     return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
 
 
-def _tails(certificate: bound.Certificate, client: np.ndarray, moved: np.ndarray) -> list[str]:
+def _tails(
+    certificate: certificates.Certificate, client: np.ndarray, moved: np.ndarray
+) -> list[str]:
     """`perturbation,exposure,certificate`; nan where the certificate is refused."""
     unknown = np.full(len(moved), np.nan)
     promised = [
@@ -303,7 +305,8 @@ def verdict_table(out: Path, record: Record) -> Table:
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
-    title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
+    constants = certificates.constant_of(record)
+    title = f"{len(moved)} neighbours; bound with {constants}: {record['status']}"
     return facts(title + unreleased(summary), rows, 4)
 
 

@@ -19,7 +19,7 @@ from fedmuon.config.load import Config
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import stack
-from fedmuon.experiments.stability.certify import Certificate, method_of
+from fedmuon.experiments.stability.certificates import Certificate, method_of
 from fedmuon.experiments.stability.finished_run import (
     CENSUS,
     FinishedRun,

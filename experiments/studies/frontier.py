@@ -27,7 +27,12 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.federated import FederatedData
-from fedmuon.experiments.stability.certify import Certificate, CertifiedSetting, certify, start_of
+from fedmuon.experiments.stability.certificates import (
+    Certificate,
+    CertifiedSetting,
+    certify,
+    start_of,
+)
 from fedmuon.experiments.stability.finished_run import measured_losses
 from fedmuon.experiments.stability.gap import proved_range
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading

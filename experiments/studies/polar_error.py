@@ -31,7 +31,7 @@ from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
-from fedmuon.experiments.stability.certify import size_of
+from fedmuon.experiments.stability.certificates import size_of
 from fedmuon.experiments.studies.study import (
     Call,
     Study,

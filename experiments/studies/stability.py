@@ -29,9 +29,8 @@ from fedmuon.core.tables import Scalar, Table, validate
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import draw, stack
 from fedmuon.data.source import Source
-from fedmuon.experiments.stability import bound, gap
-from fedmuon.experiments.stability.bound import Certificate
-from fedmuon.experiments.stability.certify import start_of
+from fedmuon.experiments.stability import certificates, gap
+from fedmuon.experiments.stability.certificates import Certificate, start_of
 from fedmuon.experiments.stability.finished_run import Loss, measured_losses
 from fedmuon.experiments.studies.stability_findings import findings
 from fedmuon.experiments.studies.study import RunStudy
@@ -183,16 +182,16 @@ class Stack:
         for pair, far in zip(self.pairs, moved, strict=True):
             furthest = np.zeros(len(shared.data.sizes))  # of each client's neighbours
             np.maximum.at(furthest, shared.client, far)
-            case = bound.CertifiedSetting(
+            case = certificates.CertifiedSetting(
                 self.at(pair), shared.data.sizes, part, (d, c),
                 moved=furthest, start=shared.start, factors=plan.factors(),
             )  # fmt: skip
             cases.append(case)
         verdicts = [
             (
-                bound.certify(case),
-                bound.certify(case.under(c_hp=1.0)),
-                bound.certify(case.under(constants="global")),
+                certificates.certify(case),
+                certificates.certify(case.under(c_hp=1.0)),
+                certificates.certify(case.under(constants="global")),
             )
             for case in cases
         ]
@@ -315,7 +314,7 @@ def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
 
 
 def _after_changes(
-    ranged: list[tuple[bound.CertifiedSetting, Certificate]], why: list[gap.Why],
+    ranged: list[tuple[certificates.CertifiedSetting, Certificate]], why: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
     """What becomes of each run's claim, after the changes if some are named."""

@@ -16,7 +16,7 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.unlearning import execute, noised, retrained
 from fedmuon.federated.rounds import begin
@@ -132,7 +132,7 @@ def test_every_removal_is_within_its_certificate(tmp_path: Path) -> None:
     folder = made(tmp_path)
     laboratory, verdict = (
         FinishedRun.open(folder),
-        bound.certify(finished_run.from_directory(folder)),
+        certificates.certify(finished_run.from_directory(folder)),
     )
     assert verdict.certificates is not None
     data, shares = laboratory.data, []

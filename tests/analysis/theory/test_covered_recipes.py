@@ -19,8 +19,8 @@ from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.config.load import load, parse
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.experiments.stability import bound
-from fedmuon.experiments.stability.certify import method_of
+from fedmuon.experiments.stability import certificates
+from fedmuon.experiments.stability.certificates import method_of
 from fedmuon.experiments.stability.neighbours import execute
 from fedmuon.federated.client_data import Shards
 from fedmuon.federated.plan import RandomnessPlan
@@ -285,24 +285,27 @@ def test_no_neighbour_is_above_its_certificate(tables: dict[str, Any], tmp_path:
     ({"local": {"schedule": "heavy-tailed"}}, "a number only of a run"),
 ])  # fmt: skip
 def test_what_stays_refused_says_why(tables: dict[str, Any], why: str) -> None:
-    case = bound.CertifiedSetting(small(**tables), np.full(6, 15), analysis.Uniform(3, 0.01))
+    case = certificates.CertifiedSetting(small(**tables), np.full(6, 15), analysis.Uniform(3, 0.01))
     assert (
-        why in bound.certify(case).refusal and bound.report(case, bound.certify(case))["n_eff"] > 0
+        why in certificates.certify(case).refusal
+        and certificates.report(case, certificates.certify(case))["n_eff"] > 0
     )
 
 
 def test_weighted_averages_need_the_schedule() -> None:
     config = small(federation={"aggregate": "by-samples"})
-    case = bound.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01))
-    assert "hang on who else takes part" in bound.certify(case).refusal
+    case = certificates.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01))
+    assert "hang on who else takes part" in certificates.certify(case).refusal
     drawn = np.array([[0, 1, 2]] * 8)
     known = replace(case, participation=analysis.Realized(drawn))
-    alike = [bound.certify(one).certificates for one in (known, replace(known, config=small()))]
+    alike = [
+        certificates.certify(one).certificates for one in (known, replace(known, config=small()))
+    ]
     np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
     sizes = np.array([5, 10, 15, 20, 25, 30])
     everyone = replace(case, sizes=sizes, participation=analysis.Uniform(6, 0.01))
     drawn = replace(everyone, participation=analysis.Realized(np.tile(np.arange(6), (8, 1))))
-    alike = [bound.certify(one).certificates for one in (everyone, drawn)]
+    alike = [certificates.certify(one).certificates for one in (everyone, drawn)]
     np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
 
 
@@ -311,6 +314,6 @@ def test_a_network_s_step_sizes_decay_apart() -> None:
     network = {"data": {"name": "digits"}, "task": {"name": "network", "model": "mlp"}}
     for recipe, refused in (("fedmuon", True), ("fedavg", False)):
         config = parse({**network, "local": {"recipe": recipe, "weight-decay": 0.1}})
-        case = bound.CertifiedSetting(config, np.full(20, 15), analysis.Uniform(5, 0.01),
+        case = certificates.CertifiedSetting(config, np.full(20, 15), analysis.Uniform(5, 0.01),
                           constants=Constants(1, 1, 1, 1), l_orth=1.0)  # fmt: skip
-        assert ("two step sizes" in bound.certify(case).refusal) == refused
+        assert ("two step sizes" in certificates.certify(case).refusal) == refused

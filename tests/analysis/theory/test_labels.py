@@ -17,7 +17,7 @@ from fedmuon import analysis
 from fedmuon.analysis.theory.generalization import Status
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.neighbours import execute
 from fedmuon.experiments.stability.neighbours_report import findings
 from fedmuon.experiments.suites.contents import merged
@@ -51,14 +51,14 @@ EVERY = [(label, name) for label, held in CHANGES.items() for name in held]
 LAW = analysis.Uniform(3, 0.01)
 
 
-def case_of(*changes: tuple[str, str]) -> bound.CertifiedSetting:
+def case_of(*changes: tuple[str, str]) -> certificates.CertifiedSetting:
     """What all these changes leave of a certified case."""
     settings, facts = zip(*(CHANGES[label][name] for label, name in changes), strict=True)
     tables: dict[str, Any] = {"local": {"lr": 0.01}}
     for one in settings:
         tables = merged(tables, one)
     more = {name: value for one in facts for name, value in one.items()}
-    return bound.CertifiedSetting(small(**tables), np.full(6, 15), LAW, shape=(7, 3), **more)
+    return certificates.CertifiedSetting(small(**tables), np.full(6, 15), LAW, shape=(7, 3), **more)
 
 
 def compatible(one: tuple[str, str], other: tuple[str, str]) -> bool:
@@ -74,14 +74,14 @@ def test_the_weaker_of_two_labels_is_given(one: tuple[str, str]) -> None:
     for other in (other for other in EVERY if compatible(one, other)):
         case = case_of(one, other)
         label = max(one[0], other[0], key=ORDER.index)
-        assert bound.report(case, bound.certify(case))["status"] == label, other
+        assert certificates.report(case, certificates.certify(case))["status"] == label, other
 
 
 def test_what_is_refused_has_no_numbers() -> None:
     for name in CHANGES["refused"]:
-        verdict = bound.certify(case_of(("refused", name)))
+        verdict = certificates.certify(case_of(("refused", name)))
         assert verdict.refusal and verdict.bound is None and verdict.certificates is None
-    kept = bound.certify(case_of(("certified", "as it is")))  # the control
+    kept = certificates.certify(case_of(("certified", "as it is")))  # the control
     assert not kept.refusal and kept.bound is not None and kept.certificates is not None
 
 
@@ -89,18 +89,18 @@ def test_what_is_refused_has_no_numbers() -> None:
 def test_any_certificate_can_be_violated(label: str) -> None:
     """By a neighbour above it, and by none that is at it."""
     case = case_of((label, next(iter(CHANGES[label]))))
-    promised = bound.certify(case).certificates
+    promised = certificates.certify(case).certificates
     assert promised is not None
     for times, wanted in ((1.0, label), (1 + 1e-9, "violated")):
         seen = dataclasses.replace(case, moved=times * promised)
-        assert bound.report(seen, bound.certify(seen))["status"] == wanted
+        assert certificates.report(seen, certificates.certify(seen))["status"] == wanted
 
 
 def test_the_page_has_every_label_with_tests_that_are_there() -> None:
     lines = (ROOT / "docs" / "labels.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| `")]
     labels = [row[1].strip(" `") for row in rows]
-    told = bound.Certificate.__dataclass_fields__["status"].type
+    told = certificates.Certificate.__dataclass_fields__["status"].type
     assert {*get_args(Status)} <= {*labels} and {*labels} == {*ORDER, "realized", "violated"}
     assert all(word in str(told) for word in ("realized", "refused"))
     for row in rows:
@@ -149,15 +149,15 @@ def test_no_float32_run_is_certified(tables: dict) -> None:
     """The negative control is float64; estimates stay estimates in both."""
     for dtype, status in (("float32", "real-arithmetic"), ("float64", "certified")):
         config = small(**tables, engine={"dtype": dtype})
-        case = bound.CertifiedSetting(
+        case = certificates.CertifiedSetting(
             config, np.full(6, 15), analysis.Uniform(3, 0.01), shape=(7, 3)
         )
-        found = bound.certify(case).bound
+        found = certificates.certify(case).bound
         assert found is not None and found.status == status
         assert any("rounding of float32" in one for one in found.assumptions) == (
             dtype == "float32"
         )
-        guessed = bound.certify(replace(case, l_g=0.2)).bound
+        guessed = certificates.certify(replace(case, l_g=0.2)).bound
         assert guessed is not None and guessed.status == "estimated"
 
 
@@ -190,7 +190,7 @@ def test_float64_is_not_certified_where_rounding_is_as_large(tmp_path: Path) -> 
     tiny = {"train": 300, "minimum": 5}
     for lr, status in ((1e-13, "real-arithmetic"), (1e-4, "certified")):
         run(small(data=tiny, local={"lr": lr}), tmp_path / str(lr))
-        verdict = bound.certify(finished_run.from_directory(tmp_path / str(lr)))
+        verdict = certificates.certify(finished_run.from_directory(tmp_path / str(lr)))
         assert verdict.bound is not None and verdict.bound.status == status
 
 
@@ -226,5 +226,5 @@ def test_rounding_grows_by_decay(tmp_path: Path) -> None:
                                (1e-4, 60, "certified")):  # fmt: skip
         local = {"recipe": "fedavg", "lr": lr, "weight-decay": 2.5 / lr}
         run(small(local=local, federation={"rounds": rounds}), tmp_path / f"{lr} {rounds}")
-        verdict = bound.certify(finished_run.from_directory(tmp_path / f"{lr} {rounds}"))
+        verdict = certificates.certify(finished_run.from_directory(tmp_path / f"{lr} {rounds}"))
         assert verdict.bound is not None and verdict.bound.status == status

@@ -20,9 +20,10 @@ from fedmuon import analysis
 from fedmuon.analysis.theory import recursion
 from fedmuon.config.load import parse
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.cli.theory import setting_of
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, certify, finished_run
-from fedmuon.experiments.stability.certify import MAPLESS, MUON, method_of
+from fedmuon.experiments.stability import certificates, finished_run
+from fedmuon.experiments.stability.certificates import MAPLESS, MUON, method_of
 from fedmuon.experiments.stability.finished_run import curvature, observed_constants
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
 from fedmuon.federated.build import build_experiment, resolve
@@ -134,18 +135,20 @@ def test_clients_of_the_last_rounds_keep_their_certificate(aligned: bool) -> Non
     config = small(local={"lr": 1.0, "steps": 2, **recipe}, orthogonalizer={"lambda": 1e-4},
                    federation={"rounds": 1200, "per-round": 2})  # fmt: skip
     schedule = np.array([[0, 1]] * 1199 + [[2, 3]])
-    case = bound.CertifiedSetting(config, np.full(6, 10**6), analysis.Realized(schedule))
-    verdict = bound.certify(case)
+    case = certificates.CertifiedSetting(config, np.full(6, 10**6), analysis.Realized(schedule))
+    verdict = certificates.certify(case)
     assert verdict.exposures is not None and verdict.bound is not None
     assert np.isinf(verdict.exposures).tolist() == [True] * 2 + [False] * 4
     assert 0 < verdict.exposures[2] == verdict.exposures[3] and not verdict.exposures[4:].any()
-    assert "(eps_i = B for 2 of 6 clients)" in bound.report(case, verdict)["note"]
+    assert "(eps_i = B for 2 of 6 clients)" in certificates.report(case, verdict)["note"]
     # Where the two hold next to nothing of the sample, the bound says something all the same.
     sizes = np.array([1, 1, *[10**9] * 4])
     case = replace(case, sizes=sizes)
-    verdict = bound.certify(case)
+    verdict = certificates.certify(case)
     assert verdict.bound is not None and verdict.bound.value < 0.1
-    assert bound.report(case, verdict)["note"].startswith("2 of 6 clients count with the trivial")
+    assert certificates.report(case, verdict)["note"].startswith(
+        "2 of 6 clients count with the trivial"
+    )
 
 
 def test_an_overflow_does_not_stop_the_neighbours(tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_an_overflow_does_not_stop_the_neighbours(tmp_path: Path) -> None:
 
 def test_a_case_is_the_run_of_analysis() -> None:
     config = small(local={"batch": 4})
-    case = bound.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01), l_g=0.5)
+    case = certificates.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01), l_g=0.5)
     what = case.run
     assert (what.lr, what.beta, what.rounds, what.local_steps, what.batch) == (0.05, 0.9, 8, 1, 4)
     assert what.constants == replace(constants(), smoothness=0.5)
@@ -168,14 +171,14 @@ def test_a_case_is_the_run_of_analysis() -> None:
 def test_both_kinds_stand_side_by_side() -> None:
     """001's own network setting: five steps at eps = 1e-7, printed and proved (method of D.3)."""
     changes = ["orthogonalizer.name=newton-schulz", "orthogonalizer.eps=1e-7"]
-    case = bound.find(None, changes, {})
-    kinds = bound.report(case, bound.certify(case))["kinds"]
+    case = setting_of(None, changes, {})
+    kinds = certificates.report(case, certificates.certify(case))["kinds"]
     names = {"steps": 5, "coefficients": "cubic", "eps": 1e-7}
     for kind in ("paper", "sharp"):
         assert kinds[kind]["l_orth"] == lipschitz("newton-schulz", kind, **names)
     assert kinds["paper"]["l_orth"] > 1e18 * kinds["sharp"]["l_orth"]
-    given = bound.find(None, changes, {"l_orth": 2.0})
-    assert bound.report(given, bound.certify(given))["kinds"] == {}
+    given = setting_of(None, changes, {"l_orth": 2.0})
+    assert certificates.report(given, certificates.certify(given))["kinds"] == {}
 
 
 def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
@@ -186,8 +189,8 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     _, gradient = what.task.gradient(start.params, [what.shards[0].data])
     values = torch.linalg.svdvals(gradient["weight"][0])
     assert values[-1] <= 1e-14 * values[0] < values[-2]
-    case = bound.find(None, ["orthogonalizer.name=exact-sign"], {})
-    assert "from its momenta (Lemma D.12)" in bound.certify(case).refusal
+    case = setting_of(None, ["orthogonalizer.name=exact-sign"], {})
+    assert "from its momenta (Lemma D.12)" in certificates.certify(case).refusal
 
 
 @pytest.mark.parametrize(
@@ -247,12 +250,12 @@ def network(**local: object) -> dict:
 def test_the_bound_of_a_network_is_estimated_and_says_so(tmp_path: Path) -> None:
     run(small(**network()), tmp_path / "a")
     case = finished_run.from_directory(tmp_path / "a")
-    found = bound.certify(case)
+    found = certificates.certify(case)
     assert found.bound is not None and found.bound.status == "estimated"
     assert any("may be larger elsewhere" in line for line in found.bound.assumptions)
     assert not any("proved" in line for line in found.bound.assumptions)
     assert case.l_orth == pytest.approx(1 / np.sqrt(0.1))  # not the auxiliary step, which is 1
-    record = bound.report(case, found)
+    record = certificates.report(case, found)
     assert record["status"] == "estimated"
 
 
@@ -269,13 +272,13 @@ def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: 
 @pytest.mark.slow
 def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:
     run(small(**network(aux="adamw")), tmp_path / "a")
-    verdict = bound.certify(finished_run.from_directory(tmp_path / "a"))
+    verdict = certificates.certify(finished_run.from_directory(tmp_path / "a"))
     assert verdict.bound is None and "AdamW's step" in verdict.refusal
 
 
 def test_parameters_alone_say_nothing_of_a_network() -> None:
     config = resolve(small(**network()))
-    verdict = bound.certify(bound.from_parameters(config, 30))
+    verdict = certificates.certify(certificates.from_parameters(config, 30))
     assert "make the run" in verdict.refusal
 
 
@@ -310,8 +313,13 @@ def alike(chosen: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 WRONG = {  # what is made of the certificates, and where that is seen
-    "the server's velocity is forgotten": (certify, "method_of", forgotten(server=0.0), "fedavgm"),
-    "momenta begin afresh": (certify, "method_of", forgotten(afresh=True), "sgd"),
+    "the server's velocity is forgotten": (
+        certificates,
+        "method_of",
+        forgotten(server=0.0),
+        "fedavgm",
+    ),
+    "momenta begin afresh": (certificates, "method_of", forgotten(afresh=True), "sgd"),
     "clients weigh the same": (recursion, "by_samples", alike, "fedavg"),
 }
 

@@ -22,7 +22,7 @@ from fedmuon.data import load
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import neighbours
-from fedmuon.experiments.stability.bound import in_doubles
+from fedmuon.experiments.stability.certificates import in_float64
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
 from fedmuon.experiments.stability.neighbours_report import findings
@@ -335,9 +335,9 @@ def test_a_refusal_says_why_and_measures_on(tables: dict, why: str, tmp_path: Pa
 
 
 def test_float64_unless_a_precision_is_named() -> None:
-    assert in_doubles(parse({})).engine.dtype == "float64"
+    assert in_float64(parse({})).engine.dtype == "float64"
     single = parse({"engine": {"dtype": "float32"}})
-    assert in_doubles(single) == single
+    assert in_float64(single) == single
 
 
 def command(*arguments: str) -> str:

@@ -22,7 +22,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data import load
 from fedmuon.data.neighbours import draw
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, finished_run, realized
+from fedmuon.experiments.stability import certificates, finished_run, realized
 from fedmuon.experiments.stability.finished_run import FinishedRun, smallest_singular_values
 from fedmuon.experiments.stability.neighbours import execute, perturbations, verdict_table
 from fedmuon.experiments.stability.neighbours_report import findings
@@ -133,7 +133,7 @@ def test_neighbours_are_within_and_close(tmp_path: Path, steps: int) -> None:
     run(small(local={"steps": steps, "lr": 0.02}, task={"initial": "zero"}), tmp_path)
     laboratory, verdict = (
         FinishedRun.open(tmp_path),
-        bound.certify(finished_run.from_directory(tmp_path)),
+        certificates.certify(finished_run.from_directory(tmp_path)),
     )
     drawn = draw(laboratory.data, laboratory.source, 40, 0, "any")
     found = realized.certificates(laboratory, verdict, drawn)
@@ -350,7 +350,7 @@ def test_the_certificate_is_that_of_the_naive_loop(tmp_path: Path) -> None:
         ends.append(float(x))
     assert record["max_certificate"] == pytest.approx(max(ends), rel=1e-9)
     case = finished_run.from_directory(tmp_path / "a")
-    np.testing.assert_allclose(np.array(bound.certify(case).certificates), ends, rtol=1e-9)
+    np.testing.assert_allclose(np.array(certificates.certify(case).certificates), ends, rtol=1e-9)
 
 
 def test_the_whole_space_and_long_steps_have_no_tube(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_the_whole_space_and_long_steps_have_no_tube(tmp_path: Path) -> None:
     gaps = smallest_singular_values(tmp_path / "a", NOTHING)
     none = dataclasses.replace(case, gaps=lambda: 0 * gaps)
     wide = calm(local={"lr": 1.0}, federation={"rounds": 8})
-    assert gaps.min() > 1e-4 and "no full rank" in bound.certify(none).refusal
+    assert gaps.min() > 1e-4 and "no full rank" in certificates.certify(none).refusal
     assert "may lose the gap" in execute(wide, tmp_path / "b")["refusal"]
     alone = {"data": {"train": 6000}, "federation": {"clients": 1, "per-round": 1}}
     printed = execute(calm(**alone, stability={"lipschitz": "paper"}), tmp_path / "c")
@@ -374,19 +374,21 @@ def test_only_a_whole_run_in_doubles_has_a_tube(tmp_path: Path) -> None:
     """The status is had by nothing else, and by the caller's word it is an estimate."""
     execute(calm(), tmp_path / "a")
     case = finished_run.from_directory(tmp_path / "a")
-    assert bound.certify(case).status == "realized"
+    assert certificates.certify(case).status == "realized"
     law = dataclasses.replace(case, participation=analysis.Uniform(3, 0.01))
     alone = dataclasses.replace(case, gaps=None)
     single = dataclasses.replace(case, config=calm(engine={"dtype": "float32"}))
     aligned = dataclasses.replace(case, config=calm(local={"recipe": "fedmuon-aligned"}))
     printed = calm(local={"recipe": "local-muon"}, stability={"lipschitz": "paper"})
-    assert "FedMuon as 001" in bound.certify(dataclasses.replace(case, config=printed)).refusal
+    assert (
+        "FedMuon as 001" in certificates.certify(dataclasses.replace(case, config=printed)).refusal
+    )
     for other in (law, alone, single, aligned):
-        assert "from its momenta (Lemma D.12)" in bound.certify(other).refusal
-        assert bound.certify(other).status == "refused"
-    assert bound.certify(dataclasses.replace(case, l_g=0.1)).status == "estimated"
+        assert "from its momenta (Lemma D.12)" in certificates.certify(other).refusal
+        assert certificates.certify(other).status == "refused"
+    assert certificates.certify(dataclasses.replace(case, l_g=0.1)).status == "estimated"
     jumped = dataclasses.replace(case, moved=np.full(3, 1.0))
-    assert bound.report(jumped, bound.certify(jumped))["status"] == "violated"
+    assert certificates.report(jumped, certificates.certify(jumped))["status"] == "violated"
 
 
 def test_pages_say_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

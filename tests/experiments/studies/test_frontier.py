@@ -13,7 +13,7 @@ from fedmuon.analysis.report.findings import CAPTIONS
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import frontier
 from fedmuon.experiments.studies.frontier import by_share
@@ -76,7 +76,7 @@ def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> No
                 folder,
             )  # fmt: skip
         case = finished_run.from_directory(folder, [f"stability.constants={row['constants']}"])
-        record = bound.report(case, bound.certify(case))
+        record = certificates.report(case, certificates.certify(case))
         assert float(row["bound"]) == pytest.approx(record["value"], rel=1e-12)
         assert float(row["share"]) == float(row["bound"]) / float(row["range"])
         if row["constants"] == "ball":

@@ -22,9 +22,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.tables import attribute, validate
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import deployment, ray_engine
-from fedmuon.experiments.stability.bound import CertifiedSetting, certify
-from fedmuon.experiments.stability.bound import report as verdict_of
-from fedmuon.experiments.stability.certify import start_of
+from fedmuon.experiments.stability.certificates import CertifiedSetting, certify, start_of
+from fedmuon.experiments.stability.certificates import report as verdict_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites import contents

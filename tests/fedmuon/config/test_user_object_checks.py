@@ -18,7 +18,7 @@ from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.data.federated import federate
 from fedmuon.data.user_data import as_source
-from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability import certificates
 from fedmuon.federated.build import build_experiment, build_worker, resolve
 from fedmuon.federated.client_data import Shards, build_data, partition_digest, read_source
 from fedmuon.optim import orthogonalizers
@@ -299,14 +299,14 @@ def test_a_schedule_that_is_none_is_one_sentence(gives: Any) -> None:
     config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}})
     words = r"\[local\] schedule gives .* a number of 0 or more"
     with pytest.raises(InputError, match=words) as said:
-        bound.from_parameters(config.with_objects(given), 100)
+        certificates.from_parameters(config.with_objects(given), 100)
     assert "\n" not in str(said.value)
 
 
 def test_a_bound_from_parameters_follows_the_schedule(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("def half(round):\n    return 0.5\n")
     config = parse({"local": {"schedule": f"{tmp_path / 'one.py'}:half"}})
-    factors = bound.from_parameters(config, 100).factors
+    factors = certificates.from_parameters(config, 100).factors
     assert factors is not None and set(factors) == {0.5}
 
 

@@ -18,7 +18,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines import ray_engine
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound, finished_run
+from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
@@ -111,7 +111,7 @@ TEXT = {
 def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
     """neighbours.csv of a run."""
     laboratory = FinishedRun.open(run)
-    verdict = bound.certify(finished_run.from_directory(run))
+    verdict = certificates.certify(finished_run.from_directory(run))
     measure(laboratory, verdict, lambda record: None, lambda *_: None, by(laboratory.config))
 
 

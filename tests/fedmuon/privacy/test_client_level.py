@@ -25,7 +25,7 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.experiments import spending
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability.certify import method_of
+from fedmuon.experiments.stability.certificates import method_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make

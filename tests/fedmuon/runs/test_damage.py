@@ -17,7 +17,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import sealed, unsealed
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound, finished_run, neighbours
+from fedmuon.experiments.stability import certificates, finished_run, neighbours
 from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
 
 
@@ -71,7 +71,9 @@ def test_any_flipped_bit_is_refused_or_does_not_matter(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     source = {"whole": whole, "cut": cut}[kind]
-    told = bound.report(case := finished_run.from_directory(source), bound.certify(case))
+    told = certificates.report(
+        case := finished_run.from_directory(source), certificates.certify(case)
+    )
     refused = {}
     for file in sorted(source.iterdir()):
         outcomes = []
@@ -81,7 +83,7 @@ def test_any_flipped_bit_is_refused_or_does_not_matter(
             outcomes.append(not finished(tmp_path / "x", whole))
             try:
                 case = finished_run.from_directory(tmp_path / "x")
-                assert bound.report(case, bound.certify(case)) == told
+                assert certificates.report(case, certificates.certify(case)) == told
             except InputError:
                 pass
             shutil.rmtree(tmp_path / "x")

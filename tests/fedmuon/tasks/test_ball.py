@@ -29,9 +29,10 @@ from fedmuon.analysis import (
     theorem,
 )
 from fedmuon.analysis.theory.trajectories import CELLS, Start, reach
+from fedmuon.experiments.cli.theory import setting_of
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import bound, finished_run, gap
-from fedmuon.experiments.stability.certify import start_of
+from fedmuon.experiments.stability import certificates, finished_run, gap
+from fedmuon.experiments.stability.certificates import start_of
 from fedmuon.experiments.stability.finished_run import source_of
 from fedmuon.experiments.stability.neighbours import execute
 from fedmuon.federated.plan import RandomnessPlan
@@ -453,7 +454,7 @@ def test_every_neighbour_is_within_the_certificate_of_its_ball(
     assert record["status"] == "certified" and record["constants"] == "ball"
     assert (moved <= promised).all() and moved.max() > 0
     where = finished_run.from_directory(tmp_path / "a", ["stability.constants=global"])
-    wide = bound.report(where, bound.certify(where))
+    wide = certificates.report(where, certificates.certify(where))
     assert wide["constants"] == "global" and wide["radius"] is None and wide["range"] == 1.0
     assert record["max_certificate"] < wide["max_certificate"] and record["value"] < wide["value"]
     assert record["gap"] <= record["value"] and record["share"] * record["range"] == pytest.approx(
@@ -481,16 +482,16 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
     """Alignment, an Lg of the caller's, a map without a size, no run at all."""
     part, sizes, start = Realized(RandomnessPlan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     kinds = {
-        "ball": bound.CertifiedSetting(small(), sizes, part, (7, 3), start=start),
-        "aligned": bound.CertifiedSetting(
+        "ball": certificates.CertifiedSetting(small(), sizes, part, (7, 3), start=start),
+        "aligned": certificates.CertifiedSetting(
             small(local={"recipe": "fedmuon-aligned"}), sizes, part, (7, 3), start=start
         ),
-        "given": bound.CertifiedSetting(small(), sizes, part, (7, 3), l_g=0.5, start=start),
-        "unknown": bound.CertifiedSetting(small(), sizes, part, (7, 3)),
+        "given": certificates.CertifiedSetting(small(), sizes, part, (7, 3), l_g=0.5, start=start),
+        "unknown": certificates.CertifiedSetting(small(), sizes, part, (7, 3)),
     }
     kinds["observed"] = dataclasses.replace(kinds["ball"], constants=constants())  # of a network
     for name, case in kinds.items():
-        record = bound.report(case, bound.certify(case))
+        record = certificates.report(case, certificates.certify(case))
         assert record["constants"] == (name if name in ("ball", "observed") else "global")
         assert (record["range"] == 1.0) == (name != "ball")
     assert start_of(np.zeros((4, 1)), None) is None
@@ -500,8 +501,10 @@ def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
     """Not in float32, beside a neighbour out of its certificate, of what is refused or unproved."""
     part, sizes, start = Realized(RandomnessPlan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     config = small(local={"lr": 0.01})
-    case = bound.CertifiedSetting(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
-    top = gap.proved_range(case, bound.certify(case))
+    case = certificates.CertifiedSetting(
+        config, sizes, part, (7, 3), start=start, moved=np.zeros(6)
+    )
+    top = gap.proved_range(case, certificates.certify(case))
     assert case.reach and top == case.reach.last.loss_bound < 0.1
     kinds = {
         "float32": {"config": small(engine={"dtype": "float32"}, local={"lr": 0.01})},
@@ -511,7 +514,7 @@ def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
     }
     for name, change in kinds.items():
         other = dataclasses.replace(case, **change)
-        assert gap.proved_range(other, bound.certify(other)) == 1.0, name
+        assert gap.proved_range(other, certificates.certify(other)) == 1.0, name
 
 
 def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
@@ -526,11 +529,13 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
     }
     for changes, tables in lacking.items():
         config = small(**{"local": {"lr": 0.01}, **tables})
-        case = bound.CertifiedSetting(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
-        found = gap.why_one(case, bound.certify(case))
+        case = certificates.CertifiedSetting(
+            config, sizes, part, (7, 3), start=start, moved=np.zeros(6)
+        )
+        found = gap.why_one(case, certificates.certify(case))
         assert " ".join(found.changes) == changes and bool(found.note) == bool(changes)
         assert all(change in found.note for change in found.changes)
-    case = bound.CertifiedSetting(
+    case = certificates.CertifiedSetting(
         small(**{"local": {"lr": 0.01}, **single, **every}), sizes, part, (7, 3), start=start,
         moved=np.zeros(6),
     )  # fmt: skip
@@ -555,12 +560,12 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
     }
     for words, change in kinds.items():
         other = dataclasses.replace(case, **({"config": small(local={"lr": 0.01})} | change))
-        found = gap.why_one(other, bound.certify(other))
+        found = gap.why_one(other, certificates.certify(other))
         assert words in found.note and not found.changes
-        assert gap.proved_range(other, bound.certify(other)) == 1.0
+        assert gap.proved_range(other, certificates.certify(other)) == 1.0
     text = small(task={"name": "network", "model": "mlp"}, local={"lr": 0.01})
     network = dataclasses.replace(case, config=text)
-    assert gap.why_one(network, bound.certify(network)) == gap.Why("")
+    assert gap.why_one(network, certificates.certify(network)) == gap.Why("")
 
 
 def test_zero_is_known_without_a_run() -> None:
@@ -568,15 +573,15 @@ def test_zero_is_known_without_a_run() -> None:
     names = ["local.lr=0.01", "local.steps=1", "orthogonalizer.lambda=0.1"]
     records = {}
     for initial in ("zero", "gaussian"):
-        case = bound.find(None, [*names, f"task.initial={initial}"], {"size": 200})
-        records[initial] = bound.report(case, bound.certify(case))
+        case = setting_of(None, [*names, f"task.initial={initial}"], {"size": 200})
+        records[initial] = certificates.report(case, certificates.certify(case))
     assert [one["constants"] for one in records.values()] == ["ball", "global"]
     assert records["zero"]["value"] < 0.1 * records["gaussian"]["value"]
     drawn = Realized(RandomnessPlan(0, 20, 5, 50).schedule())
     case = dataclasses.replace(
-        bound.find(None, [*names, "task.initial=zero"], {"size": 200}), participation=drawn
+        setting_of(None, [*names, "task.initial=zero"], {"size": 200}), participation=drawn
     )
-    assert bound.certify(case).bound.value < records["zero"]["value"]  # type: ignore[union-attr]
+    assert certificates.certify(case).bound.value < records["zero"]["value"]  # type: ignore[union-attr]
 
 
 def test_a_start_is_known_by_its_centred_norm_and_its_samples(tmp_path: Path) -> None:

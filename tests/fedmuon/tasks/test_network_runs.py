@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config, load, parse
 from fedmuon.core.errors import InputError
 from fedmuon.data.source import flat_rows
+from fedmuon.experiments.cli.theory import setting_of
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
 from fedmuon.federated.build import _network, resolve
@@ -233,7 +234,9 @@ def test_stability_of_a_network_is_measured_and_never_certified(tmp_path: Path) 
     lines = np.loadtxt(tmp_path / "run" / "neighbours.csv", delimiter=",", skiprows=1)
     assert (lines[:, 4] > 0).all() and (lines[:, 4] <= lines[:, 6]).all()
     assert record["status"] == "estimated" and record["value"] > 0
-    given = bound.certify(bound.find(tmp_path / "run", [], {"l_orth": 1.0, "l_g": 2.0})).bound
+    given = certificates.certify(
+        setting_of(tmp_path / "run", [], {"l_orth": 1.0, "l_g": 2.0})
+    ).bound
     assert given is not None and any("gave Lg = 2" in line for line in given.assumptions)
 
 

@@ -2,7 +2,8 @@
 
 `fedmuon.analysis` holds the formulas. Here a config and what is known of its run become a
 `CertifiedSetting`, and `certify` returns its `Certificate`. A run that no result covers gets a
-refusal with the reason.
+refusal with the reason. `report` and `table` show a certificate, as `fedmuon bound` does. All this
+needs NumPy only; `finished_run.py` reads the folder of a run.
 """
 
 import dataclasses
@@ -13,20 +14,27 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from rich.table import Table
 
 from fedmuon import analysis
 from fedmuon.analysis import Bound, Realized, Run, Uniform
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import corollaries as says
+from fedmuon.analysis.theory.checks import probability, whole
 from fedmuon.analysis.theory.corollaries import sensitivity
-from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
-from fedmuon.analysis.theory.recursion import Method, by_samples
+from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status, effective_size
+from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
 from fedmuon.config.schema import OrthogonalizerTable
+from fedmuon.config.user_objects import schedule_of
 from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
+from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 from fedmuon.tasks.constants import Constants, constants
@@ -59,6 +67,18 @@ EXACT = (
     "Arithmetic is exact: the rounding of float32, or of float64 where steps are tiny, is not "
     "counted, and by itself it may move a neighbour further than its certificate (set [engine] "
     "dtype = 'float64')."
+)
+UNPROVED = (
+    "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose folder "
+    "has estimates, or set [task] name = 'matrix'."
+)
+STOPPED = (
+    "The run was ended by what it saw of its data, which no schedule drawn in advance covers: run "
+    "without early stopping."
+)
+DROPPED = (
+    "A participant dropped out of some round, which no schedule drawn in advance covers: run with "
+    "[faults] policy strict."
 )
 AUTHOR = (
     "The map was handed over with L_orth = {:g}, for which its author answers: no drawn pair of "
@@ -277,41 +297,23 @@ class Certificate:
 
 def certify(case: CertifiedSetting) -> Certificate:
     """Return what the theory promises of this run, or the reason why it promises nothing."""
-    l_orth = None
+    l_orth, exact_sign = None, case.config.orthogonalizer.name == "exact-sign"
     try:
-        _require_covered(case)
-        if (
-            case.config.orthogonalizer.name == "exact-sign"
-            and has_map(case.config)
-            and case.l_orth is None
-        ):
-            return _in_tube(case)
+        method = method_of(case.config)
+        if case.config.task.name != "matrix" and not (case.constants or case.refusal):
+            raise Uncertified(UNPROVED)
+        if case.refusal:
+            raise Uncertified(case.refusal)
+        if case.stopped:
+            raise Uncertified(STOPPED)
+        if case.dropped:
+            raise Uncertified(DROPPED)
+        if exact_sign and has_map(case.config) and case.l_orth is None:
+            return _in_tube(case, method)
         l_orth = map_constant(case) if case.l_orth is None else case.l_orth
-        return _bounded(case, l_orth)
+        return _bounded(case, method, l_orth)
     except InputError as error:
         return Certificate(l_orth, refusal=str(error))
-
-
-def _require_covered(case: CertifiedSetting) -> None:
-    """Reject recipes without a theory, unknown constants, and schedules that depend on the data."""
-    method_of(case.config)
-    if case.config.task.name != "matrix" and not (case.constants or case.refusal):
-        raise Uncertified(
-            "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose "
-            "folder has estimates, or set [task] name = 'matrix'."
-        )
-    if case.refusal:
-        raise Uncertified(case.refusal)
-    if case.stopped:
-        raise Uncertified(
-            "The run was ended by what it saw of its data, which no schedule drawn in advance "
-            "covers: run without early stopping."
-        )
-    if case.dropped:
-        raise Uncertified(
-            "A participant dropped out of some round, which no schedule drawn in advance covers: "
-            "run with [faults] policy strict."
-        )
 
 
 def map_constant(case: CertifiedSetting) -> float:
@@ -350,21 +352,40 @@ def map_constant(case: CertifiedSetting) -> float:
     return found
 
 
-def _bounded(case: CertifiedSetting, l_orth: float) -> Certificate:
+def _bounded(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
     """Stability note, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2.
 
     H and G have all of delta each, because the smaller one is known before the data. With a number
     for C_hp they have the halves that are printed.
     """
     run, stability, part = case.run, case.config.stability, case.participation
-    method = method_of(case.config)
     following = run if method == Method(run.beta) else dataclasses.replace(run, method=method)
     moved = analysis.certificate(following, l_orth, part)
     drawn = isinstance(part, Realized) and part.rows is not None
     exposures = moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run))
-    assumed, failure = _assumptions(case)
-    rounding = _rounding(case)
+
+    inside, failure, of_map = [RANGE], 0.0, case.config.orthogonalizer.name
+    if case.reach and case.start:
+        inside = [says.REACHED.format(case.reach.radius, case.reach.last.loss_bound)]
+        inside += [says.NONNEGATIVE] if case.start.nonnegative else []
+    assumed = [INDEPENDENCE, *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
+    if of_map == "gaussian-smoothed-sign" and case.l_orth is None:
+        assumed.append(says.NO_CLIPPING)
+        failure = stability.alpha_smoothing
+    elif has_map(case.config):
+        assumed.append(says.GLOBAL_MAP)
+    if is_own(of_map) and case.l_map is not None and case.l_orth is None:
+        assumed.append(AUTHOR.format(case.l_map))
+    if isinstance(part, Uniform) and part.per_round < len(case.sizes):
+        assumed.append(says.UNIFORM)
+        failure += part.rho
+    if case.config.local.recipe == "fedmuon-aligned":
+        assumed.append(ALIGNED)
+    assumed += case.given
+
+    rounding = _rounding(case, method)
     sound = case.exact and moved[moved > 0].min(initial=math.inf) >= FAR_ABOVE * rounding
+    assumed += [] if sound else [EXACT]
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -374,35 +395,14 @@ def _bounded(case: CertifiedSetting, l_orth: float) -> Certificate:
         stability.c_hp,  # type: ignore[arg-type]
         shares=(1.0, 1.0) if isinstance(stability.c_hp, str) else (0.5, 0.5),
         status="estimated" if case.given else "certified" if sound else "real-arithmetic",
-        assumptions=assumed if sound else (*assumed, EXACT),
+        assumptions=tuple(assumed),
         other_failure=failure,
     )
     promised = np.where(moved > 0, moved + rounding, 0.0)
     return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
 
 
-def _assumptions(case: CertifiedSetting) -> tuple[tuple[str, ...], float]:
-    """What the bound assumes, and how often it fails in addition to delta."""
-    part, failure = case.participation, 0.0
-    inside = [RANGE]
-    if case.reach and case.start:
-        where = says.REACHED.format(case.reach.radius, case.reach.last.loss_bound)
-        inside = [where, says.NONNEGATIVE] if case.start.nonnegative else [where]
-    assumed = [INDEPENDENCE, *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
-    if case.config.orthogonalizer.name == "gaussian-smoothed-sign" and case.l_orth is None:
-        assumed, failure = [*assumed, says.NO_CLIPPING], case.config.stability.alpha_smoothing
-    elif has_map(case.config):
-        assumed.append(says.GLOBAL_MAP)
-    if is_own(case.config.orthogonalizer.name) and case.l_map is not None and case.l_orth is None:
-        assumed.append(AUTHOR.format(case.l_map))
-    if isinstance(part, Uniform) and part.per_round < len(case.sizes):
-        assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
-    if case.config.local.recipe == "fedmuon-aligned":
-        assumed.append(ALIGNED)
-    return (*assumed, *case.given), failure
-
-
-def _rounding(case: CertifiedSetting) -> float:
+def _rounding(case: CertifiedSetting, method: Method) -> float:
     """What R E roundings of the whole model in float64 can add up to.
 
     Weight decay with |1 - lr decay| > 1 makes each of them grow. Gradients are sums over n samples,
@@ -414,24 +414,24 @@ def _rounding(case: CertifiedSetting) -> float:
         return 0.0
     run, steps = case.run, case.run.rounds * case.run.local_steps
     with np.errstate(over="ignore"):
-        decayed = abs(1 - case.rates * method_of(case.config).decay)
+        decayed = abs(1 - case.rates * method.decay)
         grown = np.maximum(1, decayed) ** run.local_steps
         moved = case.reach.radius if case.reach else run.lr * steps
         far = (case.start.reach if case.start else 1.0) + moved * math.sqrt(run.sizes.max())
         return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
 
 
-def _in_tube(case: CertifiedSetting) -> Certificate:
+def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     """Certificates of this run's neighbours under the exact sign.
 
     Stability note, Lemma D.12, in the quotient by the ones vector.
     """
-    part, run, method = case.participation, case.run, method_of(case.config)
+    part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
         raise Uncertified(JUMPS)
-    each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
+    each = sensitivity(run)
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
-    of_run = case.gaps(), part.schedule, each, rates
+    of_run = case.gaps(), part.schedule, each, case.rates
     after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
     if case.config.stability.lipschitz == "sharp":
         shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
@@ -443,3 +443,110 @@ def _in_tube(case: CertifiedSetting) -> Certificate:
     status = "estimated" if case.given else "realized"
     exposures = tube.perturbation / each
     return Certificate(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
+
+
+# What `fedmuon bound` shows, for a run or for parameters alone.
+
+IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # of ten classes
+
+
+def in_float64(config: Config) -> Config:
+    """The config in float64, unless it names a precision: rounding hides small perturbations."""
+    if "dtype" in config.engine.model_fields_set:
+        return config
+    engine = config.engine.model_copy(update={"dtype": "float64"})
+    return config.model_copy(update={"engine": engine})
+
+
+def from_parameters(
+    config: Config,
+    size: int,
+    rho: float = 0.01,
+    l_orth: float | None = None,
+    l_g: float | None = None,
+) -> CertifiedSetting:
+    """N clients of `size` samples each, on any schedule that is drawn uniformly.
+
+    It is in float64, unless the config names a precision.
+    """
+    size, rho = whole("size", size), probability("rho", rho)
+    of = config.federation
+    plan = RandomnessPlan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
+    sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
+    classes = {**dict.fromkeys(IMAGES, 10), "synthetic": config.data.classes}.get(config.data.name)
+    known = classes and config.task.name == "matrix" and config.task.initial == "zero"
+    return CertifiedSetting(
+        in_float64(config), sizes, part, None, l_orth, l_g, factors=plan.factors(),
+        start=Start(classes) if known else None,
+    )  # fmt: skip
+
+
+def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
+    """The certificate as one JSON object; numbers that a refused bound lacks are null."""
+    run, stability, found = case.run, case.config.stability, certificate.bound
+    top = run.constants.loss_bound
+    violation = certificate.violation(case.moved)
+    exposures, promised = certificate.exposures, certificate.certificates
+    kinds: dict[str, dict[str, float | None]] = {}
+    for kind in ("paper", "sharp") if case.l_orth is None else ():
+        other = certify(case.under(lipschitz=kind))
+        kinds[kind] = {"l_orth": other.l_orth, "value": other.bound.value if other.bound else None}
+    status = found.status if found else certificate.status
+    return {
+        **{name: finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
+        "delta": stability.delta,
+        "c_hp": stability.c_hp,
+        "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
+        "constants": "ball" if case.reach else "observed" if case.constants else "global",
+        "radius": finite(case.reach.radius) if case.reach else None,
+        "range": finite(top),
+        "share": finite(found.value / top) if found and top else None,
+        "l_orth": certificate.l_orth,
+        "kinds": kinds,
+        "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
+        "max_exposure": None if exposures is None else finite(exposures.max()),
+        "max_certificate": None if promised is None else finite(promised.max()),
+        "status": "violated" if violation else status,
+        "violation": finite(violation),
+        "assumptions": list(found.assumptions) if found else [],
+        "note": _note(case, certificate),
+        "refusal": certificate.refusal,
+    }
+
+
+def _note(case: CertifiedSetting, certificate: Certificate) -> str:
+    """Why a bound says nothing, or of which clients nothing is known; may be empty."""
+    found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
+    if violation := certificate.violation(case.moved):
+        return (
+            f"A neighbour moved the model by {number(violation)} times its certificate: what the "
+            "bound assumes does not hold of this run, so it promises nothing."
+        )
+    if found is None or certificate.exposures is None:
+        return certificate.scope
+    lost = np.count_nonzero(np.isinf(certificate.exposures))
+    if lost and found.value >= top:
+        return (
+            f"The bound is vacuous (eps_i = B for {lost} of {clients} clients), because {OVERFLOW}"
+        )
+    if lost:
+        return f"{lost} of {clients} clients count with the trivial eps_i = B, because {OVERFLOW}"
+    return f"The bound is vacuous: no gap exceeds B = {top:g}." if found.value >= top else ""
+
+
+def constant_of(record: dict[str, Any]) -> str:
+    """The constants that a bound stands on."""
+    return f"C_hp = {record['c_hp']}, {record['kind']} L_orth, {record['constants']} constants"
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The record as a table to read."""
+    named = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
+    rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
+    for kind, other in record["kinds"].items():
+        if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
+            constant = "-" if other["l_orth"] is None else number(other["l_orth"], 6)
+            value = "-" if other["value"] is None else number(other["value"], 6)
+            rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
+    rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
+    return facts(f"bound with {constant_of(record)}", [*rows, ("why", record["refusal"])])
