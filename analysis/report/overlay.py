@@ -31,7 +31,7 @@ DASHES = "", "7 3", "2 3", "9 3 2 3"
 
 
 @dataclass(frozen=True)
-class Run:
+class DrawnRun:
     """A run to tick: its name, a note, and its curves by measure."""
 
     name: str
@@ -82,7 +82,7 @@ class Axis:
         return [10.0**one if self.log else one for one in every]
 
 
-def drawing(runs: Sequence[Run]) -> dict[str, Any]:
+def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
     """Return the values that assets/overlay.html draws: runs with their looks, a panel per measure.
 
     The measure that most runs have comes first. The result is empty if nothing was measured.
@@ -107,7 +107,7 @@ def drawing(runs: Sequence[Run]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(runs: Sequence[Run], measure: str) -> dict[str, Any]:
+def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
     """The axes of a measure and a line for each run that has it; empty if nothing is finite."""
     held = {
         place: [(x, y) for x, y in run.curves.get(measure, ()) if math.isfinite(y)]

@@ -19,7 +19,7 @@ import jinja2
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
-from fedmuon.analysis.report.overlay import Run, drawing
+from fedmuon.analysis.report.overlay import DrawnRun, drawing
 from fedmuon.analysis.report.tables import MEND, as_csv, as_latex, slug, split_intervals
 from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.core.errors import InputError
@@ -38,7 +38,7 @@ ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 def write_page(
     folder: Path,
     found: Sequence[Findings],
-    runs: Sequence[Run] = (),
+    runs: Sequence[DrawnRun] = (),
     left_out: Sequence[str] = (),
     unfinished: Sequence[str] = (),
 ) -> Path:

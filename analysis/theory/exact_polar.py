@@ -2,9 +2,10 @@
 
 A tube
 ------
-The exact sign: why it needs help (001, Proposition D.6), and where it does not.
-
-Inside a spectral-gap tube it needs none: Lemma D.12, for one realized run.
+The exact sign jumps where a singular value is 0, so no bound holds for all runs (001, Proposition
+D.6). It is Lipschitz where all singular values are at least some gamma > 0, which is called the
+gap. If a finished run and all its neighbours keep a gap, they are in a tube around the run, and
+Lemma D.12 bounds how far apart they end.
 
 Let sigma_tau be the smallest singular value s_q of the run's momentum at sign call tau. A gap
 gamma certifies the run if at every call, for every replaced client c,
@@ -30,13 +31,10 @@ d >= c). From N = U S V^T follows M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. 
 by Q^T keeps Frobenius norms: distances of momenta, of signs, and so of models are those in
 R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are the same there.
 
-`follow` needs no gamma.
-
 Call by call
 ------------
-Exact sign without a tube: what each of a run's calls may add to how far a neighbour is away.
-
-By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
+`follow` needs no gamma: each call has a Lipschitz constant of its own, from its own singular
+values. By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
 
     ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
 
@@ -59,11 +57,10 @@ U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, likewise ||E_2||^2 <= ||
 
 Maps near the polar factor
 --------------------------
-Runs whose map is near a Lipschitz one: what 001's Proposition D.4 leaves to be said.
-
-001 bounds the distance of Newton-Schulz from the polar factor, and uses it nowhere. Here it enters
-the recursion. A run uses the map T; the same run with S in its place (same samples, schedule,
-batches) has momenta M~, and S is L-Lipschitz; no more is asked of T than that the errors
+001 bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), and uses it
+nowhere. Here it enters the recursion. A run uses the map T; the same run with S in its place (same
+samples, schedule, batches) has momenta M~, and S is L-Lipschitz; no more is asked of T than that
+the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
@@ -122,11 +119,18 @@ SCOPE = (
 
 @dataclass(frozen=True)
 class Tube:
-    """A gap that every neighbour keeps, the sign's constant there, and the certificates."""
+    """What holds for a run and its neighbours (Lemma D.12).
+
+    Attributes:
+        gamma: The gap: at every call all singular values of the momentum are at least this.
+        l_orth: Lipschitz constant of the sign there.
+        perturbation: Bound on ||X^R(S) - X^R(S')||_F for every neighbour in client i, [N].
+        scope: What it holds of, in words.
+    """
 
     gamma: float
     l_orth: float
-    perturbation: np.ndarray  # [N]: ||X^R(S) - X^R(S')||_F for every neighbour in client i
+    perturbation: np.ndarray
     scope: str = SCOPE
 
 
@@ -141,7 +145,7 @@ def certify(
     kind: Kind = "sharp",
     scale: Steps = 1.0,
 ) -> Tube:
-    """Return the certificate of Lemma D.12.
+    """Return the certificate of Lemma D.12, the tube.
 
     Args:
         smallest: Lower bound of s_q(M) at all calls, or one for each call, [R, E, K].
@@ -199,7 +203,17 @@ def sign_run(
 
 @dataclass(frozen=True)
 class SignRun:
-    """A run with s_q at its calls, `gaps` [R, E, K], and `l_g` and `scale`, [R, E]."""
+    """A run of the exact sign.
+
+    Attributes:
+        gaps: sigma_tau, the smallest singular value s_q of the momentum at each call, [R, E, K].
+        schedule: Participants, [R, K].
+        sensitivity: Delta_i, [N].
+        lr: Step size of each round, [R].
+        beta: Momentum.
+        l_g: Smoothness Lg at each step, [R, E].
+        scale: Factor of Delta_i at each step, [R, E].
+    """
 
     gaps: np.ndarray
     schedule: np.ndarray
@@ -210,7 +224,15 @@ class SignRun:
     scale: np.ndarray
 
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
-        """max_c radius_{c,tau}, [R, E, K], and ||dX^R|| for a replacement in each client, [N]."""
+        """Apply the recursion of 001 (6) as if the sign were `l_orth`-Lipschitz at all calls.
+
+        A row has the distances (||dX||, ||dM||) for a replacement in one client. In a round, a
+        participant whose sample is replaced goes on as `own`, and all others as `others`.
+
+        Returns:
+            max_c radius_{c,tau}, how far the momentum can be away at each call, [R, E, K]; and
+            ||dX^R|| at the end, [N].
+        """
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -308,7 +330,7 @@ def follow(
     scale: Steps = 1.0,
     shares: np.ndarray | None = None,
 ) -> Tube:
-    """Return certificates of this run's neighbours, call by call.
+    """Return certificates of this run's neighbours, call by call, from (1) of `recursion` and (*).
 
     Args are those of `certify`, with a `method` (a number is the beta of FedMuon) and the weights
     `shares` [R, K] of the server's average, 1/K by default.
@@ -323,19 +345,19 @@ def follow(
     how = method if isinstance(method, Method) else Method(method)
     run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
     averaged = np.ones(run.schedule.shape) if shares is None else shares
-    x, m = np.zeros((2, len(run.sensitivity)))  # of a replacement in each client
-    radii = np.zeros(run.gaps.shape)  # the largest over replaced clients
+    x, m = np.zeros((2, len(run.sensitivity)))  # distances for a replacement in each client
+    radii = np.zeros(run.gaps.shape)  # of the direction t, the largest over replaced clients
     for r, cohort in enumerate(run.schedule):
         own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
         hit, kept = own * run.sensitivity[:, None], abs(1 - run.lr[r] * how.decay)
         xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m * (not how.afresh)))
         for k, gaps in enumerate(run.gaps[r]):
-            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)
+            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)  # f g of (1)
             ms = how.beta * ms + fresh
-            apart = how.beta * ms + fresh if how.looks_ahead else ms
+            apart = how.beta * ms + fresh if how.looks_ahead else ms  # t of (1)
             radii[r, k] = apart.max(0)
             run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
-            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)
+            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) in the place of L t
         x, m = (np.average(one, 1, averaged[r]) for one in (xs, ms))
     gamma = float((run.gaps - radii).min())
     return Tube(gamma, float((2 / (2 * run.gaps - radii)).max()), saturated(x))

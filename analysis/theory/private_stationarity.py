@@ -229,14 +229,6 @@ C1 = math.pi / 2 + math.log(2)
 MOMENT = "E |G|_F^2 <= G_2^2 for every sample's gradient, at every step (000, Corollary B.6)."
 
 
-def memory_ceiling(beta: float, steps: int) -> float:
-    """Gamma_T(beta) <= sqrt((1-beta)/(1+beta)) (1 + c1/(T log(1/beta))) (000, Lemma B.5)."""
-    if not 0 <= beta < 1:
-        raise InputError(f"beta is {beta}: choose 0 <= beta < 1.")
-    start = C1 / (whole("steps", steps) * -math.log(beta)) if beta else 0.0
-    return math.sqrt((1 - beta) / (1 + beta)) * (1 + start)
-
-
 @in_doubles
 def moment_excess(moment: float, clip: float) -> float:
     """E(||G||_F - C)_+ <= G_2^2 / (4 C), a quarter of what 000 has."""

@@ -87,16 +87,8 @@ OVERFLOW = (
 def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
     """Return one local step of the stability recursion (Stability note, eq. (6) and (7)).
 
-    The step acts on (||dX||, ||dM||), the distances between two runs in model and momentum.
-
-    Args:
-        lr: Step size eta.
-        beta: Momentum.
-        l_orth: Lipschitz constant L of the orthogonalizer.
-        l_g: Smoothness Lg of the loss.
-
-    Returns:
-        The matrix A [2, 2], and the vector b [2] that a unit change of one gradient adds.
+    The step acts on (||dX||, ||dM||), the distances between two runs in model and momentum. It is
+    the matrix A [2, 2], and the vector b [2] that a unit change of one gradient adds.
     """
     matrix, kick = increment(lr, beta, l_orth, l_g)
     matrix[0, 0] += 1
@@ -110,8 +102,7 @@ def step_amplification(
     """a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of 001, Appendix J: a [R, E] array.
 
     How far a unit perturbation of one gradient, in round s at local step k, moves X^R; infinite
-    where that overflows a double. With one l_g for each step, [R, E] or [R E], it is that of
-    `scheduled_amplification`.
+    where that overflows a double. `l_g` may have one number for each step, [R, E] or [R E].
     """
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     if isinstance(l_g, np.ndarray):
@@ -129,10 +120,10 @@ def scheduled_amplification(
 ) -> np.ndarray:
     """The same [R, E] with step size lr factors[r] in round r, and with l_g by step, if given so.
 
-    a_t = e1^T A_{T-1} ... A_{t+1} b_t, from the last step backwards. Held is the difference (x, m)
-    of the row e1^T A_{T-1} ... A_{t+1} from e1^T, which keeps the digits of small increments, as
-    in `first_rows`. The proof of 001 (6) compares two runs at one step and asks for an l_g that
-    holds where they then are, so each step may have its own.
+    a_t = e1^T A_{T-1} ... A_{t+1} b_t, from the last step t = T-1 backwards. The loop holds (x, m),
+    by which the row e1^T A_{T-1} ... A_{t+1} differs from e1^T; 1 + x would lose the digits of
+    small increments. Each step may have its own l_g, because the proof of 001 (6) compares two runs
+    at one step and asks for an l_g that holds where they then are.
     """
     rounds, local_steps = len(factors), whole("local_steps", local_steps)
     smooth = by_step(l_g, rounds, local_steps).tolist()
@@ -168,7 +159,7 @@ def amplification(
         local_steps: Number of local steps E in a round.
 
     Returns:
-        a_s for each round s, [R]; infinite where it overflows a double.
+        a_s [R]; infinite where it overflows a double.
     """
     return of_rounds(step_amplification(lr, beta, l_orth, l_g, rounds, local_steps))
 
@@ -194,9 +185,8 @@ def spectral_radius_bound(lr: float, l_orth: float, l_g: float) -> float:
 def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
     """e1^T ((I + increment)^j - I) for j = 0 .. count-1, a [count, d] array, by doubling.
 
-    With D_m = (I + increment)^m - I one has D_{m+j} = D_m + D_j + D_j D_m. Powers of A itself
-    would lose the digits of a small increment when 1 is added, and lose them again at each of 10^6
-    steps; D keeps them. Each doubling is one vectorized product.
+    D_m = (I + increment)^m - I has D_{m+j} = D_m + D_j + D_j D_m. Powers of A itself would lose the
+    digits of a small increment each time that 1 is added. Each doubling is one vectorized product.
     """
     rows, power, done = np.zeros((count, len(increment))), increment, 1
     while done < count:
@@ -254,7 +244,7 @@ class Method:
 
     @property
     def fresh(self) -> float:
-        """f: what a gradient weighs in the momentum."""
+        """f of (1): the weight of a gradient in the momentum."""
         return 1 - self.beta if self.form.startswith("ema") else 1.0
 
     @property
@@ -275,7 +265,7 @@ def method_amplification(
         starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, np.eye(4)[1:].tolist())]
         curved = smooth[0].tolist()
         with np.errstate(over="ignore", invalid="ignore"):
-            made = [_round(method, each[0], slope, curved, row, float(j == 0))
+            made = [_before_round(method, each[0], slope, curved, row, float(j == 0))
                     for j, row in enumerate(starts)]  # fmt: skip
             change = np.array([row for _, row in made]) - np.diag([0.0, 1.0, 1.0, 1.0])
             kicks = np.array([found for found, _ in made])
@@ -283,25 +273,47 @@ def method_amplification(
     one = 0.0 if method.decay else 1.0
     found, row = np.empty((rounds, local_steps)), (1 - one, 0.0, 0.0, 0.0)
     for r, curved in reversed(list(enumerate(smooth.tolist()))):
-        found[r], row = _round(method, each[r], slope, curved, row, one)
+        found[r], row = _before_round(method, each[r], slope, curved, row, one)
     return saturated(found)
 
 
-def _round(
+def _before_round(
     method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """a_k of a round, and the row before it from the row after it; their first entry is one + x."""
+    """Go backwards through one round: (2), and then (1) for each local step.
+
+    A row (one + x, m, v, d) says how much a unit of each quantity of (1) and (2) counts in the last
+    model: a unit of the model's distance counts one + x, of the momentum's m, of the velocity's v,
+    of the global direction's d. Going backwards is the transpose of the forward step: a quantity
+    counts as much as all that it enters. The average over clients is left to the caller.
+
+    Args:
+        method: The recipe's recursion.
+        rate: Step size eta of the round.
+        l_orth: Lipschitz constant L of the map.
+        smooth: Lg of each local step.
+        after: The row after the round.
+        one: 1 to hold the difference of the first entry from 1, 0 to hold the entry itself.
+
+    Returns:
+        a_k of each local step, which is how much a unit of Delta in it counts; and the row before
+        the round.
+    """
     x, m, v, d = after
+    # By (2) the old velocity enters the model and the new velocity, b times each.
     before_v = method.server * (one + x + v)
+    # y is how much a client's move in this round counts: by the velocity, and by the direction d+.
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
     push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
+    # Nesterov's t is beta m' + f g, so it takes beta of the momentum, and the gradient once more.
     share, twice = (method.beta, 1.0) if method.looks_ahead else (1.0, 0.0)
-    shrink, found, before_d = min(decay, 2 - decay), [], 0.0
+    shrink = min(decay, 2 - decay)  # 1 - |1 - decay|
+    found, before_d = [], 0.0
     for slope in reversed(smooth):
-        moved = one + x + y
-        t = push * moved
-        m += share * t
-        g = method.fresh * (m + twice * t)
+        moved = one + x + y  # of the step s, which enters the model and the move
+        t = push * moved  # of the direction, as s = eta (1 - alpha) L t + eta alpha d
+        m += share * t  # of the new momentum m'
+        g = method.fresh * (m + twice * t)  # of the gradient, and so of Delta
         found.append(g)
         before_d += rate * method.alignment * moved
         x, m = x - shrink * (one + x) + decay * y + slope * g, method.beta * m
@@ -319,21 +331,16 @@ def aligned_amplification(
 ) -> np.ndarray:
     """Return a_s of a run with local-global alignment (Stability note, Remark 3.2).
 
-    With `alignment` 0 it equals `amplification`.
-
-    Returns:
-        a_s for each round s, [R]; infinite where it overflows a double.
-
-    Raises:
-        InputError: If `lr` is 0, because the global direction divides by it.
+    With `alignment` 0 it equals `amplification`. `lr` must not be 0, because the global direction
+    divides by it.
     """
     if lr == 0:
         raise InputError("lr = 0 is refused: the global direction divides by it.")
-    horizon = whole("rounds", rounds), whole("local_steps", local_steps)
-    entries("rounds times local_steps", horizon[0] * horizon[1])
-    rates = np.full(horizon[0], positive("lr", lr))
+    rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
+    entries("rounds times local_steps", rounds * local_steps)
+    rates = np.full(rounds, positive("lr", lr))
     how = Method(beta, alignment=alignment)
-    return of_rounds(method_amplification(how, rates, l_orth, l_g, horizon[1]))
+    return of_rounds(method_amplification(how, rates, l_orth, l_g, local_steps))
 
 
 # (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
@@ -397,19 +404,10 @@ def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
-    """Bound the exposure of all clients at once (Stability note, eq. (15)).
+    """Return Psi(rho): Y_i(C) <= Psi for every client i with probability 1 - rho (001 (15)).
 
     For K < N this is Bernstein's inequality for each client and a union bound over the N clients.
-    One-sided tails need log N only; the paper has log 2N, and so have we.
-
-    Args:
-        a: Amplification a_s of each round, [R].
-        clients: Number of clients N.
-        per_round: Number of clients K in a round.
-        rho: Probability that the bound fails.
-
-    Returns:
-        Psi(rho). With probability 1 - rho, Y_i(C) <= Psi for every client i.
+    One-sided tails need log N only; the paper has log 2N, and so have we. `a` is a_s [R].
     """
     weights, rho = values("a", a), probability("rho", rho)
     clients, per_round = whole("clients", clients), whole("per_round", per_round)
@@ -427,26 +425,18 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
 
 
 def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
-    """Return the replacement sensitivity of full batches (Stability note, Lemma E.1).
+    """Return Delta_i = 2 G_max / n_i, the sensitivity of full batches, [N] (001, Lemma E.1).
 
-    Args:
-        gradient_bound: Bound G_max on the norm of every sample's gradient.
-        sizes: Number of samples n_i of each client, [N].
-
-    Returns:
-        Delta_i = 2 G_max / n_i, [N].
+    `gradient_bound` is G_max, the bound on every sample's gradient; `sizes` are the n_i [N].
     """
     return 2 * at_least("gradient_bound", gradient_bound) / sample_sizes(sizes)
 
 
 def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
-    """Return the replacement sensitivity of mini-batches (Stability note, Remark 4.1).
+    """Return Delta_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches (001, Remark 4.1).
 
     It holds on every path of batches. The average over batches is 2 G_max / n_i, but a single path
     can reach more. A client with at most b samples uses all of them.
-
-    Returns:
-        Delta_i = 2 G_max / min(b, n_i), [N].
     """
     used = np.minimum(whole("batch", batch), sample_sizes(sizes))
     return 2 * at_least("gradient_bound", gradient_bound) / used
@@ -464,11 +454,7 @@ def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
-    """Return the stability of the loss (Stability note, eq. (13)).
-
-    Returns:
-        eps_i = min(B, L_loss Delta_i Y_i), [N]; B where Y_i is infinite.
-    """
+    """Return eps_i = min(B, L_loss Delta_i Y_i), [N]; B where Y_i is infinite (001 (13))."""
     moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
     return np.minimum(at_least("loss_bound", loss_bound), moved)
 

@@ -97,54 +97,62 @@ class Path:
     l_g: float
 
 
-class Tube(NamedTuple):
-    """The influence of a replaced sample at each local step; each array is [R, K, E].
+class StepBounds(NamedTuple):
+    """What a replaced sample can do at each local step of each participant, [R, K, E] each.
 
     Attributes:
-        weights: How far X^R moves for a unit change of the gradient there.
-        radius: How far a neighbour in that client can be by then.
+        weights: How far X^R moves for a unit change of the participant's gradient there.
+        radius: How far the model of a run with another sample of the participant can be by then.
     """
 
     weights: np.ndarray
     radius: np.ndarray
 
 
-def tube(path: Path) -> Tube:
-    """Compute the radii and the smoothness within them forwards, then the weights backwards."""
-    clients, smooth, radius = len(path.sizes), path.curvature.copy(), np.zeros(path.curvature.shape)
-    x, m = np.zeros((2, clients))  # of a neighbour in each client
+def step_bounds(path: Path) -> StepBounds:
+    """Follow 001 (6) with the run's own constants: distances forwards, then weights backwards.
+
+    Forwards, x[c] and m[c] bound how far a run that differs in one sample of client c is away, in
+    the model and in the momentum. The distance says how much larger than along the path Lg may be
+    in between: ||H|| + B_3 x / 2, and at most the Lg of all models. Backwards, as for a_{s,k} of
+    001, Appendix J, a unit of the model's distance counts x in the last model, and a unit of the
+    momentum's m.
+    """
+    rounds, participants, local_steps = path.curvature.shape
+    smooth, radius = path.curvature.copy(), np.zeros(path.curvature.shape)
+    x, m = np.zeros((2, len(path.sizes)))
     for r, chosen in enumerate(path.schedule):
-        each, n = np.arange(len(chosen)), path.sizes[chosen]
-        here, memory = np.tile(x, (len(chosen), 1)), np.tile(m, (len(chosen), 1))
-        for e in range(path.curvature.shape[2]):
+        each, n = np.arange(participants), path.sizes[chosen]
+        here, memory = np.tile(x, (participants, 1)), np.tile(m, (participants, 1))  # [K, N]
+        for e in range(local_steps):
             smooth[r, :, e] = np.minimum(smooth[r, :, e] + BEND * here.max(1) / 2, path.l_g)
             radius[r, :, e] = here[each, chosen]
-            moved = smooth[r, :, e, None] * here
+            moved = smooth[r, :, e, None] * here  # of the gradients
             moved[each, chosen] += (path.spread[r, :, e] + 2 * path.l_g * radius[r, :, e]) / n
             memory = path.beta * memory + (1 - path.beta) * moved
             here = here + path.steps[r] * path.l_orth * memory
         x, m = here.mean(0), memory.mean(0)
-    # `after` is e1^T of all that comes after a step.
-    weights, fresh, after = np.empty(smooth.shape), 1 - path.beta, np.array([1.0, 0.0])
-    for r in reversed(range(len(path.schedule))):
+
+    weights, after = np.empty(smooth.shape), np.array([1.0, 0.0])
+    for r in reversed(range(rounds)):
         push = path.steps[r] * path.l_orth
-        x, m = np.tile(after[:, None] / path.schedule.shape[1], path.schedule.shape[1])
-        for e in reversed(range(smooth.shape[2])):
-            kicked = fresh * (push * x + m)  # what a moved gradient does in it
-            weights[r, :, e] = kicked
-            x, m = x + smooth[r, :, e] * kicked, path.beta * (push * x + m)
+        x, m = np.tile(after[:, None] / participants, participants)  # a mean over participants
+        for e in reversed(range(local_steps)):
+            gradient = (1 - path.beta) * (push * x + m)  # what a unit of its change counts
+            weights[r, :, e] = gradient
+            x, m = x + smooth[r, :, e] * gradient, path.beta * (push * x + m)
         after = np.array([x.sum(), m.sum()])
-    return Tube(weights, radius)
+    return StepBounds(weights, radius)
 
 
-def certificate(path: Path, around: Tube, client: int, distances: np.ndarray) -> np.ndarray:
+def certificate(path: Path, bounds: StepBounds, client: int, distances: np.ndarray) -> np.ndarray:
     """Bound on how far X^R moves for each pair (z, z') of a client, [T].
 
     `distances` are ||g_z - g_z'|| at its local steps, [T, P E], in the order of its P rounds.
     """
     own = path.schedule == client
-    moved = (distances + 2 * path.l_g * around.radius[own].ravel()) / path.sizes[client]
-    return moved @ around.weights[own].ravel()
+    moved = (distances + 2 * path.l_g * bounds.radius[own].ravel()) / path.sizes[client]
+    return moved @ bounds.weights[own].ravel()
 
 
 # Cells of radii in [0, 1] and in every octave above: a radius counts as its cell's upper end.

@@ -8,7 +8,7 @@ from textwrap import shorten
 
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances
 from fedmuon.analysis.report.numbers import digits
-from fedmuon.analysis.report.overlay import Run
+from fedmuon.analysis.report.overlay import DrawnRun
 from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
@@ -89,7 +89,7 @@ def of_run(run: RunStatus) -> Findings:
     )
 
 
-def drawn(run: RunStatus) -> Run:
+def drawn(run: RunStatus) -> DrawnRun:
     """A run among others, finished or not: its settings, how far it came and why it stopped there,
     and its curves."""
     config = run.config
@@ -104,7 +104,7 @@ def drawn(run: RunStatus) -> Run:
         "not released" if run.private else "",
     )
     curves = {name.replace("_", " "): run.curve(name) for name in run.measures}
-    return Run(run.path.name, ", ".join(filter(None, words)), curves)
+    return DrawnRun(run.path.name, ", ".join(filter(None, words)), curves)
 
 
 def _picture(curves: Mapping[str, Sequence[Sequence[Record]]]) -> Picture:

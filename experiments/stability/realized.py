@@ -103,11 +103,11 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
         config.local.lr * (np.ones(len(seen)) if factors is None else factors),
         config.local.momentum, certificate.l_orth, constants().smoothness,
     )  # fmt: skip
-    around, found = theory.tube(path), np.zeros(len(drawn))
+    bounds, found = theory.step_bounds(path), np.zeros(len(drawn))
     for client in np.intersect1d(drawn[:, 0], schedule):
         steps = [seen[r][k] for r, k in np.argwhere(schedule == client)]
         each = np.stack([one.distances for own in steps for one in own], axis=1)
-        found[drawn[:, 0] == client] = theory.certificate(path, around, client, each)
+        found[drawn[:, 0] == client] = theory.certificate(path, bounds, client, each)
     return found
 
 

@@ -13,7 +13,7 @@ from browser import PATIENT, dom, in_one_font
 from made_suite import phase_grid, write
 
 from fedmuon.analysis.report.findings import Findings, Picture
-from fedmuon.analysis.report.overlay import Run
+from fedmuon.analysis.report.overlay import DrawnRun
 from fedmuon.analysis.report.style import canvas, legend_below
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 from fedmuon.analysis.report.write import write_page
@@ -92,7 +92,7 @@ def many_runs(folder: Path) -> Path:
         for kind, every in rounds.items()
     }
     about = "fedmuon on mnist5k, seed 0, failed: " + "the loss is not finite " * 4
-    runs = [Run(f"{kind}-run-of-a-name-{'long' * 9}-{place}", about, curves[kind])
+    runs = [DrawnRun(f"{kind}-run-of-a-name-{'long' * 9}-{place}", about, curves[kind])
             for place in range(13) for kind in rounds]  # fmt: skip
     return write_page(folder, [plain("Runs side by side")], runs)
 

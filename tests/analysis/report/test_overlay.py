@@ -15,13 +15,13 @@ from conftest import small
 from contrast import STYLE
 from fontTools.ttLib import TTFont
 
-from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, drawing
+from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, DrawnRun, drawing
 from fedmuon.analysis.report.write import render
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.run import execute
 
 
-def overlay(runs: list[Run]) -> str:
+def overlay(runs: list[DrawnRun]) -> str:
     """The drawing of these runs as HTML on one line; nothing where there is nothing to draw."""
     drawn = drawing(runs)
     return " ".join(render("overlay.html", drawing=drawn).split()) if drawn else ""
@@ -30,12 +30,12 @@ def overlay(runs: list[Run]) -> str:
 PAPERS = (1.0, 1.0, 1.0), (0x15 / 255, 0x17 / 255, 0x1A / 255)
 
 
-def runs() -> list[Run]:
+def runs() -> list[DrawnRun]:
     long = [(float(n), 1.0 / n) for n in range(1, 1001)]
     return [
-        Run("<b>one", "& only", {"loss": long, "accuracy": [(10.0, 0.5), (20.0, 0.75)]}),
-        Run("two", "", {"loss": [(1.0, 2.0), (2.0, float("nan")), (500.0, 1.0)]}),
-        Run("three", "failed", {}),
+        DrawnRun("<b>one", "& only", {"loss": long, "accuracy": [(10.0, 0.5), (20.0, 0.75)]}),
+        DrawnRun("two", "", {"loss": [(1.0, 2.0), (2.0, float("nan")), (500.0, 1.0)]}),
+        DrawnRun("three", "failed", {}),
     ]
 
 
@@ -73,10 +73,10 @@ def test_it_opens_on_what_the_most_runs_have() -> None:
     often = [(float(n), 1.0) for n in range(50)]
     few = {"accuracy": often[:2], "train loss": often[:3], "test loss": often[:2]}
     lost = {"client loss": often, "test loss": [(1.0, float("nan"))]}
-    text = overlay([Run("a", "", {"client loss": often, **few}), Run("b", "", few)])
+    text = overlay([DrawnRun("a", "", {"client loss": often, **few}), DrawnRun("b", "", few)])
     wanted = ["test loss", "train loss", "accuracy", "client loss"]
     assert re.findall(r'id="measure-\d"(?: checked)?>([\w ]+)<', text) == wanted
-    assert overlay([Run("a", "", lost)]).index("client loss") < text.index("test loss")
+    assert overlay([DrawnRun("a", "", lost)]).index("client loss") < text.index("test loss")
 
 
 def test_short_runs_are_seen_beside_long_ones() -> None:
@@ -85,7 +85,7 @@ def test_short_runs_are_seen_beside_long_ones() -> None:
 
     def shares(*lengths: int) -> list[float]:
         curves = [[(n, 1 / n) for n in map(float, range(1, many + 1))] for many in lengths]
-        text = overlay([Run(str(n), "", {"loss": one}) for n, one in enumerate(curves)])
+        text = overlay([DrawnRun(str(n), "", {"loss": one}) for n, one in enumerate(curves)])
         assert ("logarithmic" in text) == (max(lengths) > 10 * min(lengths))
         found = [one.split("L") for one in re.findall(r'class="run-\d" d="M(.*?)"', text)]
         assert all(len(one) <= 202 for one in found)
@@ -100,7 +100,7 @@ def test_short_runs_are_seen_beside_long_ones() -> None:
 def test_many_rounds_are_drawn_where_the_axis_has_room() -> None:
     """The first rounds of ten thousand, too, if the axis is logarithmic."""
     long = [(float(n), 1.0 / n) for n in range(1, 10_001)]
-    text = overlay([Run("a", "", {"loss": long}), Run("b", "", {"loss": long[:2]})])
+    text = overlay([DrawnRun("a", "", {"loss": long}), DrawnRun("b", "", {"loss": long[:2]})])
     (path, _) = re.findall(r'class="run-\d" d="M(.*?)"', text)
     points = np.array([one.split() for one in path.split("L")], float)
     assert len(points) > 100 and np.ptp(np.diff(points[:, 1]) / np.diff(points[:, 0])) < 0.02
@@ -111,7 +111,7 @@ def test_words_of_runs_are_words() -> None:
     assert "&lt;b&gt;one" in text and "<b>" not in text and "&amp; only" in text
     assert text.count("checked>") == 3 + 1  # every run, and the first measure
     assert "<script" not in text and overlay([runs()[2]]) == ""
-    one = overlay([Run("a", "", {"x": [(3.0, float("inf"))]})])
+    one = overlay([DrawnRun("a", "", {"x": [(3.0, float("inf"))]})])
     assert "nothing finite was measured" in one
 
 
@@ -149,7 +149,9 @@ def test_there_is_room_for_labels_of_every_size() -> None:
     needed = []
     for rounds, values in itertools.product(((1.0, 50.0), (1000.0, 250_000.0)), SPANS):
         first, last = zip(rounds, values, strict=True)
-        drawn = overlay([Run("a", "", {"x": [first, last]}), Run("b", "", {"x": [first]})])
+        drawn = overlay(
+            [DrawnRun("a", "", {"x": [first, last]}), DrawnRun("b", "", {"x": [first]})]
+        )
         found = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([−\de.+]+)<', drawn)
         for size in sizes:
             beside = [(float(x), size * advance(text)) for x, kind, text in found if kind == "end"]
@@ -179,7 +181,9 @@ def test_lines_are_seen_on_light_and_dark(paper: tuple[float, ...]) -> None:
     assert min(map(contrast, COLOURS)) >= 3
     assert contrast("#e69f00" if paper[0] == 1 else "#3d4248") < 3  # which others would not be
     many = len(COLOURS) * len(DASHES)
-    drawn = drawing([Run(str(place), "", {"x": [(1.0, 1.0)]}) for place in range(many)])["runs"]
+    drawn = drawing([DrawnRun(str(place), "", {"x": [(1.0, 1.0)]}) for place in range(many)])[
+        "runs"
+    ]
     assert len({(one["colour"], one["dash"]) for one in drawn}) == many
 
 

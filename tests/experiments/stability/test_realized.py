@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import fedmuon
 from fedmuon import analysis
-from fedmuon.analysis.theory.trajectories import BEND, certificate, tube
+from fedmuon.analysis.theory.trajectories import BEND, certificate, step_bounds
 from fedmuon.analysis.theory.trajectories import Path as Steps
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import NOTHING
@@ -94,7 +94,7 @@ def _radii(given: Steps) -> list:
 @pytest.mark.parametrize("seed", range(5))
 def test_forward_and_backward_are_the_loop(seed: int) -> None:
     given = path(np.random.default_rng(seed), 0.2)
-    around = tube(given)
+    around = step_bounds(given)
     for who in np.unique(given.schedule):
         own = given.schedule == who
         found = certificate(given, around, who, given.spread[own].ravel()[None])
