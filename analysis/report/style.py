@@ -262,8 +262,19 @@ FEW = 12  # evaluations that are marked
 
 @styled
 def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> Figure:
-    """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds."""
-    measures, single = _measures(curves), len(curves) == 1
+    """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds.
+
+    Beside the losses it draws the first two other measures.
+    """
+    records = chain(*chain(*curves.values()))
+    numbers = [
+        name
+        for record in records
+        if "train_loss" in record
+        for name, value in record.items()
+        if isinstance(value, float) and name not in (*LEFT_OUT, *LOSSES)
+    ]
+    measures, single = list(dict.fromkeys(numbers))[:2], len(curves) == 1
     figure, panels = canvas(1 + len(measures), narrow, 2.9)
     for place, (name, runs) in enumerate(curves.items()):
         colour = SERIES[place % len(SERIES)][0]
@@ -305,19 +316,6 @@ def in_words(figure: Figure) -> str:
             "a colour a row of the table" if several else "", ", ".join(kinds),
             "means over seeds, bands from the least to the largest" if bands else ""]  # fmt: skip
     return f"By round: {'; '.join(filter(None, said))}."
-
-
-def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
-    """The first two measures that are no losses."""
-    records = chain(*chain(*curves.values()))
-    numbers = [
-        name
-        for record in records
-        if "train_loss" in record
-        for name, value in record.items()
-        if isinstance(value, float)
-    ]
-    return [name for name in dict.fromkeys(numbers) if name not in (*LEFT_OUT, *LOSSES)][:2]
 
 
 def _name_losses(axes: Any) -> None:

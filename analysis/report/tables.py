@@ -39,8 +39,22 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
     """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-    held = (*names, *(name for name in also if name in header))
-    return {name: _column(file, name, cells[name]) for name in held}
+    found: Table = {}
+    for name in (*names, *(name for name in also if name in header)):
+        if name in WORDS:
+            found[name] = np.array(cells[name])
+            continue
+        try:
+            values = np.array(cells[name], dtype=float)
+        except ValueError:
+            raise InputError(f"{file}: column {name} holds what is no number: {MEND}") from None
+        if np.isnan(values).any() and name not in MAY_BE_NAN:
+            raise InputError(f"{file}: column {name} holds a nan: {MEND}")
+        odd = (values < 0).any() or math.isinf(values.max())
+        if odd and name in ("perturbation", "mean_perturbation"):
+            raise InputError(f"{file}: a {name} is negative or infinite: {MEND}")
+        found[name] = values
+    return found
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -120,22 +134,6 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
         if len(row) != len(header):
             raise InputError(f"{file} is cut off in line {number}: {MEND}")
     return found
-
-
-def _column(file: Path, name: str, cells: Sequence[str]) -> np.ndarray:
-    if name in WORDS:
-        return np.array(cells)
-    try:
-        values = np.array(cells, dtype=float)
-    except ValueError:
-        raise InputError(f"{file}: column {name} holds what is no number: {MEND}") from None
-    if np.isnan(values).any() and name not in MAY_BE_NAN:
-        raise InputError(f"{file}: column {name} holds a nan: {MEND}")
-    if name in ("perturbation", "mean_perturbation") and (
-        (values < 0).any() or math.isinf(values.max())
-    ):
-        raise InputError(f"{file}: a {name} is negative or infinite: {MEND}")
-    return values
 
 
 Rows = list[tuple[str, ...]]

@@ -95,8 +95,8 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
 def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
     """A function of K means of independent runs, whose errors [K] add in squares, and its interval.
 
-    The interval is Student's with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom, where n_k is
-    the number of runs and q_k the share of mean k in the variance (Welch 1947).
+    It is Student's with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom, for n_k runs and the
+    share q_k of mean k in the variance (Welch 1947).
     """
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
@@ -467,10 +467,19 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
     else:
-        seeds, end = about.get("seeds"), "more"
+        seeds, effect, end = about.get("seeds"), claim.effect, "more"
         many = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
-        times = times_as_many(claim, many)
-        if why := _why_not(claim, bool(seeds), times):
+        times, without = times_as_many(claim, many), np.isnan(effect.high - effect.low)
+        why = ""
+        if np.isnan(effect.value).any():
+            why = "an effect of it could not be measured"
+        elif not (seeds and effect.seeded):
+            why = "more seeds would not shorten its interval"
+        elif math.isinf(times) and without[np.isfinite(effect.value)].any():
+            why = "its interval is not known"
+        elif times > MOST:
+            why = f"it takes more than {MOST:g} times as many seeds"
+        if why:
             return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
         words += ["--seeds", str(math.ceil(many * times))]
         if folder is not None and about.get("kind") == "training" and seeds == [*range(many)]:
@@ -478,18 +487,6 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     words[words.index("--scale") + 1] = "full"
     words += ["--out", f"runs/{about['suite']}-{end}"]
     return replace(claim, command=shlex.join(words))
-
-
-def _why_not(claim: Claim, seeds: bool, times: float) -> str:
-    """Why more seeds would not decide a claim at full scale, if so."""
-    effect = claim.effect
-    if np.isnan(effect.value).any():
-        return "an effect of it could not be measured"
-    if not (seeds and effect.seeded):
-        return "more seeds would not shorten its interval"
-    if math.isinf(times) and np.isnan(effect.high - effect.low)[np.isfinite(effect.value)].any():
-        return "its interval is not known"
-    return f"it takes more than {MOST:g} times as many seeds" if times > MOST else ""
 
 
 def times_as_many(claim: Claim, seeds: int) -> float:

@@ -95,7 +95,15 @@ def execute(
         record |= gap.measure_gap(run, case, certificate) | compared
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
-        _write(out, record, more)
+        # neighbours.csv is complete, so its checksum is written, too.
+        content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
+        made = {"bound.json": content, **more}
+        files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
+        for name, written_there in made.items():
+            files.write_bytes(out / name, written_there)
+        with files.mendable(out, "write to"):
+            for name in (RANKING, PROGRESS):
+                (out / name).unlink(missing_ok=True)
     return record
 
 
@@ -134,19 +142,6 @@ def _run_and_compare(
     return {"influence": calibration(ranking, moved)}, {PREDICTED: "".join(lines).encode()}
 
 
-def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
-    """Write bound.json and `more`, and their checksums and that of neighbours.csv, which is
-    complete."""
-    content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
-    made = {"bound.json": content, **more}
-    files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
-    for name, held_there in made.items():
-        files.write_bytes(out / name, held_there)
-    with files.mendable(out, "write to"):
-        for name in (RANKING, PROGRESS):
-            (out / name).unlink(missing_ok=True)
-
-
 def measure(
     run: FinishedRun,
     certificate: certificates.Certificate,
@@ -167,11 +162,15 @@ def measure(
     file, size = run.out / CENSUS, stack_size(run)
     done, mark = _cut_back(file, heads)
     on_start(done, len(drawn))
+    promised = certificate.exposures, certificate.certificates
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
-        tails = _tails(certificate, drawn[part, 0], moved)
-        lines = [a + b for a, b in zip(heads[part], tails, strict=True)]
+        unknown = np.full(len(moved), np.nan)  # where the certificate is refused
+        each = [unknown if one is None else one[drawn[part, 0]] for one in promised]
+        numbers = np.stack([moved, *each], 1).tolist()
+        lines = [f"{head}{a!r},{b!r},{c!r}\n"
+                 for head, (a, b, c) in zip(heads[part], numbers, strict=True)]  # fmt: skip
         require_place(run.out)
         files.append(file, lines, durable=True)
         done, mark = done + len(lines), files.crc("".join(lines), mark)
@@ -223,18 +222,6 @@ def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.nda
 def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
     """Where the replaced samples [T] are in the source."""
     return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
-
-
-def _tails(
-    certificate: certificates.Certificate, client: np.ndarray, moved: np.ndarray
-) -> list[str]:
-    """`perturbation,exposure,certificate`; nan where the certificate is refused."""
-    unknown = np.full(len(moved), np.nan)
-    promised = [
-        unknown if every is None else every[client]
-        for every in (certificate.exposures, certificate.certificates)
-    ]
-    return [f"{a!r},{b!r},{c!r}\n" for a, b, c in np.stack([moved, *promised], 1).tolist()]
 
 
 def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
