@@ -469,13 +469,12 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     else:
         seeds, effect, end = about.get("seeds"), claim.effect, "more"
         many = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
-        times, without = times_as_many(claim, many), np.isnan(effect.high - effect.low)
-        why = ""
+        known, times, why = np.isfinite(effect.value), times_as_many(claim, many), ""
         if np.isnan(effect.value).any():
             why = "an effect of it could not be measured"
         elif not (seeds and effect.seeded):
             why = "more seeds would not shorten its interval"
-        elif math.isinf(times) and without[np.isfinite(effect.value)].any():
+        elif math.isinf(times) and np.isnan(effect.high[known] - effect.low[known]).any():
             why = "its interval is not known"
         elif times > MOST:
             why = f"it takes more than {MOST:g} times as many seeds"
