@@ -57,6 +57,8 @@ def test_a_fixed_schedule_is_corollary_4_2() -> None:
     assert found.failure == 0.05 and found.status == "certified"
     np.testing.assert_allclose(stability(RUN, 3.0, SEEN), by_hand(3.0), rtol=1e-13)
     assert theorem(RUN, 30.0, SEEN, 0.05).value > 2 * found.value  # and L matters
+    whole = theorem(RUN, 3.0, SEEN, 0.05, shares=(1.0, 1.0))
+    assert whole.g == pytest.approx(g_alone(by_hand(3.0), SIZES, RUN.weights, 0.05), rel=1e-13)
 
 
 def test_a_random_schedule_is_corollary_4_3() -> None:
@@ -79,7 +81,8 @@ def test_mini_batches_are_theorem_j_1() -> None:
     top = 2 * RUN.constants.gradient_bound / 40
     np.testing.assert_allclose(pathwise, top * exposure(a.sum(axis=1), SEEN.schedule, 6))
     assert (found <= pathwise).all() and found.sum() < 0.9 * pathwise.sum()
-    assert (found >= certificate(RUN, 3.0, SEEN) * (1 - 1e-12)).all()
+    mean = certificate(RUN, 3.0, SEEN)  # of a path; one path of batches can reach more
+    assert (found >= mean * (1 - 1e-12)).all() and (found > 1.05 * mean).any()
     whole = Realized(PLAN.schedule(), PLAN.rows)
     full = certificate(replace(run, batch=2000), 3.0, whole)
     np.testing.assert_allclose(full, certificate(RUN, 3.0, SEEN), rtol=1e-12)
@@ -116,11 +119,6 @@ def test_status_and_refusals() -> None:
         theorem(RUN, 3.0, Realized(PLAN.schedule()[:5]), 0.05)
     with pytest.raises(InputError):
         theorem(RUN, 3.0, Uniform(7, 0.01), 0.05)
-
-
-def test_shares_pass_through() -> None:
-    whole = theorem(RUN, 3.0, SEEN, 0.05, shares=(1.0, 1.0))
-    assert whole.g == pytest.approx(g_alone(by_hand(3.0), SIZES, RUN.weights, 0.05), rel=1e-13)
 
 
 def test_what_overflows_counts_as_the_loss_bound() -> None:

@@ -81,19 +81,6 @@ def test_a_million_steps_are_quick_and_keep_their_digits() -> None:
     assert (np.diff(a) <= 0).all()
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_geometric_sums(steps: int) -> None:
-    """sum_s a_s = e1^T (A^{ER} - I)(A - I)^{-1} b, and beta = 0 in closed form."""
-    step, kick = exact_transition(0.02, 0.8, 5.0, 0.4)
-    eye = mp.eye(2)
-    total = ((step ** (20 * steps) - eye) * mp.inverse(step - eye) * kick)[0]
-    assert close(amplification(0.02, 0.8, 5.0, 0.4, 20, steps).sum(), [total])
-    push = mpf(0.02) * 5
-    growth = 1 + push * mpf(0.4)
-    plain = [push * growth ** (20 * steps - 1 - j) for j in range(20 * steps)]
-    assert close(step_amplification(0.02, 0.0, 5.0, 0.4, 20, steps), plain)
-
-
 @settings(max_examples=60, deadline=None)
 @given(LR, BETA, L_ORTH, L_G)
 def test_spectral_radius(lr, beta, l_orth, l_g) -> None:
@@ -138,6 +125,14 @@ def test_bad_input_is_refused() -> None:
     for rounds, steps in ((0, 1), (3, 0), (2.5, 1)):
         with pytest.raises(InputError, match="whole number"):
             amplification(0.1, 0.9, 1, 1, rounds, steps)  # type: ignore[arg-type]
+    for bad in (np.ones(3), -np.ones(4), np.full(4, np.nan)):
+        with pytest.raises(InputError, match="l_g"):
+            step_amplification(0.1, 0.9, 1.0, bad, 2, 2)
+    for bad in (-0.1, 1.1):
+        with pytest.raises(InputError, match="share"):
+            aligned_amplification(0.05, 0.9, 4.0, 0.2, 3, 1, bad)
+    with pytest.raises(InputError, match="divides"):
+        aligned_amplification(0.0, 0.9, 4.0, 0.2, 3, 1, 0.1)
 
 
 def aligned_by_force(lr, beta, l_orth, l_g, steps, alpha, schedule, client):
@@ -177,24 +172,9 @@ def test_alignment_without_alignment_is_the_paper() -> None:
     shrunk = amplification(0.05, 0.9, 2.0, 0.2, 30, 3)
     half = aligned_amplification(0.05, 0.9, 4.0, 0.2, 30, 3, alignment=0.5)
     assert (half[:-1] > shrunk[:-1] * 1.01).all()
-    for bad in (-0.1, 1.1):
-        with pytest.raises(InputError, match="share"):
-            aligned_amplification(0.05, 0.9, 4.0, 0.2, 3, 1, bad)
-    with pytest.raises(InputError, match="divides"):
-        aligned_amplification(0.0, 0.9, 4.0, 0.2, 3, 1, 0.1)
     long = aligned_amplification(1.0, 0.9, 1e3, 1.0, 1000, 2, 0.5)
     assert np.isinf(long[0])  # a_s knows how many rounds follow, not how many went before
     assert (long[-20:] == aligned_amplification(1.0, 0.9, 1e3, 1.0, 20, 2, 0.5)).all()
-
-
-def test_many_local_steps_with_alignment() -> None:
-    """Local steps are doubled too: 777 has zeros and ones in binary."""
-    schedule = np.array([[0, 1], [1, 2], [0, 1]])
-    a = aligned_amplification(1e-3, 0.9, 3.0, 0.2, 3, 777, 0.4)
-    wanted = aligned_by_force(1e-3, 0.9, 3.0, 0.2, 777, 0.4, schedule, 1)
-    assert abs(sum(mpf(float(value)) for value in a) / 2 - wanted) <= DIGITS * wanted
-    off = aligned_amplification(1e-3, 0.9, 3.0, 0.2, 3, 776, 0.4)
-    assert abs(sum(mpf(float(value)) for value in off) / 2 - wanted) > 1e-4 * wanted
 
 
 def products(lr, beta, l_orth, l_g, factors, steps, late: int = 0) -> list:
@@ -236,13 +216,7 @@ def test_smoothness_of_the_wrong_step_is_seen() -> None:
 
 
 @pytest.mark.slow
-def test_a_constant_by_step_is_the_constant() -> None:
-    """A million of them, and what overflows; as many steps as there are, and none below 0."""
+def test_a_million_constants_by_step_are_the_constant() -> None:
     steps = step_amplification(1e-6, 0.9, 1.0, np.full((10**5, 10), 0.3), 10**5, 10)
     wanted = step_amplification(1e-6, 0.9, 1.0, 0.3, 10**5, 10)
     np.testing.assert_allclose(steps, wanted, rtol=1e-11)
-    far = step_amplification(1.0, 0.9, 1e3, np.ones(400), 400)
-    assert (np.isinf(far) == np.isinf(step_amplification(1.0, 0.9, 1e3, 1.0, 400))).all()
-    for bad in (np.ones(3), -np.ones(4), np.full(4, np.nan)):
-        with pytest.raises(InputError, match="l_g"):
-            step_amplification(0.1, 0.9, 1.0, bad, 2, 2)

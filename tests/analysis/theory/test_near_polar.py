@@ -229,7 +229,7 @@ def test_neighbours_are_within_what_the_run_alone_certifies() -> None:
     """Exact sign and a flat Newton-Schulz: no neighbour is run to know it; half of it is not
     enough where one call is all there is."""
     rng, moved = np.random.default_rng(5), np.full(CLIENTS, 0.02)
-    for turn, own in ((msign, np.ones_like), (flat_newton_schulz_2, cubic_2)):
+    for turn, own in ((msign, np.ones_like), (flat_newton_schulz, cubic_2)):
         means = clients(0.05)
         reference, momenta = train(means, turn)
         values = np.linalg.svd(momenta, compute_uv=False)
@@ -272,7 +272,7 @@ def naive_around(values: np.ndarray, moved: np.ndarray, error: Any) -> list[floa
 
 @pytest.mark.parametrize("name", ["sign", "cubic"])
 def test_no_matrix_nearby_has_a_larger_error(name: str) -> None:
-    turn, own = {"sign": (msign, np.ones_like), "cubic": (flat_newton_schulz_2, cubic_2)}[name]
+    turn, own = {"sign": (msign, np.ones_like), "cubic": (flat_newton_schulz, cubic_2)}[name]
     rng, radius, lam = np.random.default_rng(8), 0.05, 3e-3
     at = image(rng.standard_normal((3, 4)), lambda s: 0.3 * np.array([1.0, 0.5, 0.2]) + 0 * s)
     values = np.linalg.svd(at, compute_uv=False)[None]
@@ -298,7 +298,7 @@ def cubic_2(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def flat_newton_schulz_2(m: np.ndarray) -> np.ndarray:
+def flat_newton_schulz(m: np.ndarray) -> np.ndarray:
     """Two cubic steps from M / ||M||_F, of stacks."""
     return image(m, lambda s: cubic_2(s / np.linalg.norm(s, axis=-1, keepdims=True)))
 
@@ -332,11 +332,6 @@ def test_the_bound_of_one_run_is_lent_to_another() -> None:
     for name in ("value", "h", "g"):
         assert getattr(lent, name) == pytest.approx(getattr(found, name) + 2 * 0.5 * 0.25)
     assert lent.failure == found.failure and lent.assumptions == (*found.assumptions, NEAR)
-
-
-def flat_newton_schulz(m: np.ndarray) -> np.ndarray:
-    unit = torch.from_numpy(m / np.linalg.norm(m))
-    return newton_schulz(unit, 2, "cubic", normalization="unit").numpy()
 
 
 @pytest.mark.parametrize("kind", ["paper", "sharp"])

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_a_trial_is_the_run_with_one_row_replaced_by_hand(tmp_path: Path) -> Non
         assert row["perturbation"] == pytest.approx(moved, rel=1e-9)
 
 
-VARIANTS = [
+RUNS: list[dict[str, Any]] = [
     {},
     {"local": {"batch": 4, "steps": 2}},
     {"local": {"recipe": "fedmuon-aligned", "alignment": 0.3, "steps": 2}},
@@ -100,10 +101,22 @@ VARIANTS = [
     {"orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
     {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},
     {"federation": {"rounds": 1, "per-round": 1}},  # five clients never take part
-]
+    {"local": {"recipe": "fedavg", "steps": 2}},
+    {"local": {"recipe": "fedavg", "batch": 4, "schedule": "cosine"}},
+    {"local": {"recipe": "fedavgm", "lr": 0.02, "weight-decay": 0.1}},
+    {"local": {"recipe": "local-muon", "steps": 3}},
+    {"local": {"recipe": "local-muon"}, "orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
+    {"local": {"recipe": "muon", "momentum-form": "nesterov", "lr": 0.005}},
+    {"local": {"recipe": "sgd", "momentum-form": "polyak", "lr": 0.02}},
+    {"local": {"momentum-form": "ema-nesterov", "weight-decay": 0.3}},
+    {"local": {"recipe": "fedmuon-aligned", "batch": 4, "steps": 2, "schedule": "step"}},
+    {"federation": {"aggregate": "by-samples"}, "local": {"steps": 2}},
+    {"federation": {"aggregate": "by-samples"}, "local": {"batch": 4}},
+    {"local": {"recipe": "local-muon", "momentum-form": "polyak", "lr": 0.01},
+     "orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},]  # fmt: skip
 
 
-@pytest.mark.parametrize("tables", VARIANTS, ids=lambda tables: str(tables)[:60])
+@pytest.mark.parametrize("tables", RUNS, ids=lambda tables: str(tables)[:70])
 def test_every_perturbation_is_within_its_certificate(tables: dict, tmp_path: Path) -> None:
     config = small(**tables, stability={"neighbours": "all"})
     record = execute(config, tmp_path / "a")
@@ -114,6 +127,13 @@ def test_every_perturbation_is_within_its_certificate(tables: dict, tmp_path: Pa
     assert record["gap_high"] - record["gap"] <= record["range"] / 2  # of 60 samples
     assert record["gap"] <= record["value"] == min(record["h"], record["g"])
     assert record["max_certificate"] == promised.max()
+    local = config.local
+    without = local.recipe == "fedmuon-aligned" or local.weight_decay > 0  # a radius
+    assert (record["radius"] is None) == without
+    first, last = (load_file(tmp_path / "a" / f"{name}.safetensors")["weight"]
+                   for name in ("initial", "model"))  # fmt: skip
+    assert without or 0 < np.linalg.norm(last - first, 2) <= record["radius"]
+    assert (record["l_orth"] == 1.0) == (local.recipe in ("fedavg", "fedavgm", "sgd"))
 
 
 def test_a_smaller_constant_would_be_exceeded(tmp_path: Path) -> None:
@@ -311,20 +331,14 @@ def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> No
     assert record["value"] == found.value and record["failure"] == found.failure == 0.1
 
 
-@pytest.mark.parametrize(
-    ("tables", "why"),
-    [
-        (
-            {"local": {"recipe": "adamw"}},
-            "Recipe adamw has no certificate: the recursion has no second moment",
-        ),
-        ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
-        ({"federation": {"aggregate": "median"}}, "weighted means"),
-        ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
-        ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
-        ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
-    ],
-)
+@pytest.mark.parametrize(("tables", "why"), [
+    ({"local": {"recipe": "adamw"}}, "adamw has no certificate: the recursion has no second mom"),
+    ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
+    ({"federation": {"aggregate": "median"}}, "weighted means"),
+    ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
+    ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
+    ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
+])  # fmt: skip
 def test_a_refusal_says_why_and_measures_on(tables: dict, why: str, tmp_path: Path) -> None:
     record = execute(small(**tables, stability={"trials": 2}), tmp_path / "a")
     assert record["status"] == "refused" and why in record["refusal"]
@@ -392,16 +406,10 @@ def test_the_calculator_is_analysis() -> None:
     assert "refused" in command("bound", "--set", "local.recipe=adamw")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["nowhere"], "no run directory"),
-        (["--c-hp", "large"], r"c-hp = 'large'"),
-        (["--delta", "2"], "delta"),
-        (["--size", "0"], "size"),
-        (["--l-orth", "inf"], "l_orth"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "why"), [
+    (["nowhere"], "no run directory"), (["--c-hp", "large"], "c-hp = 'large'"),
+    (["--delta", "2"], "delta"), (["--size", "0"], "size"), (["--l-orth", "inf"], "l_orth"),
+])  # fmt: skip
 def test_the_calculator_refuses(arguments: list[str], why: str) -> None:
     shown = CliRunner().invoke(app, ["bound", *arguments])
     assert isinstance(shown.exception, InputError) and why in str(shown.exception)
