@@ -26,10 +26,7 @@ from fedmuon.tasks.constants import constants
 ORDER = ["certified", "real-arithmetic", "estimated", "refused"]  # the weaker, the later
 # label -> what a config, and what a case, is changed by to have it.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "certified": {
-        "as it is": ({}, {}),
-        "other recipe": ({"local": {"recipe": "local-muon"}}, {}),
-    },
+    "certified": {"as it is": ({}, {}), "other recipe": ({"local": {"recipe": "local-muon"}}, {})},
     "real-arithmetic": {"float32": ({"engine": {"dtype": "float32"}}, {})},
     "estimated": {
         "given L_orth": ({}, {"l_orth": 2.0}),
@@ -52,7 +49,6 @@ LAW = analysis.Uniform(3, 0.01)
 
 
 def case_of(*changes: tuple[str, str]) -> certificates.CertifiedSetting:
-    """What all these changes leave of a certified case."""
     settings, facts = zip(*(CHANGES[label][name] for label, name in changes), strict=True)
     tables: dict[str, Any] = {"local": {"lr": 0.01}}
     for one in settings:
@@ -70,7 +66,6 @@ def compatible(one: tuple[str, str], other: tuple[str, str]) -> bool:
 
 @pytest.mark.parametrize("one", EVERY, ids=lambda one: one[1])
 def test_the_weaker_of_two_labels_is_given(one: tuple[str, str]) -> None:
-    """Of all pairs of what changes a label."""
     for other in (other for other in EVERY if compatible(one, other)):
         case = case_of(one, other)
         label = max(one[0], other[0], key=ORDER.index)
@@ -116,7 +111,6 @@ TINY = {"lr": 1e-7}  # the perturbations are below what float32 can tell apart
 
 
 def perturbations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What neighbours did, and what was promised of them."""
     file = folder / "neighbours.csv"
     moved, promised = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(4, 6), unpack=True)
     return moved, promised
@@ -149,27 +143,22 @@ def test_no_float32_run_is_certified(tables: dict) -> None:
     """The negative control is float64; estimates stay estimates in both."""
     for dtype, status in (("float32", "real-arithmetic"), ("float64", "certified")):
         config = small(**tables, engine={"dtype": dtype})
-        case = certificates.CertifiedSetting(
-            config, np.full(6, 15), analysis.Uniform(3, 0.01), shape=(7, 3)
-        )
+        case = certificates.CertifiedSetting(config, np.full(6, 15), LAW, shape=(7, 3))
         found = certificates.certify(case).bound
         assert found is not None and found.status == status
-        assert any("rounding of float32" in one for one in found.assumptions) == (
-            dtype == "float32"
-        )
+        told = any("rounding of float32" in one for one in found.assumptions)
+        assert told == (dtype == "float32")
         guessed = certificates.certify(replace(case, l_g=0.2)).bound
         assert guessed is not None and guessed.status == "estimated"
 
 
 def shown(*arguments: str) -> str:
-    """What `fedmuon bound` prints."""
     done = CliRunner().invoke(app, ["bound", *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def test_every_page_says_so(tmp_path: Path) -> None:
-    """Of a folder, of a result, of parameters, and on the page; with the sentence that explains."""
     config = small(engine={"dtype": "float32"}, stability={"trials": 2})
     assert execute(config, tmp_path / "a")["status"] == "real-arithmetic"
     assert json.loads(shown(str(tmp_path / "a"), "--json"))["status"] == "real-arithmetic"
@@ -206,13 +195,8 @@ def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> Non
     for seed in range(5):
         one = np.tile(np.random.default_rng(seed).standard_normal(3), (4002, 1))
         one[4000] *= -1
-        found = fedmuon.stability(
-            config,
-            data=(one, labels),
-            partition=[np.arange(4000)],
-            trials=1,
-            out=tmp_path / str(seed),
-        )
+        given = {"data": (one, labels), "partition": [np.arange(4000)], "trials": 1}
+        found = fedmuon.stability(config, **given, out=tmp_path / str(seed))
         (only,) = found.neighbours
         assert found.bound["status"] == "certified" and found.bound["violation"] == 0
         assert 1 - 1e-6 < only["perturbation"] / only["certificate"] <= 1

@@ -50,7 +50,6 @@ def smoothed(m: np.ndarray, lam: float) -> np.ndarray:
 
 
 def polynomial(name: str, steps: int, x: Any) -> Any:
-    """p_T(x), power by power."""
     for step in schedule(name, steps):
         x = sum(mpf(c) * x ** (2 * k + 1) for k, c in enumerate(step))
     return x
@@ -251,7 +250,6 @@ def test_neighbours_are_within_what_the_run_alone_certifies() -> None:
 
 
 def naive_around(values: np.ndarray, moved: np.ndarray, error: Any) -> list[float]:
-    """One replaced client and participant after the other."""
     ends = []
     for replaced in range(CLIENTS):
         x = m = 0.0
@@ -304,7 +302,6 @@ def flat_newton_schulz(m: np.ndarray) -> np.ndarray:
 
 
 def test_the_drift_is_met_where_gradients_do_not_move_and_misses_a_map_it_was_not_told() -> None:
-    """Without curvature all errors add up: no smaller number would do; nor do errors of half."""
     means = np.broadcast_to(clients()[0], (CLIENTS, 3, 4))
     scale = 0.25 * msign(means[0])
     turned, momenta = train(means, lambda m: smoothed(m, 1e-2) + scale, curvature=0.0)
@@ -437,7 +434,6 @@ def test_a_runs_row_is_that_of_a_naive_loop(name: str) -> None:
 
 
 def columns() -> tuple[Any, Any]:
-    """Of all cells: rows and runs."""
     records = [one.compute() for one in study.cells(asked(), None)]  # pyright: ignore[reportArgumentType]
     tables = [[row for one in records for row in one[name]] for name in ("rows", "runs")]
     rows, runs = ({k: np.array([row[k] for row in one]) for k in one[0]} for one in tables)

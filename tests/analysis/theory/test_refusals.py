@@ -87,14 +87,12 @@ def formulas() -> Iterator[tuple[str, Callable]]:
 
 
 def is_tried(name: str, value: Callable) -> bool:
-    """Whether anybody may call it."""
     if name in analysis.__all__ and value is getattr(analysis, name):
         return True
     return all(map(is_number, parameters(value).values()))
 
 
 def parameters(formula: Callable) -> dict[str, inspect.Parameter]:
-    """Those that have names."""
     every = inspect.signature(formula).parameters.items()
     return {name: one for name, one in every if one.kind is not one.VAR_KEYWORD}
 
@@ -137,7 +135,6 @@ def spoiled(value: Any) -> Iterator[Callable[[], Any]]:
 
 
 def parts(value: Any) -> dict[Any, Any]:
-    """What a composed argument has in it."""
     if is_dataclass(value):
         return {one.name: getattr(value, one.name) for one in fields(value)}
     if type(value) in (list, tuple):
@@ -146,7 +143,6 @@ def parts(value: Any) -> dict[Any, Any]:
 
 
 def changed(value: Any, key: Any, bad: Callable[[], Any]) -> Any:
-    """It with another part."""
     if isinstance(value, dict):
         return value | {key: bad()}
     if isinstance(value, (list, tuple)):
@@ -155,7 +151,6 @@ def changed(value: Any, key: Any, bad: Callable[[], Any]) -> Any:
 
 
 def is_nan(value: Any) -> bool:
-    """Whether an answer has what is no number."""
     if found := parts(value):
         return any(map(is_nan, found.values()))
     return isinstance(value, float | np.ndarray) and bool(np.isnan(value).any())
@@ -173,7 +168,6 @@ def complaint(formula: Callable, given: dict[str, Any], name: str, bad: Callable
 
 
 def complaints(formula: Callable, given: dict[str, Any]) -> set[str]:
-    """Of all of its arguments."""
     every = {complaint(formula, given, name, bad) for name in given for bad in spoiled(given[name])}
     return every - {""}
 
@@ -186,7 +180,6 @@ def test_it_answers_or_says_why_not(name: str) -> None:
 
 
 def test_other_exceptions_and_nan_are_found() -> None:
-    """Negative controls."""
     assert complaints(lambda gap: 1 / gap, {"gap": 1.0}) == {
         "gap: ZeroDivisionError: division by zero", "gap: a NaN",
     }  # fmt: skip
