@@ -66,11 +66,7 @@ def test_the_phase_maps_hold_the_means() -> None:
                 assert here.sum() == 2
                 assert shown[row, column] == pytest.approx(runs[name][here].mean(), rel=1e-15)
                 assert written[(column, row)] == compact(shown[row, column])
-
-
-def test_a_missing_cell_is_said() -> None:
-    runs, _ = phase_grid()
-    kept = ~((runs["lr"] == 0.01) & (runs["lambda"] == 1e-2))
+    kept = ~((runs["lr"] == 0.01) & (runs["lambda"] == 1e-2))  # a missing cell is said
     axes = phase({name: column[kept] for name, column in runs.items()}).axes[0]
     assert [text.get_text() for text in axes.texts].count("–") == 1
 
@@ -122,14 +118,10 @@ def test_every_neighbour_is_a_point_or_is_counted() -> None:
     assert "ρ = " in axes.get_title(loc="left")
 
 
-def test_a_certificate_that_is_no_line_is_not_drawn_as_one() -> None:
+def test_bent_certificates_are_not_drawn_and_infinite_exposures_are_counted() -> None:
     _, neighbours = made(per_round=[5, 10])
     bent = changed(neighbours, "certificate", 0, 9.0)
     assert "certificate" not in labels(exposure(bent).axes[0])
-
-
-def test_infinite_exposures_are_counted() -> None:
-    _, neighbours = made(per_round=[5, 10])
     (axes,) = exposure(changed(neighbours, "exposure", 0, np.inf)).axes
     assert "exposure unknown or infinite: 1" in labels(axes)
 
@@ -291,13 +283,10 @@ def test_short_curves_are_seen_beside_long_ones() -> None:
         assert ("logarithmic" in in_words(figure)) == (scale == "log")
 
 
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [
-        ((1.1e-5, 1.9e-5), ["1.2e−5", "1.4e−5", "1.6e−5", "1.8e−5"]),
-        ((1e-5, 5e-4), ["1e−5", "2e−5", "5e−5", "1e−4", "2e−4", "5e−4"]),  # as short as they were
-    ],
-)
+@pytest.mark.parametrize(("ends", "said"), [
+    ((1.1e-5, 1.9e-5), ["1.2e−5", "1.4e−5", "1.6e−5", "1.8e−5"]),
+    ((1e-5, 5e-4), ["1e−5", "2e−5", "5e−5", "1e−4", "2e−4", "5e−4"]),  # as short as they were
+])  # fmt: skip
 def test_ticks_of_a_log_axis_are_told_apart(ends: tuple[float, float], said: list[str]) -> None:
     axes = Figure().subplots()
     axes.plot([1, 2], ends)

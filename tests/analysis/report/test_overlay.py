@@ -149,9 +149,8 @@ def test_there_is_room_for_labels_of_every_size() -> None:
     needed = []
     for rounds, values in itertools.product(((1.0, 50.0), (1000.0, 250_000.0)), SPANS):
         first, last = zip(rounds, values, strict=True)
-        drawn = overlay(
-            [DrawnRun("a", "", {"x": [first, last]}), DrawnRun("b", "", {"x": [first]})]
-        )
+        curves = {"a": [first, last], "b": [first]}
+        drawn = overlay([DrawnRun(name, "", {"x": points}) for name, points in curves.items()])
         found = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([−\de.+]+)<', drawn)
         for size in sizes:
             beside = [(float(x), size * advance(text)) for x, kind, text in found if kind == "end"]

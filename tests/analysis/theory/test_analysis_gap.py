@@ -32,10 +32,8 @@ def test_the_gap_to_twelve_digits() -> None:
     w = [sum(mpf(p) * mpf(q[y]) for p, q in zip(WEIGHTS, SHARES, strict=True)) for y in range(3)]
     groups = [[mpf(value) for value in losses[labels == y]] for y in range(3)]
     means = [sum(group) / len(group) for group in groups]
-    variances = [
-        sum((value - mean) ** 2 for value in group) / (len(group) - 1)
-        for group, mean in zip(groups, means, strict=True)
-    ]
+    variances = [sum((value - mean) ** 2 for value in group) / (len(group) - 1)
+                 for group, mean in zip(groups, means, strict=True)]  # fmt: skip
     empirical = sum(mpf(p) * mpf(f) for p, f in zip(WEIGHTS, TRAIN, strict=True))
     gap = sum(a * b for a, b in zip(w, means, strict=True)) - empirical
     failure, sizes = 1 - mpf(0.9), [9, 14, 5]
@@ -55,9 +53,7 @@ def test_the_gap_to_twelve_digits() -> None:
         "hoeffding": hoeffding(failure),
         "bernstein": bernstein(failure),
         "shorter": min(hoeffding(failure / 2), bernstein(failure / 2)),
-        "normal": mp.sqrt(2)
-        * mp.erfinv(1 - failure)
-        * mp.sqrt(sum(w[y] ** 2 * variances[y] / sizes[y] for y in range(3))),
+        "normal": mp.sqrt(2) * mp.erfinv(1 - failure) * mp.sqrt(variance),
     }
     for interval, width in half.items():
         found = measured_gap(*CLIENTS, losses, labels, confidence=0.9, interval=interval)

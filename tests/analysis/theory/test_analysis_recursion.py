@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import matrix, mp, mpf
 
-from fedmuon.analysis import (
-    aligned_amplification,
-    amplification,
-    spectral_radius,
-    spectral_radius_bound,
-    step_amplification,
-    transition,
-)
+from fedmuon.analysis import aligned_amplification, amplification, step_amplification
+from fedmuon.analysis.theory import recursion
 from fedmuon.analysis.theory.recursion import of_rounds, scheduled_amplification
 from fedmuon.core.errors import InputError
 
@@ -54,7 +48,7 @@ def test_amplification_is_its_definition(lr, beta, l_orth, l_g, rounds, steps) -
     assert per_step.shape == (rounds, steps)
     assert close(per_step, one)
     assert close(amplification(lr, beta, l_orth, l_g, rounds, steps), [sum(row) for row in one])
-    found_step, found_kick = transition(lr, beta, l_orth, l_g)
+    found_step, found_kick = recursion.transition(lr, beta, l_orth, l_g)
     assert close(found_step, step.tolist()) and close(found_kick, list(kick))
 
 
@@ -87,17 +81,17 @@ def test_spectral_radius(lr, beta, l_orth, l_g) -> None:
     step, _ = exact_transition(lr, beta, l_orth, l_g)
     trace, determinant = step[0, 0] + step[1, 1], mpf(beta)
     root = (trace + mp.sqrt(trace**2 - 4 * determinant)) / 2
-    radius = spectral_radius(lr, beta, l_orth, l_g)
+    radius = recursion.spectral_radius(lr, beta, l_orth, l_g)
     assert close(radius, [root])
-    bound = spectral_radius_bound(lr, l_orth, l_g)
+    bound = recursion.spectral_radius_bound(lr, l_orth, l_g)
     assert close(bound, [1 + mpf(lr) * mpf(l_orth) * mpf(l_g)])
     assert radius <= bound * (1 + 1e-15)
 
 
 def test_the_radius_is_the_growth_rate() -> None:
     a = amplification(0.1, 0.7, 10.0, 0.2, 400)
-    assert math.isclose(a[0] / a[1], spectral_radius(0.1, 0.7, 10.0, 0.2), rel_tol=1e-12)
-    assert a[0] / a[1] < spectral_radius_bound(0.1, 10.0, 0.2) - 1e-3
+    assert math.isclose(a[0] / a[1], recursion.spectral_radius(0.1, 0.7, 10.0, 0.2), rel_tol=1e-12)
+    assert a[0] / a[1] < recursion.spectral_radius_bound(0.1, 10.0, 0.2) - 1e-3
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -102,14 +102,11 @@ def agree(found: np.ndarray, wanted: list) -> bool:
                for a, b in zip(found, wanted, strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("moved", "thin"),
-    [
-        ([0.3, 0.05, 0.8, 0.01, 0.5], 1.0),
-        # Only client 2 may change, and the tightest call is client 1's, who was only infected.
-        ([0.0, 0.0, 0.8, 0.0, 0.0], 0.2),
-    ],
-)
+@pytest.mark.parametrize(("moved", "thin"), [
+    ([0.3, 0.05, 0.8, 0.01, 0.5], 1.0),
+    # Only client 2 may change, and the tightest call is client 1's, who was only infected.
+    ([0.0, 0.0, 0.8, 0.0, 0.0], 0.2),
+])  # fmt: skip
 def test_gamma_is_good_and_the_largest(moved, thin) -> None:
     _, smallest = train(clients())
     smallest[2, 1, 2] *= thin
@@ -133,11 +130,8 @@ def test_a_gap_is_found_exactly_when_there_is_one() -> None:
         smallest = 10 ** rng.uniform(-2.2, -0.5) * (1 + rng.random((4, STEPS, 3)))
         sensitivity = rng.uniform(0, 0.05, CLIENTS)
         grid = smallest.min() * np.exp(np.linspace(-4, 0, 60))
-        good = [
-            g
-            for g in grid
-            if (radii(by_constant(1 / mpf(g)), sensitivity)[0] + g <= smallest).all()
-        ]
+        worst = {g: radii(by_constant(1 / mpf(g)), sensitivity)[0] for g in grid}
+        good = [g for g, radius in worst.items() if (radius + g <= smallest).all()]
         try:
             tube = certify(smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
         except Uncertified:
@@ -260,16 +254,10 @@ def test_step_sizes_may_change_by_round() -> None:
         assert (last.perturbation < one).all()
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        Method(0.6, "nesterov"),
-        Method(0.6, "ema-nesterov", 0.3),
-        Method(0.6, "polyak", afresh=True),
-        Method(0.6, decay=2.0),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("method", [
+    Method(0.6, "nesterov"), Method(0.6, "ema-nesterov", 0.3),
+    Method(0.6, "polyak", afresh=True), Method(0.6, decay=2.0),
+], ids=str)  # fmt: skip
 def test_call_by_call_of_other_recipes(method: Method) -> None:
     """Weighted averages, too; against a loop over the neighbours of each client, in 50 digits."""
     shares = np.array([[0.2, 0.3, 0.5]] * 4)

@@ -125,12 +125,7 @@ def test_what_is_measured_is_what_a_naive_loop_measures(method: str, noise: floa
 def test_the_bound_is_000s_formula_with_every_constant(method: str, noise: float) -> None:
     row, gap = rows(method, noise)[0], problem().gap()
     eta, beta = math.sqrt(gap / ROWS) * STEPS**-0.75, 1 - STEPS**-0.5
-    gamma = drift = 0.0
-    for t in range(1, STEPS + 1):
-        weights = np.array([beta ** (t - j) for j in range(1, t + 1)])
-        weights /= weights.sum()
-        gamma += math.sqrt((weights**2).sum()) / STEPS
-        drift += float(weights @ (t - np.arange(1, t + 1))) / STEPS
+    gamma, drift = theorem.averages(beta, STEPS)
     spread = 1.5 * math.sqrt(1 / 5 + ROWS * COLUMNS * (noise / 5) ** 2)
     cost = 2 - row["polar_error"]
     wanted = (

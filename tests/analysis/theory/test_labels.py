@@ -174,13 +174,25 @@ def test_every_page_says_so(tmp_path: Path) -> None:
     assert "real-arithmetic" in shown(*parameters, "--set", "engine.dtype=float32")
 
 
-def test_float64_is_not_certified_where_rounding_is_as_large(tmp_path: Path) -> None:
-    """At lr = 1e-13 neighbours exceed their certificates from a Gaussian start."""
-    tiny = {"train": 300, "minimum": 5}
-    for lr, status in ((1e-13, "real-arithmetic"), (1e-4, "certified")):
-        run(small(data=tiny, local={"lr": lr}), tmp_path / str(lr))
-        verdict = certificates.certify(finished_run.from_directory(tmp_path / str(lr)))
-        assert verdict.bound is not None and verdict.bound.status == status
+def decaying(lr: float, rounds: int) -> dict[str, Any]:
+    """lr decay = 2.5 makes half as much again of the model at every step, and of its rounding."""
+    local = {"recipe": "fedavg", "lr": lr, "weight-decay": 2.5 / lr}
+    return {"local": local, "federation": {"rounds": rounds}}
+
+
+@pytest.mark.parametrize(("tables", "status"), [
+    *(({"data": {"train": 300, "minimum": 5}, "local": {"lr": lr}}, status) for lr, status in (
+        (1e-13, "real-arithmetic"), (1e-4, "certified"))),  # neighbours exceed the first's
+    (decaying(3e-15, 60), "real-arithmetic"), (decaying(3e-15, 1), "real-arithmetic"),
+    (decaying(1e-4, 60), "certified"),
+])  # fmt: skip
+def test_float64_is_not_certified_where_rounding_is_as_large(
+    tables: dict[str, Any], status: str, tmp_path: Path
+) -> None:
+    """Short steps from a Gaussian start, with and without decay; the controls have long steps."""
+    run(small(**tables), tmp_path / "a")
+    found = certificates.certify(finished_run.from_directory(tmp_path / "a")).bound
+    assert found is not None and found.status == status
 
 
 def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> None:
@@ -200,15 +212,3 @@ def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> Non
         (only,) = found.neighbours
         assert found.bound["status"] == "certified" and found.bound["violation"] == 0
         assert 1 - 1e-6 < only["perturbation"] / only["certificate"] <= 1
-
-
-def test_rounding_grows_by_decay(tmp_path: Path) -> None:
-    """lr decay = 2.5 makes half as much again of the model at every step, and of its rounding: at
-    lr = 3e-15 that is as much as certificates. The control is one step, which is called so by its
-    own rounding, and a step size that is far above it."""
-    for lr, rounds, status in ((3e-15, 60, "real-arithmetic"), (3e-15, 1, "real-arithmetic"),
-                               (1e-4, 60, "certified")):  # fmt: skip
-        local = {"recipe": "fedavg", "lr": lr, "weight-decay": 2.5 / lr}
-        run(small(local=local, federation={"rounds": rounds}), tmp_path / f"{lr} {rounds}")
-        verdict = certificates.certify(finished_run.from_directory(tmp_path / f"{lr} {rounds}"))
-        assert verdict.bound is not None and verdict.bound.status == status

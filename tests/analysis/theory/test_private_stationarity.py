@@ -140,13 +140,6 @@ def test_the_command_gives_the_numbers() -> None:
     assert (own["lr"], own["beta"], own["rule"]) == (0.001, 0.5, "given")
 
 
-def test_what_the_bound_refuses() -> None:
-    with pytest.raises(InputError, match="above 0"):
-        Release(0.0, 1.0, 10, (2, 2))
-    with pytest.raises(InputError, match="a degree more"):
-        dp_muon(Schedule(0.1, 0.5, 10, "given"), Release(1, 1, 10, (2, 2)), 1, 1, 1.0)
-
-
 # 000's B.5, B.6 and C.6 with constants: against sums, quadrature, Monte Carlo and naive loops.
 
 
@@ -207,7 +200,6 @@ def test_the_bound_keeps_to_its_rate_from_every_horizon_on(noise: float) -> None
 
 
 def test_the_clip_scale_balances() -> None:
-    """No other C_0 makes K_T smaller for large T."""
     best = rates.clip_scale(2.0, Release(9.0, 2.0, 50, (3, 5)))
     steps = 10**15
 
@@ -219,13 +211,15 @@ def test_the_clip_scale_balances() -> None:
     assert constant(best) < 0.9 * constant(4 * best)
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(InputError, match="at least 2"):
-        rates.second_moment(1)
-    with pytest.raises(InputError, match="clip"):
-        rates.moment_excess(1.0, 0.0)
-    with pytest.raises(InputError, match="pairs"):
-        rates.probe_error("quintic", 5, (2, 3), 0.1, 0)
+@pytest.mark.parametrize(("formula", "given", "why"), [
+    (Release, (0.0, 1.0, 10, (2, 2)), "above 0"), (rates.second_moment, (1,), "at least 2"),
+    (dp_muon, (Schedule(0.1, 0.5, 10, ""), Release(1, 1, 10, (2, 2)), 1, 1, 1.0), "a degree more"),
+    (rates.moment_excess, (1.0, 0.0), "clip"),
+    (rates.probe_error, ("quintic", 5, (2, 3), 0.1, 0), "pairs"),
+])  # fmt: skip
+def test_what_is_refused(formula: Any, given: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        formula(*given)
 
 
 def test_the_command_has_the_rule() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedmuon.analysis.theory import stationarity as vector_or_matrix
 from fedmuon.analysis.theory.private_stationarity import Disk, disk
 from fedmuon.analysis.theory.stationarity import (
     Noise,
@@ -19,8 +18,10 @@ from fedmuon.analysis.theory.stationarity import (
     contraction,
     heavy_tailed,
     least_batch,
+    muon,
     nesterov_muon,
     rate,
+    sgd_momentum,
     tuned_muon,
     tuned_sgd,
 )
@@ -46,9 +47,7 @@ def test_schedules_are_the_printed_powers():
         assert -math.log(found.lr * steps, steps) == pytest.approx(-rate(alpha))
         assert (1 - found.beta) ** (1 - 1 / alpha) == pytest.approx(steps ** -rate(alpha))
     assert heavy_tailed(81, 2.0).lr == pytest.approx(1 / 27)
-    assert alpha_free(81).lr == pytest.approx(1 / 27) and alpha_free(81).beta == pytest.approx(
-        8 / 9
-    )
+    assert (alpha_free(81).lr, alpha_free(81).beta) == pytest.approx((1 / 27, 8 / 9))
     assert rate(2.0) == rate(2.0, "alpha-free") == 0.25
     assert rate(1.5) == pytest.approx(0.2) and rate(1.5, "alpha-free") == pytest.approx(1 / 6)
     assert tuned_muon(10_000, 4.0, 1.0, 2.0, 4).beta == pytest.approx(1 - 0.02 / 4)
@@ -172,7 +171,7 @@ def test_the_optimizers_of_004_keep_to_their_bounds(sigma):
     plan = tuned_muon(steps, gap, smooth, sigma, ROWS)
     terms = (gap, smooth, sigma, ROWS)
     seen = trajectory(plan, polar, sigma)
-    svd = vector_or_matrix.muon(plan, *terms)
+    svd = muon(plan, *terms)
     assert 0.02 * svd.value < seen <= svd.value
 
     errors = []
@@ -183,16 +182,16 @@ def test_the_optimizers_of_004_keep_to_their_bounds(sigma):
         return z
 
     seen = trajectory(plan, inexact, sigma, runs=20)
-    found = vector_or_matrix.muon(plan, *terms, polar_error=max(errors))
+    found = muon(plan, *terms, polar_error=max(errors))
     assert svd.value < found.value and seen <= found.value
     assert found.contraction == pytest.approx(1 - max(errors))
 
     plan = tuned_sgd(steps, gap, smooth, sigma)
     seen = trajectory(plan, lambda m: m, sigma)
-    assert seen <= vector_or_matrix.sgd_momentum(plan, *terms).value
+    assert seen <= sgd_momentum(plan, *terms).value
     if sigma == 5.0:  # the negative control: noise that the bound was not told
         loud = trajectory(Schedule(0.1, 0.0, steps, "given"), lambda m: m, 50.0)
-        assert loud > vector_or_matrix.sgd_momentum(plan, gap, smooth, 0.0, ROWS).value
+        assert loud > sgd_momentum(plan, gap, smooth, 0.0, ROWS).value
 
 
 def test_what_rank_costs():
@@ -202,35 +201,29 @@ def test_what_rank_costs():
     def slope(value) -> float:
         return math.log(value(1024) / value(4)) / math.log(256)
 
-    def muon(sigma: float):
-        return lambda r: (
-            vector_or_matrix.muon(tuned_muon(steps, 1, 1, sigma, r), 1, 1, sigma, r).value
-        )
+    def of_muon(sigma: float):
+        return lambda r: muon(tuned_muon(steps, 1, 1, sigma, r), 1, 1, sigma, r).value
 
-    def sgd(sigma: float):
+    def of_sgd(sigma: float):
         plan = tuned_sgd(steps, 1, 1, sigma)
-        return lambda r: vector_or_matrix.sgd_momentum(plan, 1, 1, sigma, r).value
+        return lambda r: sgd_momentum(plan, 1, 1, sigma, r).value
 
-    assert slope(muon(0.0)) == 0 and slope(sgd(0.0)) == pytest.approx(0.5)
-    assert slope(muon(1.0)) == pytest.approx(0.25, abs=0.01)
-    assert slope(sgd(1.0)) == pytest.approx(0.5)
+    assert slope(of_muon(0.0)) == 0 and slope(of_sgd(0.0)) == pytest.approx(0.5)
+    assert slope(of_muon(1.0)) == pytest.approx(0.25, abs=0.01)
+    assert slope(of_sgd(1.0)) == pytest.approx(0.5)
 
 
 def test_newton_schulz_costs_a_factor_that_vanishes():
     plan = tuned_muon(1000, 1, 1, 1, 8)
-    exact = vector_or_matrix.muon(plan, 1, 1, 1, 8).value
-    values = [
-        vector_or_matrix.muon(
-            plan, 1, 1, 1, 8, polar_error=polar_error_bound(residual(0.999, 2, q))
-        ).value
-        for q in range(1, 12)
-    ]
+    exact = muon(plan, 1, 1, 1, 8).value
+    errors = [polar_error_bound(residual(0.999, 2, q)) for q in range(1, 12)]
+    values = [muon(plan, 1, 1, 1, 8, polar_error=error).value for error in errors]
     assert values == sorted(values, reverse=True) and values[0] > 5 * exact
     assert values[-1] == pytest.approx(exact, rel=1e-9)
     with pytest.raises(ValueError, match="more steps"):
-        vector_or_matrix.muon(plan, 1, 1, 1, 8, polar_error=1.0)
+        muon(plan, 1, 1, 1, 8, polar_error=1.0)
     with pytest.raises(ValueError, match="lr <= "):
-        vector_or_matrix.sgd_momentum(plan, 1, 100.0, 1, 8)
+        sgd_momentum(plan, 1, 100.0, 1, 8)
 
 
 def answer(*arguments: str) -> dict:
@@ -252,10 +245,10 @@ def test_the_command_gives_the_numbers_of_analysis():
     assert free["lr"] == alpha_free(5000).lr and free["power_of_steps"] == pytest.approx(-1 / 6)
     own = answer("--paper", "002", "--lr", "0.001", "--beta", "0.5")
     assert (own["lr"], own["beta"], own["rule"]) == (0.001, 0.5, "given")
-    muon = answer("--paper", "004", "--delta0", "0.9", "--q", "3", "--degree", "1")
-    assert muon["delta_q"] == residual(0.9, 1, 3) and muon["chi_q"] > 1
-    assert muon["value"] > muon["others"]["muon-svd"]["value"]
-    assert muon["others"]["sgd-momentum"]["rule"] == "tuned for SGD with momentum"
+    last = answer("--paper", "004", "--delta0", "0.9", "--q", "3", "--degree", "1")
+    assert last["delta_q"] == residual(0.9, 1, 3) and last["chi_q"] > 1
+    assert last["value"] > last["others"]["muon-svd"]["value"]
+    assert last["others"]["sgd-momentum"]["rule"] == "tuned for SGD with momentum"
 
 
 def test_the_command_gives_the_numbers_of_disk():
@@ -309,6 +302,7 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         (["--sigma1", "1"], "choose a batch above"),
         (["--gamma", "1"], "gamma outside"),
         (["--steps", "1"], "at least 2"),
+        (["--paper", "000", "--tail=1", "--moment=2"], "--tail is not read beside --moment"),
     ]:
         shown = CliRunner().invoke(app, ["stationarity", *arguments])
         assert shown.exit_code and word in str(shown.exception)
@@ -341,8 +335,3 @@ def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
             known = name in REFUSED.get(paper, ())
             why = "leave alpha at 2" if known else f"paper {paper} does not read {name}"
             assert "give --gain" in str(done.exception) or why in str(done.exception), name
-
-
-def test_a_tail_beside_a_moment_is_refused():
-    done = CliRunner().invoke(app, ["stationarity", "--paper", "000", "--tail=1", "--moment=2"])
-    assert "--tail is not read beside --moment" in str(done.exception)

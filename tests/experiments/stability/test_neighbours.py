@@ -263,14 +263,6 @@ def test_stacks_of_any_size_measure_the_same(
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-15)
 
 
-def test_neighbours_of_another_run_are_refused(tmp_path: Path) -> None:
-    execute(small(), tmp_path / "a")
-    file = tmp_path / "a" / "neighbours.csv"
-    file.write_text(file.read_text().replace("\n0,", "\n5,"))
-    with pytest.raises(InputError, match=r"neighbours\.csv is not as"):
-        execute(None, tmp_path / "a", resume=True)
-
-
 def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
     table = {"delta": 0.1, "c-hp": 1.0, "constants": "global"}
     config = small(local={"batch": 4}, stability=table)
