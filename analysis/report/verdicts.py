@@ -258,6 +258,11 @@ class Effect:
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
         return low, high
 
+    def in_unit(self, at: int) -> list[float]:
+        """The effect at a place and the ends of its interval, in its unit."""
+        times = 100.0 if self.unit == POINTS else 1.0
+        return [times * float(one[at]) for one in (self.value, self.low, self.high)]
+
     @classmethod
     def exact(
         cls, name: str, values: ArrayLike, places: Sequence[str] = (), unit: str = ""
@@ -358,11 +363,11 @@ class Claim:
     @property
     def shown(self) -> tuple[str, str]:
         """The effect at the worst place in words, and its interval if it has one."""
-        if (at := self.worst) is None:
+        effect, at = self.effect, self.worst
+        if at is None:
             return "", ""
-        effect = self.effect
         where = f", {effect.places[at]}" if len(effect.places) > 1 else ""
-        value, low, high = self._in_unit(at)
+        value, low, high = effect.in_unit(at)
         ends = "" if low == high else interval(low, high)
         return f"{effect.name}{where}: {quantity(value, effect.unit)}", ends
 
@@ -371,11 +376,6 @@ class Claim:
         """The rule, in the effect's unit."""
         times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
-
-    def _in_unit(self, at: int) -> list[float]:
-        """The effect at a place and the ends of its interval, in its unit."""
-        effect, times = self.effect, 100.0 if self.effect.unit == POINTS else 1.0
-        return [times * float(one[at]) for one in (effect.value, effect.low, effect.high)]
 
     @property
     def in_words(self) -> str:
@@ -386,7 +386,7 @@ class Claim:
         """The claim's entry in claims.json, with the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
-        ends = [None] * 3 if at is None else map(finite, self._in_unit(at))
+        ends = [None] * 3 if at is None else map(finite, effect.in_unit(at))
         numbers = dict(zip(("value", "low", "high"), ends, strict=True))
         place = effect.places[at] if at is not None and effect.places else ""
         return {
@@ -463,7 +463,8 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     """
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
-    words = with_changes(of_all_seeds(shlex.split(about["again"])), claim.changes)
+    words = of_all_seeds(shlex.split(about["again"]))
+    words += [word for change in claim.changes for word in ("--set", change)]
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
     else:
@@ -508,11 +509,6 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     width = half_width(1 / np.sqrt(many), free)  # t(n) / sqrt(n)
     enough = width * math.sqrt(MARGIN) * shorter <= width[0]
     return float(many[enough.argmax()] / seeds) if enough.any() else math.inf
-
-
-def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """The words of a command with these changes of its config."""
-    return [*words, *(word for change in changes for word in ("--set", change))]
 
 
 def of_all_seeds(words: list[str]) -> list[str]:

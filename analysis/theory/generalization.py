@@ -308,16 +308,6 @@ class MeasuredGap:
     interval: Interval
 
 
-@dataclass(frozen=True)
-class Strata:
-    """Held-out losses by class, for the classes of positive weight w_y."""
-
-    weights: np.ndarray
-    means: np.ndarray
-    variances: np.ndarray  # unbiased; infinite for one sample
-    counts: np.ndarray
-
-
 def measured_gap(
     train_losses: ArrayLike,
     weights: ArrayLike,
@@ -345,18 +335,33 @@ def measured_gap(
     """
     fitted = values("train_losses", train_losses)
     chances = client_weights(weights, len(fitted))
-    strata = stratify(chances, shares, test_losses, test_labels)
+    table = np.asarray(shares, dtype=float)
+    if table.ndim != 2 or len(table) != len(chances) or not (table >= 0).all():
+        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
+    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
+        raise InputError("each client's label shares must sum to 1.")
+    lost, names = values("test_losses", test_losses), np.asarray(test_labels)
+    if names.shape != lost.shape:
+        raise InputError("test_losses and test_labels must have the same length.")
+    class_weights = chances @ table  # w_y = sum_i p_i q_i(y)
+    present = np.flatnonzero(class_weights)
+    groups = [lost[names == y] for y in present]
+    if not all(len(group) for group in groups):
+        raise InputError("a class that clients hold has no held-out sample: hold out more.")
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
         raise InputError(
             "held-out losses are further apart than loss_bound: raise it, or use interval='normal'."
         )
-    empirical, population = float(chances @ fitted), float(strata.weights @ strata.means)
+    held = class_weights[present]
+    means, counts = (np.array([f(one) for one in groups], dtype=float) for f in (np.mean, len))
+    empirical, population = float(chances @ fitted), float(held @ means)
     if interval not in (kinds := get_args(Interval)):
         raise InputError(f"interval is {interval!r}: use one of {', '.join(kinds)}.")
-    if interval in ("bernstein", "normal") and (strata.counts < 2).any():
+    if interval in ("bernstein", "normal") and (counts < 2).any():
         raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
-    half = _half_width(strata, probability("1 - confidence", 1 - confidence), top, interval)
+    failure = probability("1 - confidence", 1 - confidence)
+    half = _half_width(held, groups, failure, top, interval)
     gap = population - empirical
     return MeasuredGap(gap, gap - half, gap + half, population, empirical, interval)
 
@@ -383,45 +388,29 @@ def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
     return found
 
 
-def stratify(
-    weights: np.ndarray, shares: ArrayLike, losses: ArrayLike, labels: ArrayLike
-) -> Strata:
-    """The held-out losses by class, with w_y = sum_i p_i q_i(y) from p [N] and q [N, classes]."""
-    table = np.asarray(shares, dtype=float)
-    if table.ndim != 2 or len(table) != len(weights) or not (table >= 0).all():
-        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
-    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
-        raise InputError("each client's label shares must sum to 1.")
-    class_weight = weights @ table
-    lost = values("test_losses", losses)
-    names, present = np.asarray(labels), np.flatnonzero(class_weight)
-    if names.shape != lost.shape:
-        raise InputError("test_losses and test_labels must have the same length.")
-    groups = [lost[names == y] for y in present]
-    if not all(len(group) for group in groups):
-        raise InputError("a class that clients hold has no held-out sample: hold out more.")
-    each = [(one.mean(), one.var(ddof=1) if len(one) > 1 else math.inf, len(one)) for one in groups]
-    return Strata(class_weight[present], *np.array(list(zip(*each, strict=True))))
-
-
-def _half_width(strata: Strata, failure: float, top: float, interval: Interval) -> float:
+def _half_width(
+    weights: np.ndarray, groups: list[np.ndarray], failure: float, top: float, interval: Interval
+) -> float:
     """Half of an interval of F with that failure probability (see "The measured gap"); B is `top`.
 
-    Bernstein's is infinite if a class has a single sample, as its variance is unknown.
+    `weights` are the w_y > 0, and `groups` the held-out losses of each class. Bernstein's is
+    infinite if a class has a single sample, as its variance is unknown.
     """
-    each = strata.weights / strata.counts
     if interval == "shorter":  # by the union bound, as which is shorter may depend on the losses
         kinds: tuple[Interval, ...] = "hoeffding", "bernstein"
-        return min(_half_width(strata, failure / 2, top, kind) for kind in kinds)
+        return min(_half_width(weights, groups, failure / 2, top, kind) for kind in kinds)
+    counts = np.array([len(one) for one in groups], dtype=float)
     if interval == "hoeffding":
-        squares = (np.square(strata.weights) / strata.counts).sum()
+        squares = (np.square(weights) / counts).sum()
         return top * math.sqrt(math.log(2 / failure) / 2 * float(squares))
-    variance = float((np.square(strata.weights) * strata.variances / strata.counts).sum())
+    spread = np.array([one.var(ddof=1) if len(one) > 1 else math.inf for one in groups])
+    variance = float((np.square(weights) * spread / counts).sum())
     if interval == "normal":
         from scipy.special import ndtri  # here, as it takes long to load and few ask for it
 
         return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
     log = math.log(3 / failure)
     with np.errstate(divide="ignore"):
-        scaled = strata.weights / np.sqrt(strata.counts * (strata.counts - 1))
-    return math.sqrt(2 * log * variance) + top * log * float(2 * scaled.max() + each.max() / 3)
+        scaled = weights / np.sqrt(counts * (counts - 1))
+    each = float((weights / counts).max())
+    return math.sqrt(2 * log * variance) + top * log * (float(2 * scaled.max()) + each / 3)

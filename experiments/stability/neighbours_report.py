@@ -17,7 +17,7 @@ from fedmuon.analysis.report.comparisons import name_of
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, card_of, circumstances
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.tables import MEND, TRIALS, read_csv, read_json
-from fedmuon.analysis.report.verdicts import with_changes, with_range
+from fedmuon.analysis.report.verdicts import with_range
 from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
@@ -89,8 +89,9 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
         also = f" and {' and '.join(changes)}" if changes else ""
         call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
         return f"{call}{IN_PYTHON}{also}"
-    words = ["fedmuon", "stability", f"{name}/config.toml"]
-    return shlex.join([*with_changes(words, changes), "--out", f"{name}-{end}"])
+    changed = [word for change in changes for word in ("--set", change)]
+    command = ["fedmuon", "stability", f"{name}/config.toml", *changed, "--out", f"{name}-{end}"]
+    return shlex.join(command)
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
