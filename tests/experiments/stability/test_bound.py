@@ -40,14 +40,14 @@ MILLION = ["--rounds", "1000000", "--local-steps", "1", "--clients", "1000000", 
            "--size", "1000", "--lr", "1e-6"]  # fmt: skip
 
 
-def loaded(*commands: list[str]) -> list[set[str]]:
-    """The heavy packages that a process holds when it has answered each of these commands."""
+def loaded(*commands: list[str]) -> list[tuple[str, set[str]]]:
+    """What a process prints for each of these commands, and the heavy packages it then holds."""
     code = (
         "import json, sys\n"
         "from fedmuon.experiments.cli import main\n"
         "for command in json.loads(sys.argv[1]):\n"
         "    try:\n"
-        "        main(['bound', *command])\n"
+        "        main(command)\n"
         "    except SystemExit as end:\n"
         "        assert not end.code, end.code\n"
         "    print('answered', flush=True)\n"
@@ -59,8 +59,8 @@ def loaded(*commands: list[str]) -> list[set[str]]:
     )  # fmt: skip
     *answers, rest = done.stdout.split("answered\n")
     assert len(answers) == len(commands) and not rest
-    assert all("C_hp" in one or json.loads(one)["value"] is not None for one in answers)
-    return [HEAVY & set(line.split()) for line in done.stderr.splitlines()]
+    held = [HEAVY & set(line.split()) for line in done.stderr.splitlines()]
+    return list(zip(answers, held, strict=True))
 
 
 ASKED = [
@@ -72,25 +72,19 @@ ASKED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def held() -> list[set[str]]:
-    """The heavy packages that a process holds after each of `ASKED`."""
-    return loaded(*([*MILLION, *more] for more in ASKED))
-
-
-@pytest.mark.parametrize("more", ASKED)
-def test_the_calculator_answers_without_the_heavy_packages(
-    more: list[str], held: list[set[str]]
-) -> None:
+def test_the_calculator_answers_without_the_heavy_packages() -> None:
     """They take longer to import than a million rounds and clients to compute."""
-    assert held[ASKED.index(more)] == set()
+    found = loaded(*(["bound", *MILLION, *more] for more in ASKED))
+    for more, (answer, held) in zip(ASKED, found, strict=True):
+        assert held == set() and ("C_hp" in answer or json.loads(answer)["value"]), more
 
 
 @pytest.mark.slow
 def test_reading_a_run_needs_torch(tmp_path: Path) -> None:
     """Negative control: `loaded` sees what is loaded."""
     run(small(), tmp_path / "a")
-    assert loaded([str(tmp_path / "a"), "--json"])[0] >= {"torch"}
+    ((_, held),) = loaded(["bound", str(tmp_path / "a"), "--json"])
+    assert held >= {"torch"}
 
 
 def record_of(*arguments: str) -> dict:
@@ -192,13 +186,10 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     assert "from its momenta (Lemma D.12)" in certificates.certify(case).refusal
 
 
-@pytest.mark.parametrize(
-    "given", [{"size": 0}, {"size": 10.5}, {"size": -3}, {"rho": math.nan}, {"rho": 0.0}]
-)
-def test_sizes_and_chances_that_are_none_are_refused(given: dict[str, Any]) -> None:
-    (name,) = given
-    with pytest.raises(fedmuon.InputError, match=f"{name} "):
-        fedmuon.bound(**given)
+def test_sizes_and_chances_that_are_none_are_refused() -> None:
+    for name, value in (*(("size", n) for n in (0, 10.5, -3)), ("rho", math.nan), ("rho", 0.0)):
+        with pytest.raises(fedmuon.InputError, match=f"{name} "):
+            fedmuon.bound(**{name: value})
 
 
 # Estimated constants: never above proved ones, and the curvature is the Hessian's norm.

@@ -281,29 +281,17 @@ def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
     np.testing.assert_allclose(column(tmp_path / "a", "exposure"), drawn[clients], rtol=1e-14)
 
 
-def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
-    config = small(local={"recipe": "fedmuon-aligned", "alignment": 0.3})
-    record = execute(config, tmp_path / "a")
-    what, schedule = the_run(config, tmp_path / "a"), build_plan(config).schedule()
-    a = analysis.aligned_amplification(
-        0.05, 0.9, record["l_orth"], constants().smoothness, 8, 1, 0.3
-    )
-    moved = analysis.perturbation(
-        analysis.full_batch_sensitivity(constants().gradient_bound, what.sizes),
-        analysis.exposure(a, schedule, 6),
-    )
-    eps = analysis.loss_stability(moved, constants().lipschitz)
-    full = analysis.bound(eps, what.sizes, what.weights, 0.05, shares=(1, 1))
-    assert record["value"] == pytest.approx(full.value, rel=1e-13)
-    halves = analysis.bound(eps, what.sizes, what.weights, 0.05)
-    assert record["value"] < 0.95 * halves.value  # what (12) has as printed
+def test_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
     smoothed = {"name": "gaussian-smoothed-sign", "sigma": 0.3}
-    smooth = small(orthogonalizer=smoothed, stability={"constants": "global"})
-    record = execute(smooth, tmp_path / "b")
-    found = analysis.gaussian_smoothed_sign(
-        what, analysis.Realized(schedule), 0.05, sigma=0.3, alpha=0.05, shape=(7, 3), shares=(1, 1)
-    )
+    config = small(orthogonalizer=smoothed, stability={"constants": "global"})
+    record = execute(config, tmp_path / "a")
+    part = analysis.Realized(build_plan(config).schedule())
+    given = the_run(config, tmp_path / "a"), part, 0.05
+    how = {"sigma": 0.3, "alpha": 0.05, "shape": (7, 3)}
+    found = analysis.gaussian_smoothed_sign(*given, **how, shares=(1, 1))
     assert record["value"] == found.value and record["failure"] == found.failure == 0.1
+    halves = analysis.gaussian_smoothed_sign(*given, **how)
+    assert record["value"] < 0.95 * halves.value  # what (12) has as printed
 
 
 @pytest.mark.parametrize(("tables", "why"), [
