@@ -187,9 +187,10 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
 
 
 def test_sizes_and_chances_that_are_none_are_refused() -> None:
-    for name, value in (*(("size", n) for n in (0, 10.5, -3)), ("rho", math.nan), ("rho", 0.0)):
-        with pytest.raises(fedmuon.InputError, match=f"{name} "):
-            fedmuon.bound(**{name: value})
+    wrong: list[dict[str, Any]] = [{"size": 0}, {"size": 10.5}, {"size": -3}]
+    for given in [*wrong, {"rho": math.nan}, {"rho": 0.0}]:
+        with pytest.raises(fedmuon.InputError, match=f"{next(iter(given))} "):
+            fedmuon.bound(**given)
 
 
 # Estimated constants: never above proved ones, and the curvature is the Hessian's norm.
