@@ -294,7 +294,7 @@ class ExampleAuditor:
         lot, least = self.mechanism.lot, (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
         for k, draw in enumerate(draws):
             assert isinstance(draw, partial)
-            _, round, client, step = draw.args
+            round, client, step = (draw.keywords[name] for name in ("round", "client", "step"))
             one, own = {name: value[k] for name, value in released.items()}, self.of[client]
             y, s, seen = torch.zeros(len(own.rows)), 0.0, own.along(one)
             for name, length in self.canaries.lengths(self.mechanism.clipping).items():

@@ -270,7 +270,7 @@ def observe_momenta(
         each = zip(context.draws, context.params["weight"], direction["weight"], strict=True)
         for draw, model, momentum in each:
             assert isinstance(draw, partial)
-            _, round, client, step = draw.args
+            round, client, step = (draw.keywords[name] for name in ("round", "client", "step"))
             found[round, step, client] = look(client, model, momentum)
         return link.update(direction, state, context)
 

@@ -1,10 +1,13 @@
 """Ctrl-C, SIGTERM and SIGHUP unwind the program, so that it can save what it has and say so."""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from fedmuon.core.errors import Interrupted
 
@@ -23,8 +26,30 @@ def interruptible() -> Iterator[None]:
     if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
-    with told(_unwind):
+    with told(_unwind), _sent_again():
         yield
+
+
+@contextlib.contextmanager
+def _sent_again() -> Iterator[None]:
+    """Send a signal again whose exception Python dropped, as it does in callbacks of weak
+    references and in `__del__`."""
+    before = sys.unraisablehook
+
+    def hear(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, Interrupted):
+            before(dropped)
+            return
+        for end in _ours():
+            signal.signal(end, _unwind)
+        # Not from here: this function's exceptions would be dropped as well.
+        threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.number)).start()
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ MUTANTS = (
     ("fedmuon/optim", "per_replica(1 - ADAM_MEMORY**steps", "per_replica(1 - ADAM_MEMORY"),
     ("fedmuon/optim", "len(replies) - faulty - 2", "len(replies) - faulty - 1"),
     ("fedmuon/federated", "sorted(replies, key=lambda reply: reply.client)", "list(replies)"),
-    ("fedmuon/runs", 'about.get("run") != run', 'about.get("run") is None'),
+    ("fedmuon/runs", 'about.get("run") != self.mark', 'about.get("run") is None'),
     ("clients", "factor=lambda round: factor)", "factor=lambda round: 1.0)"),
     ("server", "!= (self.state.round, client)", '!= (self.state.round, who["partition"])'),
     ("analysis/theory", "2 * math.sqrt(beta * growth)", "math.sqrt(beta * growth)"),

@@ -315,3 +315,14 @@ def test_what_is_not_attacked_is_told() -> None:
     every, refused = attack.families([])
     assert {recipe for recipe, _ in every} == {*MUON, *MAPLESS}
     assert not {*MUON, *MAPLESS} & {*refused} and "adamw" in refused
+
+
+@pytest.mark.parametrize("samples", [1, 400, 10**6])
+def test_rounding_grows_with_the_root_of_the_samples(samples: int) -> None:
+    """R E steps of 1 + lr R E sqrt(n), each off by eps sqrt(3), for a matrix of 7 x 3."""
+    config = small(local={"lr": 0.01, "steps": 2}, federation={"rounds": 5, "per-round": 2})
+    seen = analysis.Realized(np.array([[0, 1]] * 5))
+    case = certificates.CertifiedSetting(config, np.full(6, samples), seen, shape=(7, 3))
+    found = certificates._rounding(case, method_of(config))
+    far = 1 + 0.01 * 10 * math.sqrt(samples)
+    assert found == pytest.approx(np.finfo(float).eps * math.sqrt(3) * far * 10, rel=1e-12)

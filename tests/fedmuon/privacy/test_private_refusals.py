@@ -227,7 +227,7 @@ def test_neighbours_that_were_broken_off_say_how_to_go_on(
     out = tmp_path / "one"
     config = small(stability={"trials": 2}, federation={"rounds": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("fedmuon.experiments.stability.neighbours._write", interrupted)
+        patch.setattr("fedmuon.experiments.stability.neighbours.gap.measure_gap", interrupted)
         with pytest.raises(Interrupted):
             neighbours.execute(config, out)
     with pytest.raises(InputError) as refusal:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -138,6 +139,27 @@ def main_ends(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert not end.value.code
+
+
+def test_a_signal_during_a_callback_is_heard() -> None:
+    """Python drops what is raised in a callback of a weak reference."""
+
+    class Thing:
+        pass
+
+    thing, called = Thing(), []
+
+    def callback(reference: object) -> None:
+        called.append(reference)
+        signal.raise_signal(signal.SIGTERM)
+
+    watched = weakref.ref(thing, callback)
+    start = time.monotonic()
+    with pytest.raises(Interrupted), interruptible():
+        del thing
+        while time.monotonic() < start + 10:
+            time.sleep(0.005)
+    assert called and watched() is None and time.monotonic() < start + 5
 
 
 def test_before_anything_was_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
