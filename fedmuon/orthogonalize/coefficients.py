@@ -62,12 +62,57 @@ _POLAR_EXPRESS_E3 = (
     (1.8750, -1.2500, 0.3750),
 )
 
+_POLAR_EXPRESS = (  # those of the paper's Algorithm 1, over 1.01 to the power of each monomial
+    (8.2051, -22.9019, 16.4607),
+    (4.0664, -2.8612, 0.5184),
+    (3.9096, -2.8234, 0.5250),
+    (3.2856, -2.4153, 0.4853),
+    (2.2779, -1.6198, 0.3985),
+    (1.8726, -1.2307, 0.3585),
+    (1.8564, -1.2132, 0.3568),
+    (1.8750, -1.2500, 0.3750),
+)
+_YOU = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+_CANS = (
+    (8.4703, -25.1081, 18.6293),
+    (4.1828, -3.1087, 0.5806),
+    (3.9619, -2.9541, 0.5630),
+    (3.2866, -2.4647, 0.5074),
+    (2.2737, -1.6447, 0.4162),
+)
+_TURBO = (
+    (4.0098, -7.0585, 2.4635),
+    (3.4585, -5.5479, 2.5959),
+    (2.7573, -3.2939, 1.4254),
+    (2.7215, -3.0494, 1.3169),
+)
+_CUBIC5 = (
+    (3.3656576, -3.3420992, 0.0),
+    (2.5744352, -1.4957376, 0.0),
+    (2.5368962, -1.4312570, 0.0),
+    (2.4418906, -1.2764040, 0.0),
+    (2.2230472, -0.9630650, 0.0),
+)
+_DEEPSEEK = ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2
+
 COEFFICIENTS: dict[str, Table] = {
     "cubic": Table(((3 / 2, -1 / 2, 0.0),), "Stability note, Lemma D.3: the classical step"),
     "quintic": Table(((15 / 8, -10 / 8, 3 / 8),), "Newton-Schulz convergence: Taylor degree 2"),
     "jordan": Table(((3.4445, -4.7750, 2.0315),), "Jordan's Muon: steep at 0, settles near 1"),
     "polar-express-e2": Table(_POLAR_EXPRESS_E2, "Nesterov Muon, Appendix E.2"),
     "polar-express-e3": Table(_POLAR_EXPRESS_E3, "Nesterov Muon, Appendix E.3"),
+    "polar-express": Table(_POLAR_EXPRESS, "Polar Express (arXiv:2505.16932), with safety factors"),
+    "you": Table(_YOU, "You's five quintic steps, as modded-nanogpt has them"),
+    "cans": Table(_CANS, "CANS (arXiv:2506.10935): Chebyshev steps on shrinking intervals"),
+    "turbo": Table(_TURBO, "Turbo-Muon's four steps, meant for its preconditioned matrices"),
+    "deepseek-v4": Table(_DEEPSEEK, "DeepSeek-V4: eight of Jordan's steps, then two that settle"),
+    "cubic5": Table(_CUBIC5, "five cubic steps, as NVIDIA's optimizers have them"),
     **{
         f"taylor-{k}": Table((_taylor(k),), f"Newton-Schulz convergence: Taylor degree {k}")
         for k in range(1, 7)
