@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
+from fedmuon.clients.memory import Memory
 from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
@@ -96,7 +97,15 @@ def train_together(
         if factor is not None:  # only the server calls the user's schedule
             plan = replace(plan, factor=lambda round: factor)
         pairs = list(zip(numbers, shards, strict=True))
-        found = client_updates(recipe, task, plan, pairs, sent)
+        memories = [
+            Memory(*one)
+            for one in zip(messages, contexts, numbers, strict=True)
+            if recipe.persistent
+        ]
+        own = {one.client: one.recall(round) for one in memories}
+        found = client_updates(recipe, task, plan, pairs, sent, own)
+        for one, reply in zip(memories, found if memories else (), strict=True):
+            one.keep(round, reply.own)
         if recipe.masked:
             each = zip(found, messages, contexts, strict=True)
             with distrusted():

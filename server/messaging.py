@@ -39,6 +39,19 @@ class Numbered(Protocol):
         ...
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A grid whose owner keeps the contexts' states; elsewhere nodes keep their own."""
+
+    def lend_state(self, partition: int, state: RecordDict) -> None:
+        """Set what the context of a node holds, for the next message to it."""
+        ...
+
+    def collect_state(self, partition: int) -> RecordDict:
+        """Take what the context of a node holds after its last answer out of the grid."""
+        ...
+
+
 def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[int, Message]:
     """Send messages and collect the replies.
 

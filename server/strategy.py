@@ -5,7 +5,7 @@ sampled as indices from the plan. A fault is named, counted, and retried or reco
 changes the schedule silently.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedmuon.clients.memory import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.rounds import (
@@ -31,8 +32,9 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.federated.wire import distrusted, pack, received
+from fedmuon.optim.chain import States
 from fedmuon.server import stopping
-from fedmuon.server.messaging import OWN, Numbered, exchange, meet, public_keys, reason
+from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
 
 PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
 
@@ -49,13 +51,16 @@ class FedMuonStrategy(Strategy):
     experiment: Experiment
     state: ServerState
     nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
+    keeps_states: bool = False  # whether the grid gives clients' states to the server
     keys: ConfigRecord | None = None  # public keys of the round's clients, if replies are masked
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
         """The remaining rounds under the config's fault policy: the engine of a run."""
+        self.keeps_states = isinstance(grid, Stateful)
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
+            self._remember(grid, replies)
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])
             yield Round(self.state, participants, answered, mean_loss(replies), tuple(faults))
@@ -94,6 +99,19 @@ class FedMuonStrategy(Strategy):
         table = self.config.federation
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
 
+    def _remember(self, grid: Grid, replies: list[Reply]) -> None:
+        """Keep the clients' own states if the grid hands them out, else the round they are of."""
+        recipe, memory, round = (
+            self.experiment.recipe,
+            self.experiment.client_states,
+            self.state.round,
+        )
+        for reply in replies if recipe.persistent else ():
+            own: States = {}
+            if isinstance(grid, Stateful):
+                own = states_of(grid.collect_state(reply.client), round)
+            memory.write(reply.client, round, own)
+
     def _take(self, replies: list[Reply]) -> None:
         """Update the server's state."""
         factor = self.experiment.plan.factor_at(self.state.round)
@@ -104,7 +122,7 @@ class FedMuonStrategy(Strategy):
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
-    def messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
+    def messages(self, kind: str, clients: Sequence[int]) -> list[Message]:
         """The same records for every client; each array is serialized only once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
@@ -117,6 +135,18 @@ class FedMuonStrategy(Strategy):
         content = RecordDict({"arrays": self.arrays(), "config": config})
         if self.keys is not None:
             content["roster"] = self.keys
+        if self.experiment.recipe.persistent:
+            memory = self.experiment.client_states
+            last = [memory.last_round(client, self.state.round) for client in clients]
+            content[MEMORY] = ConfigRecord(
+                {
+                    "run": memory.run,
+                    "clients": list(clients),
+                    "last": [-1 if one is None else one for one in last],
+                    "saved": list(memory.checkpoints),
+                    "with-server": self.keeps_states,
+                }
+            )
         deadline = self.config.faults.deadline
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
@@ -150,6 +180,9 @@ class FedMuonStrategy(Strategy):
         asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
+        if self.experiment.recipe.persistent and isinstance(grid, Stateful):
+            for client in asked:
+                grid.lend_state(client, self._lent(client))
         messages = self.messages(MessageType.TRAIN, asked)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
@@ -166,6 +199,12 @@ class FedMuonStrategy(Strategy):
             if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
         ]
         return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
+
+    def _lent(self, client: int) -> RecordDict:
+        """The context of a client whose states are here."""
+        memory, round = self.experiment.client_states, self.state.round
+        last = memory.last_round(client, round)
+        return RecordDict() if last is None else state_record(memory.read(client, round), last)
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Find the nodes of clients, at first waiting for all clients to appear, and collect the
@@ -208,7 +247,9 @@ class FedMuonStrategy(Strategy):
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
                 raise InputError("it does not return one loss a replica")
-            return Reply(client, params, states, loss, self.experiment.shards.size(client))
+            size = self.experiment.shards.size(client)
+            steps = self.experiment.plan.steps_of(size)
+            return Reply(client, params, states, loss, size, steps)
 
 
 def engine(config: Config, grid: Grid) -> Engine:

@@ -204,7 +204,9 @@ class Deployment:
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
-        command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
+        of_node = f"partition-id={number} num-partitions={self.nodes}"
+        states = self.processes.folder / f"{name}-states"  # of its client, between rounds
+        command += ["--node-config", f'{of_node} state-dir="{states}"']
         command += [*self._tasks_for(name), *self._trust]
         if self._files is not None:
             key = self.processes.folder / f"{name}.key"

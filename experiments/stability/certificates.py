@@ -26,7 +26,7 @@ from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status, 
 from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
-from fedmuon.config.schema import OrthogonalizerTable
+from fedmuon.config.schema import OrthogonalizerTable, reads
 from fedmuon.config.user_objects import schedule_of
 from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
@@ -113,6 +113,11 @@ def method_of(config: Config) -> Method:
         raise Uncertified(
             "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "
             "to another one."
+        )
+    if local.epochs and reads(config, "local.epochs"):
+        raise Uncertified(
+            "The recursion follows clients that all take E steps: set [local] steps, and leave "
+            "epochs out."
         )
     if config.federation.aggregate not in AVERAGES:
         raise Uncertified(

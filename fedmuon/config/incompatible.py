@@ -61,6 +61,13 @@ def problems(config: Config) -> Iterator[str]:
             f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
             "matrix, whose scale is lr, so set adjust = 'none'"
         )
+    default = type(config.local).model_fields["steps"].default
+    if config.local.epochs and config.local.steps != default:
+        yield (
+            f"[local] steps = {config.local.steps} has no effect beside epochs = "
+            f"{config.local.epochs:g}, which says how many steps a client takes: leave one of them "
+            "out"
+        )
     if 0 < config.local.tail_index <= 1:
         yield (
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "

@@ -150,8 +150,16 @@ DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads
 
 # [local]
 RECIPES = tuple(NAMES["local.recipe"])
-WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # without local momentum
-STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+WITHOUT = (  # without local momentum
+    *("fedavg", "fedavgm", "fedprox", "fednova", "scaffold", *ADAPTIVE),
+    *("adamw", "local-adamw", "diloco", "dp-adam", "disk-adam"),
+)
+STATELESS = (  # whose clients send their models alone
+    *("fedavg", "fedavgm", "fedprox", "fednova", *ADAPTIVE),
+    *("local-muon", "muloco", "local-adamw", "diloco"),
+)
+PERSISTENT = ("scaffold", "fedmuon-corrected")  # whose clients keep states between rounds
 MUON_RECIPE = ReadIf(
     "local.recipe",
     choices.ORTHOGONALIZED,
@@ -159,7 +167,25 @@ MUON_RECIPE = ReadIf(
     "choose a recipe ...muon...",
 )
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
-FEDAVGM = ReadIf("local.recipe", ("fedavgm",), "fedavgm reads")
+FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
+SERVER_STEP = ReadIf(
+    "local.recipe",
+    (*ADAPTIVE, "scaffold", "diloco", "muloco"),
+    "recipes whose server has a step size read",
+)
+SERVER_MOMENTUM = ReadIf(
+    "local.recipe",
+    ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
+    "recipes whose server has momentum read",
+)
+SERVER_SQUARES = ReadIf("local.recipe", ("fedadam", "fedyogi"), "fedadam and fedyogi read")
+SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"{', '.join(ADAPTIVE)} read")
+ANY_STEPS = ReadIf(
+    "local.recipe",
+    tuple(name for name in RECIPES if name not in (*PRIVATE, "fedmuon-aligned")),
+    "recipes whose clients may take different numbers of steps read",
+    "choose one without dp-, disk- and -aligned",
+)
 SENDS_STATES = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in STATELESS),
@@ -380,6 +406,12 @@ class Local(Table):
         "fedmuon", "the steps of a client, and how the server uses their average"
     )
     steps: Count = key(5, "E, the local steps of a round", symbol="E")
+    epochs: Annotated[float, Field(ge=0, le=1e6)] = key(
+        0.0,
+        "passes over a client's samples in a round instead of `steps`, so that clients with more "
+        "samples take more steps; 0 takes `steps`",
+        read_if=ANY_STEPS,
+    )
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(0, "samples per step; 0 is the full batch")
     lr: Positive = key(1.0, "η, the step size", symbol="η")
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -406,7 +438,25 @@ class Local(Table):
         read_if=ALIGNED,
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the server's momentum", read_if=FEDAVGM
+        0.9, "β, the decay of the server's momentum", read_if=SERVER_MOMENTUM
+    )
+    server_lr: Amount = key(
+        0.0,
+        "step size of the server; 0 means 0.1 for fedadam, fedyogi and fedadagrad, 1 for scaffold "
+        "and 0.7 for diloco and muloco",
+        read_if=SERVER_STEP,
+    )
+    server_memory: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.99, "β₂, the decay of the server's squares", read_if=SERVER_SQUARES
+    )
+    tau: Positive = key(
+        0.001,
+        "τ: the server's step is server-lr · m / (√v + τ), and v begins at τ²",
+        read_if=SERVER_FLOOR,
+        symbol="τ",
+    )
+    proximal: Amount = key(
+        0.01, "μ of FedProx: a step also goes −lr · μ (x − X)", read_if=FEDPROX, symbol="μ"
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
@@ -454,7 +504,8 @@ class OrthogonalizerTable(Table):
         "cubic",
         "the polynomials",
         read_if=POLYNOMIAL_MAPS,
-        values="cubic, quintic, jordan, polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
+        values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
+        "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
     eps: Positive = key(
         1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)

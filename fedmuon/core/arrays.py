@@ -7,7 +7,9 @@ loads torch.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,15 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Contiguous arrays with the values of the tensors, on the CPU."""
     return {name: value.detach().contiguous().cpu().numpy() for name, value in tensors.items()}
+
+
+def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes, bytes and metadata; the types have their names in torch."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, value in sorted(arrays.items()):
+        found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
+        found.update(value.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -81,6 +81,16 @@ NAMES: dict[str, dict[str, str]] = {
         "local-muon": "local Muon from a new momentum each round; the server averages models",
         "fedmuon": "local Muon; the server averages models and momenta (001)",
         "fedmuon-aligned": "fedmuon with steps towards the last global direction (001, Remark 3.2)",
+        "fedmuon-corrected": "local Muon on an estimate of everybody's momentum (arXiv:2509.26337)",
+        "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
+        "fedprox": "local SGD, pulled to the received model (Li et al. 2020)",
+        "fednova": "local SGD; each update counts per local step (Wang et al. 2020)",
+        "scaffold": "local SGD corrected by control variates (Karimireddy et al. 2020)",
+        "fedadam": "local SGD; the server takes Adam's steps (Reddi et al. 2021)",
+        "fedyogi": "local SGD; the server takes Yogi's steps (Reddi et al. 2021)",
+        "fedadagrad": "local SGD; the server takes Adagrad's steps (Reddi et al. 2021)",
+        "local-adamw": "local AdamW from new moments each round; the server averages models",
+        "diloco": "local AdamW; the server takes Nesterov steps (Douillard et al. 2023)",
         "sgd": "SGD with momentum, which lasts from round to round",
         "normalized-sgd": "sgd with each step divided by its norm",
         "adamw": "AdamW, whose states last from round to round",
@@ -120,7 +130,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 PRIVATE = tuple(name for name in NAMES["local.recipe"] if name.startswith(("dp-", "disk-")))
 ORTHOGONALIZED = (  # the recipes that take an orthogonalizer
-    "local-muon", "fedmuon", "fedmuon-aligned", "muon",
+    "local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected", "muloco", "muon",
     "dp-muon", "dp-muonbc", "disk-muon", "disk-muonbc",
 )  # fmt: skip
 

@@ -200,6 +200,7 @@ def build_plan(config: Config) -> RandomnessPlan:
         federation.rounds,
         local.steps,
         local.batch,
+        epochs=local.epochs if reads(config, "local.epochs") else 0.0,
         factor=schedule_of(config),
         poisson=privacy.level == "client" and privacy.cohorts == "poisson",
         secret="" if privacy.insecure_reproducible_noise else privacy.noise_source,

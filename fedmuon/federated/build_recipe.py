@@ -48,6 +48,10 @@ LINK = (
     "update(direction, state, context) returns (direction, state), and that of links.stateless, "
     "update(direction, context), a direction: mappings of names to tensors"
 )
+CLIENT_RULE = (
+    "the clients' rule takes (received model, model, states, steps) and returns (model, states), "
+    "mappings like those that it takes"
+)
 RULE = (
     "the server's rule takes (old, mean, states) and returns (model, states), mappings like old "
     "and states"
@@ -64,7 +68,10 @@ def build_recipe(
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
             routed = matrix_counts(task.module, config.local.route)
         table = config.orthogonalizer
-        found = make_recipe(config.local, table, lr, regularization, routed, privacy, mine, centred)
+        found = make_recipe(
+            *(config.local, table, lr, regularization, routed, privacy, mine, centred),
+            clients=federation.clients,
+        )
         found = replace(found, thread_safe=mine is None)
     else:  # its links may keep something between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
@@ -79,8 +86,24 @@ def build_recipe(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
             "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
         )
+    if found.counted and found.aggregate.shares is None:
+        raise InputError(
+            f"the server's rule of this recipe counts replies by their weights, which [federation] "
+            f"aggregate = '{federation.aggregate}' does not have: set 'mean' or 'by-samples'"
+        )
+    if found.persistent and found.private:
+        raise InputError(
+            "a private recipe keeps a client's states between rounds, which no ledger counts: "
+            "leave `persistent` out"
+        )
     if privacy.level != "client":
         return found
+    if found.persistent or found.client is not None:
+        raise InputError(
+            "[privacy] level = 'client' clips and noises what a client returns, and this recipe "
+            "also keeps or returns what no clipping bounds: choose one of fedavg, fedavgm, "
+            "local-muon, fedmuon"
+        )
     for name in found.returned:
         if name not in found.sent:  # nobody knows how far it moved
             raise InputError(
@@ -268,15 +291,21 @@ def _context(
 # A first round of a custom recipe
 
 
-def require_round(recipe: Recipe, start: Params) -> None:
-    """Reject a recipe whose states nobody holds, or whose chain or rule cannot make a round from
-    the parameters `start` [1, ...]."""
+def _require_held(recipe: Recipe) -> None:
+    """Reject a recipe that names states which nobody holds."""
     links = [link.name for link in recipe.chain.links]
     for name in recipe.returned:
-        if name not in links:
+        if name not in links and recipe.client is None:
             raise InputError(
                 f"the recipe returns the state {name!r}, which no link of its chain has: name some "
                 f"of {', '.join(links)}, or leave it out"
+            )
+    for name in recipe.persistent:
+        if name not in links or name in recipe.sent:
+            raise InputError(
+                f"the recipe has a persistent state {name!r}, which "
+                + ("its server sends" if name in recipe.sent else "no link of its chain has")
+                + f": name some of {', '.join(links)} that are not sent"
             )
     for name in recipe.sent:
         if name not in recipe.kept:
@@ -284,6 +313,12 @@ def require_round(recipe: Recipe, start: Params) -> None:
                 f"the recipe sends the state {name!r}, which its server does not keep: name it in "
                 "kept, too"
             )
+
+
+def require_round(recipe: Recipe, start: Params) -> None:
+    """Reject a recipe whose states nobody holds, or whose chain or rule cannot make a round from
+    the parameters `start` [1, ...]."""
+    _require_held(recipe)
     states = {
         link.name: _tried(f"init of the link {link.name}", LINK, link.init, start)
         for link in recipe.chain.links
@@ -298,8 +333,18 @@ def require_round(recipe: Recipe, start: Params) -> None:
                 f"the chain ends without a direction for {lost[0]}: begin it with links.gradient()"
             )
         params = {name: one + direction[name] for name, one in params.items()}
+    factor = {"factor": 1.0} if recipe.scaled else {}
+    if recipe.client is not None:
+        rule = partial(recipe.client, **factor)
+        made = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
+        if not _are_mappings(made):
+            raise InputError(f"the clients' rule returns a {type(made).__name__}: {CLIENT_RULE}")
+        params, states = made
+        if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
+            raise InputError(f"the clients' rule returns no state {lost[0]}: {CLIENT_RULE}")
     given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
-    rule = partial(recipe.server, factor=1.0) if recipe.scaled else recipe.server
+    counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
+    rule = partial(recipe.server, **factor, **counted)
     found = _tried("the server's rule", RULE, rule, start, params, given)
     if not _are_mappings(found):
         raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")

@@ -24,6 +24,7 @@ class RandomnessPlan:
     rounds: int
     steps: int = 1
     batch: int = 0  # 0 is the full batch
+    epochs: float = 0.0  # passes over a client's samples instead of `steps`; 0 is `steps`
     fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
     factor: Callable[[int], float] | None = None  # what step sizes are times, by round
     poisson: bool = False  # each client with K / N, on its own, drawn round by round
@@ -84,6 +85,12 @@ class RandomnessPlan:
         drawn = np.stack([self.participants(round) for round in range(self.rounds)])
         drawn.flags.writeable = False
         return drawn
+
+    def steps_of(self, size: int) -> int:
+        """Local steps of a client with so many samples."""
+        if not self.epochs:
+            return self.steps
+        return max(1, math.ceil(self.epochs * size / (self.batch or size)))
 
     def turn(self, round: int, client: int, step: int) -> int:
         """How many steps a client makes before that one, in all rounds."""

@@ -10,9 +10,10 @@ neighbours share every draw as one stack.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.client_data import Shard, Shards
+from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import Context, States, forbidden_gradient
 from fedmuon.optim.recipe import Recipe, aggregate_state, aggregate_states, initial_states
@@ -37,12 +39,13 @@ LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too
 
 @dataclass(frozen=True)
 class Experiment:
-    """What stays the same from round to round."""
+    """What stays the same from round to round; and the clients' states, which know their rounds."""
 
     recipe: Recipe
     task: Task
     plan: RandomnessPlan
     shards: Shards
+    client_states: ClientStates = field(default_factory=ClientStates)
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,16 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client returns; `loss` [S] is that at the start of its last step, `samples` is n_i."""
+    """What a client returns; `loss` [S] is that at the start of its last step, `samples` is n_i,
+    `steps` its local steps, and `own` its persistent states, which stay with it."""
 
     client: int
     params: Params
     states: States
     loss: Tensor
     samples: int = 1
+    steps: int = 1
+    own: States = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Round:
 
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 Client = tuple[int, Shard]  # number and samples
+NO_STATES: Mapping[int, States] = {}
 
 
 # The algorithm
@@ -130,9 +137,13 @@ def run_round(
     experiment: Experiment, state: ServerState, clients: Sequence[Client]
 ) -> tuple[ServerState, list[Reply]]:
     """Run one round of these clients: the next state, and the replies behind it."""
-    recipe, plan = experiment.recipe, experiment.plan
+    recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
+    own = {client: memory.read(client, state.round) for client, _ in clients if recipe.persistent}
     sent = broadcast(recipe, state)
-    replies = client_updates(recipe, experiment.task, plan, clients, sent)
+    replies = client_updates(recipe, experiment.task, plan, clients, sent, own)
+    for reply in replies:
+        if recipe.persistent:
+            memory.write(reply.client, state.round, reply.own)
     return server_update(recipe, state, replies, plan.factor_at(state.round)), replies
 
 
@@ -142,23 +153,34 @@ def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
 
 
 def client_update(
-    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], sent: Broadcast
+    recipe: Recipe,
+    task: Task,
+    plan: RandomnessPlan,
+    clients: Sequence[Client],
+    sent: Broadcast,
+    own: Mapping[int, States] = NO_STATES,
 ) -> list[Reply]:
     """Take E local steps from the server's model (lines 4 to 11), for clients held as one stack.
 
     K clients are K blocks of S replicas [K S, ...] that see different samples. Links whose state is
-    not sent begin afresh.
+    neither sent nor the client's own (`own`, by client) begin afresh.
     """
     numbers, count = [client for client, _ in clients], len(clients)
+    steps = plan.steps_of(clients[0][1].size)  # a stack's clients have the same number
     params = _repeated(sent.params, count)
     states = {name: _repeated(state, count) for name, state in sent.states.items()}
     with in_round(sent.round, numbers):
-        states = recipe.chain.init(params, states)
-        for step in range(plan.steps):
+        received = params
+        states = recipe.chain.init(params, states | _resumed(recipe, params, numbers, own))
+        for step in range(steps):
             context = _context(recipe, task, plan, clients, params, (sent.round, step))
             params, states = recipe.chain.step(params, states, context)
+        if recipe.client is not None:
+            given = {"factor": plan.factor_at(sent.round)} if recipe.scaled else {}
+            params, states = recipe.client(received, params, states, steps, **given)
     models = blocks(params, count)
     returned = {name: blocks(states[name], count) for name in recipe.returned}
+    persistent = {name: blocks(states[name], count) for name in recipe.persistent}
     first = next(iter(params.values()))
     unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
@@ -169,6 +191,8 @@ def client_update(
             {name: one[k] for name, one in returned.items()},
             losses[k],
             shard.size,
+            steps,
+            {name: one[k] for name, one in persistent.items()},
         )
         for k, (client, shard) in enumerate(clients)
     ]
@@ -190,8 +214,13 @@ def server_update(
         ordered = sorted(replies, key=lambda reply: reply.client)
         mean, states, kept = _combined(recipe, state, ordered)
         before = {name: one for name, one in state.states.items() if name not in kept}
-        rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
-        params, states = rule(state.params, mean, {**before, **states})
+        given: dict[str, Any] = {"factor": factor} if recipe.scaled else {}
+        if recipe.counted:
+            weights = recipe.aggregate.shares
+            assert weights is not None  # build_recipe requires it
+            steps = [reply.steps for reply in ordered]
+            given["answered"] = list(zip(weights(ordered), steps, strict=True))
+        params, states = recipe.server(state.params, mean, {**before, **states}, **given)
         states = {name: one for name, one in states.items() if name in recipe.kept}
         return ServerState(state.round + 1, params, states | kept)
 
@@ -217,11 +246,17 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
 
 
 def client_updates(
-    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], sent: Broadcast
+    recipe: Recipe,
+    task: Task,
+    plan: RandomnessPlan,
+    clients: Sequence[Client],
+    sent: Broadcast,
+    own: Mapping[int, States] = NO_STATES,
 ) -> list[Reply]:
-    """The replies of all these clients, several groups at once.
+    """The replies of all these clients, in their order, several groups at once.
 
-    Clients train in groups, each as one stack of limited size. Under client-level privacy each
+    Clients train in groups, each as one stack of limited size whose clients take equally many
+    steps. Under client-level privacy each
     client trains alone: its result cannot depend on the others even by rounding. A GPU may have to
     compute a round a second time, with checks (`fedmuon.core.device`); a release that may be drawn
     only once is never repeated.
@@ -229,15 +264,18 @@ def client_updates(
     level = recipe.client_level
     entries = sum(value.numel() for value in sent.params.values())
     size = 1 if level is not None else max(1, task.stack_limit // entries)
-    groups = [clients[start : start + size] for start in range(0, len(clients), size)]
-    work = [partial(client_update, recipe, task, plan, group, sent) for group in groups]
+    alike: dict[int, list[Client]] = {}
+    for one in clients:
+        alike.setdefault(plan.steps_of(one[1].size), []).append(one)
+    groups = [
+        some[start : start + size] for some in alike.values() for start in range(0, len(some), size)
+    ]
+    work = [partial(client_update, recipe, task, plan, group, sent, own) for group in groups]
 
     def computed() -> list[Reply]:
-        return [
-            reply
-            for some in spread(work, task.thread_safe and recipe.thread_safe)
-            for reply in some
-        ]
+        parts = spread(work, task.thread_safe and recipe.thread_safe)
+        found = {reply.client: reply for some in parts for reply in some}
+        return [found[client] for client, _ in clients]
 
     if recipe.mechanism is not None and not recipe.mechanism.again:
         return computed()
@@ -260,7 +298,7 @@ def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: 
 
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """The model and the states that come back: everything that a client's update is part of."""
-    return {"model": params, **{name: states[name] for name in recipe.returned}}
+    return {"model": params, **{name: states.get(name, params) for name in recipe.returned}}
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
@@ -333,6 +371,24 @@ def _repeated(tree: Params, times: int) -> Params:
     }
 
 
+def _resumed(
+    recipe: Recipe, params: Params, numbers: Sequence[int], own: Mapping[int, States]
+) -> States:
+    """The persistent states of a stack of clients; of one that has none yet, what its link begins
+    with."""
+    found: States = {}
+    for link in recipe.chain.links:
+        if link.name not in recipe.persistent or not any(own.get(client) for client in numbers):
+            continue
+        parts = blocks(link.init(params), len(numbers))
+        for place, client in enumerate(numbers):
+            if held := own.get(client):
+                first = parts[place]
+                parts[place] = {name: held[link.name][name].to(one) for name, one in first.items()}
+        found[link.name] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return found
+
+
 # The server's aggregate
 
 
@@ -378,7 +434,7 @@ def run_neighbours(
 ) -> Params:
     """The last models [S, ...] of the S data sets in `neighbours`, from one start."""
     shards = replace(experiment.shards, neighbours=neighbours)
-    experiment = replace(experiment, shards=shards)
+    experiment = replace(experiment, shards=shards, client_states=ClientStates())
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
     return simulate(experiment, fresh, engine).params
 

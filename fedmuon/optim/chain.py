@@ -44,6 +44,7 @@ class Context:
         released: points -> what the mechanism releases of the lot's gradients there. It also takes
             clipping bounds [K S] if they follow a quantile.
         factor: What step sizes are multiplied by in this round.
+        clients: The numbers of the K clients, for links that declare `knows_client`.
     """
 
     params: Params
@@ -51,6 +52,7 @@ class Context:
     draws: Sequence[Callable[..., np.random.Generator]]
     released: Callable[..., Released] = _no_release
     factor: float = 1.0
+    clients: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Link:
         lasting: Whether its state is useful in the next round.
         averaged: For a link that tracks how averaging reduces noise: (mean of the clients' states,
             sum of the squares of their weights) -> state of the server.
+        knows_client: Whether it sees `context.clients`, the clients' public numbers.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Link:
     update: Callable[[Params, State, Context], tuple[Params, State]]
     lasting: bool = False
     averaged: Callable[[State, float], State] | None = None
+    knows_client: bool = False
 
     def __post_init__(self) -> None:
         functions = [self.init, self.update]
@@ -120,8 +124,10 @@ class Chain:
         """One local step: X + direction, and the links' next states."""
         direction: Params = {}
         after: States = {}
+        anonymous = replace(context, clients=()) if context.clients else context
         for link in self.links:
-            direction, after[link.name] = link.update(direction, states[link.name], context)
+            seen = context if link.knows_client else anonymous
+            direction, after[link.name] = link.update(direction, states[link.name], seen)
         return {name: value + direction[name] for name, value in params.items()}, after
 
 

@@ -231,6 +231,31 @@ def align(share: float) -> Link:
     return Link("global-direction", zeros, update)
 
 
+def proximal(weight: float) -> Link:
+    """G + weight (x - X), with X the model that the client received (FedProx)."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        if weight == 0:
+            return direction, state
+        pulled = {
+            name: value.add(context.params[name] - state[name], alpha=weight)
+            for name, value in direction.items()
+        }
+        return pulled, state
+
+    return Link("proximal", dict, update)
+
+
+def shift(name: str, sign: float) -> Link:
+    """D + sign C, with C the state of that name, which only rules change."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        moved = {one: value.add(state[one], alpha=sign) for one, value in direction.items()}
+        return moved, state
+
+    return Link(name, zeros, update)
+
+
 def normalize() -> Link:
     """G / ||G||_F, with one norm per replica over all its parameters; 0 stays 0."""
 

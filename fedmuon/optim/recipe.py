@@ -1,8 +1,9 @@
 """A recipe: a chain of links for the clients, and a rule for the server.
 
-A recipe names the link states that are sent to the clients (`sent`) and those that come back and
-are averaged (`returned`). Its rule moves the server from the old model to the next one. Everything
-else in a federated round is the same for all recipes. `recipes.py` has the named ones.
+A recipe names the link states that are sent to the clients (`sent`), those that come back and are
+averaged (`returned`), and those that stay with a client until it takes part again (`persistent`).
+Its rule moves the server from the old model to the next one. Everything else in a federated round
+is the same for all recipes. `recipes.py` has the named ones.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
-from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
+from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, per_replica, zeros
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, stack_results
@@ -23,6 +24,8 @@ from fedmuon.tasks.per_example.clipping import Clipping
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
 ServerRule = Callable[..., tuple[Params, States]]
+# (received model, model after the local steps, states, steps) -> (model to return, states)
+ClientRule = Callable[..., tuple[Params, States]]
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,23 @@ class Recipe:
         chain: The links of a client.
         server: (old model, mean of the clients' models, states) -> (next model, next states).
         sent: Names of the states that clients receive.
-        returned: Names of the states that clients return; the server averages them.
+        returned: Names of the states that clients return; the server averages them. One that no
+            link has is made by the rule `client`, with the shapes of the model.
         kept: Names of the server's states between rounds.
         mechanism: The mechanism of a private chain, which is all that it sees of the data.
         aggregate: How replies are combined.
-        scaled: Whether the rule also takes `factor`, what the round's step sizes were multiplied
+        scaled: Whether the rules also take `factor`, what the round's step sizes were multiplied
             by.
+        counted: Whether the server's rule also takes `answered`: for each reply, its weight in the
+            mean and its number of local steps.
         steps: The number of local steps that the rule assumes, 0 if it assumes none.
         thread_safe: Whether several threads may train clients at once.
         client_level: How whole updates are released, instead of their mean.
+        persistent: Names of the links whose state belongs to the client: it lasts while the client
+            sits rounds out, and nobody else sees it.
+        client: (received model, model after the local steps, states, number of local steps) ->
+            (model to return, states), at the end of a client's round.
+        initial: What the server's own states begin with, by name; zeros if not here.
     """
 
     chain: Chain
@@ -55,6 +66,10 @@ class Recipe:
     steps: int = 0
     thread_safe: bool = True
     client_level: ClientLevel | None = None
+    persistent: tuple[str, ...] = ()
+    client: ClientRule | None = None
+    counted: bool = False
+    initial: Mapping[str, Callable[[Params], State]] = field(default_factory=dict, hash=False)
 
     @property
     def private(self) -> bool:
@@ -79,7 +94,12 @@ class Recipe:
                     "a whole number of 0 or more",
                 ),
             }
-            for name in ("sent", "returned", "kept"):
+            wanted["client"] = (
+                self.client is None or callable(self.client),
+                "a function (received, params, states, steps)",
+            )
+            wanted["counted"] = isinstance(self.counted, bool), "True or False"
+            for name in ("sent", "returned", "kept", "persistent"):
                 held = getattr(self, name)
                 named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
                 wanted[name] = named, "a tuple of names of states"
@@ -149,6 +169,56 @@ def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> 
     return rule
 
 
+def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
+    """SGD with momentum on the server, for the pseudo-gradient D = mean - X.
+
+    v <- memory v + D;  X <- X + lr v, or with Nesterov's look-ahead X + lr (D + memory v).
+    """
+
+    def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
+        if lr == 1 and memory == 0:
+            return mean, states  # FedAvg, to the bit
+        if memory == 0:
+            return {name: old[name].lerp(mean[name], lr) for name in old}, states
+        moved = {name: mean[name] - old[name] for name in old}
+        velocity = {name: moved[name] + memory * states["momentum"][name] for name in old}
+        ahead = {name: moved[name] + memory * velocity[name] for name in old}
+        step = ahead if nesterov else velocity
+        after = {name: old[name] + lr * step[name] for name in old}
+        return after, {**states, "momentum": velocity}
+
+    return rule
+
+
+def adaptive_step(
+    kind: str, lr: float, memory: float, square_memory: float, tau: float
+) -> ServerRule:
+    """Adam, Yogi or Adagrad on the server, for D = mean - X (Reddi et al. 2021, Algorithm 2).
+
+    m <- memory m + (1 - memory) D;  X <- X + lr m / (sqrt(v) + tau), without bias correction, and
+    v begins at tau^2. With b = square_memory: "adam" v <- b v + (1 - b) D^2, "yogi"
+    v <- v - (1 - b) D^2 sign(v - D^2), "adagrad" v <- v + D^2.
+    """
+
+    def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
+        found, momentum, squares = {}, {}, {}
+        for name, before in old.items():
+            moved = mean[name] - before
+            square, v = moved.square(), states["square"][name]
+            momentum[name] = m = moved.lerp(states["momentum"][name], memory)
+            if kind == "adam":
+                v = square.lerp(v, square_memory)
+            elif kind == "yogi":
+                v = v - (1 - square_memory) * square * (v - square).sign()
+            else:
+                v = v + square
+            squares[name] = v
+            found[name] = before + lr * m / (v.sqrt() + tau)
+        return found, {**states, "momentum": momentum, "square": squares}
+
+    return rule
+
+
 def centralized(*links: Link) -> Recipe:
     """The recipe of a centralized optimizer.
 
@@ -168,11 +238,15 @@ def initial_states(recipe: Recipe, params: Params) -> States:
     These are the states of its links, zeros for its own, and what its aggregator declares.
     """
     made = {link.name: link.init for link in recipe.chain.links}
+    made |= recipe.initial
     states = {name: made.get(name, zeros)(params) for name in recipe.kept}
     if recipe.aggregate.init is None:
         return states
     first = _declared_state(recipe.aggregate, params)
-    others = {one: _declared_state(recipe.aggregate, made[one](params)) for one in recipe.returned}
+    others = {
+        one: _declared_state(recipe.aggregate, made.get(one, zeros)(params))
+        for one in recipe.returned
+    }
     named = {aggregate_state(name): state for name, state in others.items()}
     return states | {aggregate_state(): first} | named
 
@@ -276,8 +350,12 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
         for link in found.chain.links
     ]
     server, aggregate = guard.part("server rule", found.server), found.aggregate
+    client = found.client
+    if client is not None:
+        client = guard.part("client rule", client).calling(client, _pair_of_mappings)
     return dataclasses.replace(
         found,
+        client=client,
         chain=_Chain(tuple(links), guard),
         server=server.calling(found.server, _pair_of_mappings),
         aggregate=as_aggregator(aggregate, guard.part("aggregate", aggregate.apply)),

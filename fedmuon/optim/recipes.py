@@ -8,11 +8,12 @@ round. A step size may be one number, or one per replica [S].
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 
+import torch
 from torch import Tensor
 
 import fedmuon.optim.links as links
@@ -21,7 +22,7 @@ from fedmuon.config.load import parse
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import InputError
-from fedmuon.optim.chain import Chain, Link, Number
+from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
@@ -29,16 +30,28 @@ from fedmuon.optim.orthogonalizers import (
     map_of_table,
     map_of_value,
 )
-from fedmuon.optim.recipe import Recipe, as_recipe, centralized, remember_direction, replace_by_mean
+from fedmuon.optim.recipe import (
+    Recipe,
+    adaptive_step,
+    as_recipe,
+    centralized,
+    remember_direction,
+    replace_by_mean,
+    server_step,
+)
 from fedmuon.optim.recipe import server_momentum as fedavgm_rule
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
+from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping
 
-__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "fedavg", "fedavgm", "fedmuon",
-           "fedmuon_aligned", "local_muon", "muon", "normalized_sgd", "sgd"]  # fmt: skip
+__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "fedadagrad", "fedadam",
+           "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected", "fednova",
+           "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon", "normalized_sgd",
+           "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
+Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
 MOMENTUM = ("momentum",)
 
 
@@ -213,6 +226,322 @@ def fedmuon_aligned(
     )
 
 
+@_recipe
+def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0) -> Recipe:
+    """FedProx: FedAvg whose clients are held near the server's model.
+
+    x <- x - lr (G + proximal (x - X));  models are averaged.
+
+    Args:
+        lr: Step size.
+        proximal: mu, the strength of the pull to the received model X; 0 is FedAvg.
+        weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
+
+    State: none. Guarantee: none known. Source: Li et al. 2020 (arXiv:1812.06127).
+    """
+    chain = Chain((gradient(), links.proximal(proximal), descend(lr, {}, weight_decay)))
+    return Recipe(chain, replace_by_mean)
+
+
+def _adaptive(
+    kind: str,
+    lr: Number,
+    server_lr: float,
+    server_momentum: float,
+    server_memory: float,
+    tau: float,
+    weight_decay: float,
+) -> Recipe:
+    """FedAdam, FedYogi and FedAdagrad, of which the server's rule differs."""
+    rule = adaptive_step(kind, server_lr or 0.1, server_momentum, server_memory, tau)
+    chain = Chain((gradient(), descend(lr, {}, weight_decay)))
+
+    def first(params: Params) -> State:
+        return {name: torch.full_like(value, tau**2) for name, value in params.items()}
+
+    return Recipe(chain, rule, kept=("momentum", "square"), initial={"square": first})
+
+
+@_recipe
+def fedadam(
+    lr: Number = 1.0,
+    server_lr: float = 0.0,
+    server_momentum: float = 0.9,
+    server_memory: float = 0.99,
+    tau: float = 1e-3,
+    weight_decay: float = 0.0,
+) -> Recipe:
+    """FedAdam: local SGD, and Adam on the server.
+
+    D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
+    v <- server_memory v + (1 - server_memory) D^2;  X <- X + server_lr m / (sqrt(v) + tau).
+
+    Args:
+        lr: Step size of the clients.
+        server_lr: Step size of the server; 0 means 0.1.
+        server_momentum: Memory of m.
+        server_memory: Memory of v.
+        tau: Keeps the step bounded where v is small; v begins at tau^2.
+        weight_decay: Decoupled, on the clients.
+
+    State: m and v, on the server. Guarantee: none known.
+    Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
+    """
+    return _adaptive("adam", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
+
+
+@_recipe
+def fedyogi(
+    lr: Number = 1.0,
+    server_lr: float = 0.0,
+    server_momentum: float = 0.9,
+    server_memory: float = 0.99,
+    tau: float = 1e-3,
+    weight_decay: float = 0.0,
+) -> Recipe:
+    """FedYogi: FedAdam with v <- v - (1 - server_memory) D^2 sign(v - D^2).
+
+    Arguments, state and guarantee are those of `fedadam`. Source: Reddi et al. 2021.
+    """
+    return _adaptive("yogi", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
+
+
+@_recipe
+def fedadagrad(
+    lr: Number = 1.0,
+    server_lr: float = 0.0,
+    tau: float = 1e-3,
+    weight_decay: float = 0.0,
+) -> Recipe:
+    """FedAdagrad: FedAdam with v <- v + D^2 and without momentum.
+
+    Arguments, state and guarantee are those of `fedadam`. Source: Reddi et al. 2021.
+    """
+    return _adaptive("adagrad", lr, server_lr, 0.0, 0.0, tau, weight_decay)
+
+
+@_recipe
+def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
+    """FedNova: each client's update is divided by its number of local steps before the mean.
+
+    X <- X + t mean_i[(x_i - X) / t_i], with t = mean_i t_i in the weights of the aggregate. With
+    [local] epochs, clients with more samples take more steps t_i, and FedAvg would lean to them.
+
+    Args:
+        lr: Step size.
+        weight_decay: Decoupled, on the clients.
+
+    State: none. Guarantee: none known. Source: Wang et al. 2020 (arXiv:2007.07481), for SGD
+    without momentum.
+    """
+
+    def client(
+        received: Params, params: Params, states: States, steps: int
+    ) -> tuple[Params, States]:
+        return {
+            name: received[name] + (value - received[name]) / steps
+            for name, value in params.items()
+        }, states
+
+    def server(
+        old: Params, mean: Params, states: States, answered: Answered
+    ) -> tuple[Params, States]:
+        count = sum(weight * steps for weight, steps in answered)
+        return {name: old[name] + count * (mean[name] - old[name]) for name in old}, states
+
+    chain = Chain((gradient(), descend(lr, {}, weight_decay)))
+    return Recipe(chain, server, client=client, counted=True)
+
+
+@_recipe
+def scaffold(
+    lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
+) -> Recipe:
+    """SCAFFOLD: steps are corrected by how a client's gradients differ from everybody's.
+
+    x <- x - lr (G - c_i + c);  then c_i+ = c_i - c + (X - x) / (E lr), the mean of the gradients.
+    Server: X <- X + server_lr (mean - X);  c <- c + (K / N) mean(c_i+ - c_i).
+
+    Args:
+        lr: Step size.
+        server_lr: Step size of the server; 0 means 1.
+        weight_decay: Decoupled, on the clients.
+        clients: N.
+
+    State: c_i stays with its client; c is sent by the server, and c_i+ - c_i comes back.
+    Guarantee: none known. Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
+    """
+    step = server_step(server_lr or 1.0, 0.0)
+
+    def client(
+        received: Params, params: Params, states: States, steps: int, factor: float
+    ) -> tuple[Params, States]:
+        own, shared = states["client-control"], states["server-control"]
+        moved = {
+            name: (received[name] - value) / (per_replica(lr, value) * (factor * steps))
+            for name, value in params.items()
+        }
+        change = {name: moved[name] - shared[name] for name in params}
+        after = {name: own[name] + change[name] for name in params}
+        return params, {**states, "client-control": after, "control-change": change}
+
+    def server(
+        old: Params, mean: Params, states: States, answered: Answered, factor: float
+    ) -> tuple[Params, States]:
+        after = step(old, mean, {})[0]
+        share = len(answered) / clients
+        control = {
+            name: value.add(states["control-change"][name], alpha=share)
+            for name, value in states["server-control"].items()
+        }
+        return after, {**states, "server-control": control}
+
+    own, shared = links.shift("client-control", -1.0), links.shift("server-control", 1.0)
+    return Recipe(
+        Chain((gradient(), own, shared, descend(lr, {}, weight_decay))),
+        server,
+        sent=("server-control",),
+        returned=("control-change",),
+        kept=("server-control",),
+        persistent=("client-control",),
+        client=client,
+        scaled=True,
+        counted=True,
+    )
+
+
+@_recipe
+def fedmuon_corrected(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    clients: int,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """FedMuon with bias correction: clients orthogonalize an estimate of the common momentum.
+
+    M_i <- momentum M_i + (1 - momentum) G;  x <- x - lr Orth(M_i - C_i + C);  then C_i <- M_i.
+    Server: C <- C + (1/N) sum_i (C_i+ - C_i);  X <- (1 - K/N) X + (1/N) sum_i x_i.
+
+    Args:
+        clients: N.
+
+    The other arguments are those of `fedmuon`. State: M_i and C_i stay with their client; C is
+    sent by the server, and the change of C_i comes back. Guarantee: none known here.
+    Source: arXiv:2509.26337, which claims convergence for any number of Newton-Schulz steps.
+    """
+    heavy, *steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust,
+                                routes, aux, aux_lr)  # fmt: skip
+
+    def client(
+        received: Params, params: Params, states: States, steps: int
+    ) -> tuple[Params, States]:
+        before, after = states["client-correction"], states["momentum"]
+        change = {name: after[name] - before[name] for name in after}
+        return params, {**states, "client-correction": after, "correction-change": change}
+
+    def server(
+        old: Params, mean: Params, states: States, answered: Answered
+    ) -> tuple[Params, States]:
+        share = len(answered) / clients
+        correction = {
+            name: value.add(states["correction-change"][name], alpha=share)
+            for name, value in states["server-correction"].items()
+        }
+        after = {name: old[name].lerp(mean[name], share) for name in old}
+        return after, {**states, "server-correction": correction}
+
+    own, shared = links.shift("client-correction", -1.0), links.shift("server-correction", 1.0)
+    return Recipe(
+        Chain((gradient(), heavy, own, shared, *steps)),
+        server,
+        sent=("server-correction",),
+        returned=("correction-change",),
+        kept=("server-correction",),
+        persistent=("momentum", "client-correction"),
+        client=client,
+        counted=True,
+    )
+
+
+@_recipe
+def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
+    """Local AdamW: AdamW steps whose moments begin afresh in every round; models are averaged.
+
+    Args:
+        lr: Step size.
+        weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
+
+    State: none between rounds. Guarantee: none known. Source: Loshchilov, Hutter 2019.
+    """
+    chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
+    return Recipe(chain, replace_by_mean)
+
+
+@_recipe
+def diloco(
+    lr: Number = 0.001,
+    server_lr: float = 0.0,
+    server_momentum: float = 0.9,
+    weight_decay: float = 0.0,
+) -> Recipe:
+    """DiLoCo: local AdamW, and Nesterov's momentum on the server.
+
+    D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
+
+    Args:
+        lr: Step size of the clients.
+        server_lr: Step size of the server; 0 means 0.7.
+        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local AdamW.
+        weight_decay: Decoupled, on the clients.
+
+    State: v, on the server; the moments begin afresh. Guarantee: none known.
+    Source: Douillard et al. 2023 (arXiv:2311.08105).
+    """
+    chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
+    return Recipe(chain, server_step(server_lr or 0.7, server_momentum, True), kept=MOMENTUM)
+
+
+@_recipe
+def muloco(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    server_lr: float = 0.0,
+    server_momentum: float = 0.9,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """MuLoCo: local Muon, and Nesterov's momentum on the server, as `diloco` has it.
+
+    Args:
+        server_lr: Step size of the server; 0 means 0.7.
+        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local Muon.
+
+    The other arguments are those of `fedmuon`. State: v, on the server; M begins afresh.
+    Guarantee: none known. Source: arXiv:2505.23725.
+    """
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+                        aux, aux_lr)  # fmt: skip
+    # The server's v is not the clients' M.
+    steps = tuple(
+        replace(one, name="local-momentum") if one.name == "momentum" else one for one in steps
+    )
+    rule = server_step(server_lr or 0.7, server_momentum, True)
+    return Recipe(Chain((gradient(), *steps)), rule, kept=MOMENTUM)
+
+
 # Centralized optimizers; several clients average models and lasting states
 
 
@@ -291,6 +620,7 @@ def muon(
 # Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.
 MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")
 HEAVY = ("momentum", "momentum_form", "weight_decay")
+ADAPTIVE = ("server_lr", "tau", "weight_decay")
 RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "sgd": (sgd, HEAVY),
     "normalized-sgd": (normalized_sgd, HEAVY),
@@ -301,7 +631,18 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "local-muon": (local_muon, MUON),
     "fedmuon": (fedmuon, MUON),
     "fedmuon-aligned": (fedmuon_aligned, (*MUON, "alignment", "steps")),
+    "fedmuon-corrected": (fedmuon_corrected, MUON),
+    "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
+    "fedprox": (fedprox, ("proximal", "weight_decay")),
+    "fednova": (fednova, ("weight_decay",)),
+    "scaffold": (scaffold, ("server_lr", "weight_decay")),
+    "fedadam": (fedadam, (*ADAPTIVE, "server_momentum", "server_memory")),
+    "fedyogi": (fedyogi, (*ADAPTIVE, "server_momentum", "server_memory")),
+    "fedadagrad": (fedadagrad, ADAPTIVE),
+    "local-adamw": (local_adamw, ("weight_decay",)),
+    "diloco": (diloco, ("server_lr", "server_momentum", "weight_decay")),
 }
+CENSUS = ("scaffold", "fedmuon-corrected")  # whose rules count all clients
 RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # every matrix has its own draws
 
 
@@ -314,6 +655,7 @@ def make_recipe(
     privacy: Privacy | None = None,
     custom_map: Orthogonalizer | None = None,
     centred: bool = False,
+    clients: int = 1,
 ) -> Recipe:
     """The recipe that the tables name.
 
@@ -327,6 +669,7 @@ def make_recipe(
         privacy: The mechanism of a private recipe.
         custom_map: A custom map instead of the table's.
         centred: Whether the rows of all gradients sum to 0.
+        clients: N, for recipes that count all clients.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -342,6 +685,7 @@ def make_recipe(
         return _private(local, privacy or Privacy(), rate, of_map)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
+    given |= {"clients": clients} if local.recipe in CENSUS else {}
     unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
     return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
 

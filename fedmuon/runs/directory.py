@@ -7,7 +7,6 @@ no longer changes is named in `SHA256SUMS`.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedmuon.core import files
-from fedmuon.core.arrays import read_arrays, read_metadata
+from fedmuon.core.arrays import digest_of_arrays, read_arrays, read_metadata
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
@@ -35,6 +34,7 @@ LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
+CLIENT_STATES = "client-states"  # the folder of states that belong to clients
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 NO_FILES: Mapping[str, bytes] = {}
 Checkpoint = tuple[dict[str, np.ndarray], dict[str, str]]  # arrays, and what is said of them
@@ -187,7 +187,7 @@ class RunDirectory:
         with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
             os.fsync(rounds.fileno())  # those that the checkpoint has behind it
         about = {"round": str(round), "ledger": ledger, "run": self.mark}
-        content = save({**arrays}, {**about, "digest": _digest(arrays, about)})
+        content = save({**arrays}, {**about, "digest": digest_of_arrays(arrays, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)
         with mendable(last, "write"):
             if last.exists():
@@ -201,7 +201,7 @@ class RunDirectory:
         for number, file in enumerate(held):
             with contextlib.suppress(InputError):
                 arrays, about = read_arrays(file)
-                if about.pop("digest", "") != _digest(arrays, about):
+                if about.pop("digest", "") != digest_of_arrays(arrays, about):
                     raise InputError(f"{file} is damaged")
                 if about.get("run") != self.mark:
                     raise InputError(f"{file} is of another run")
@@ -317,12 +317,3 @@ def _records(lines: Sequence[str], run: str) -> list[Record]:
             break
         found.append(record)
     return found
-
-
-def _digest(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes, bytes and metadata; the types have their names in torch."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, value in sorted(arrays.items()):
-        found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
-        found.update(value.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()

@@ -27,6 +27,7 @@ from fedmuon.federated.accountant import RunAccountant, require_accountable, wit
 from fedmuon.federated.build import ResolvedConfig, build_experiment
 from fedmuon.federated.build_recipe import build_recipe, routes
 from fedmuon.federated.client_data import build_data, forget_source, read_source
+from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.rounds import (
     Engine,
     Experiment,
@@ -39,7 +40,7 @@ from fedmuon.federated.rounds import (
 from fedmuon.federated.wire import named, unpack
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
-from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
+from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory
 from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.networks import NetworkTask
 
@@ -113,6 +114,9 @@ def prepare(
     if known or not (out / "summary.json").exists():  # older versions end without it
         fixed |= fingerprints.as_bytes(objects | factors)
     directory.fix(fixed, more_files)
+    if experiment.recipe.persistent:
+        memory = ClientStates(out / CLIENT_STATES, directory.mark)
+        experiment = dataclasses.replace(experiment, client_states=memory)
     named = make_named(config, "callback", CALLBACKS, (Callback,))
     with Guard("callbacks", callbacks):
         given = [*callbacks]
@@ -140,10 +144,14 @@ def train(
     if (summary := directory.summary()) is not None:
         directory.require_sound()
         directory.forget_checkpoints()
+        experiment.client_states.remove()
         return summary
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     state = restored(directory, fresh)
     earlier, record = directory.cut_back(state.round), {}
+    memory = experiment.client_states
+    if experiment.recipe.persistent:
+        memory.restore(state.round, _last_rounds(earlier))
     accountant = None
     if experiment.recipe.private:
         ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
@@ -151,7 +159,9 @@ def train(
 
     def save() -> None:
         head = accountant.ledger.head if accountant else ""
+        memory.flush()
         directory.checkpoint(state.round, to_numpy(named(state.params, state.states)), head)
+        memory.commit(state.round)
 
     # What is released is spent, so that losing it to a kill would waste privacy.
     every, last = 1 if accountant else config.output.checkpoint_every, config.federation.rounds
@@ -179,6 +189,15 @@ def train(
                 save()
             asked = time.monotonic()
         return _finish(run, state, record, accountant, stopped, time.monotonic() - start)
+
+
+def _last_rounds(records: Sequence[Record]) -> dict[int, int]:
+    """For each client that has answered, the last of these rounds in which it did, from 0."""
+    last: dict[int, int] = {}
+    for record in records:
+        answered = set(record["participants"]) - set(record.get("dropped", ()))
+        last |= dict.fromkeys(answered, record["round"] - 1)
+    return last
 
 
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
@@ -291,6 +310,7 @@ def _finish(
         "git_commit": commit(),
     }
     run.directory.finish(*end_bytes(state), summary)
+    run.experiment.client_states.remove()
     for callback in run.callbacks:
         callback.on_end(summary)
     return summary

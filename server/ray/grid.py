@@ -165,6 +165,16 @@ class RayGrid(Grid):
         """The node that holds a partition, without asking all nodes."""
         return self._ids[partition]
 
+    def lend_state(self, partition: int, state: RecordDict) -> None:
+        """Set what the context of a node holds, for the next message to it."""
+        with self._change:
+            self._states[self._ids[partition]] = state
+
+    def collect_state(self, partition: int) -> RecordDict:
+        """Take what the context of a node holds after its last answer out of the grid."""
+        with self._change:
+            return self._states.pop(self._ids[partition], None) or RecordDict()
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages to the workers; returns their ids."""
         seen: set[int] = set()

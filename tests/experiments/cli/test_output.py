@@ -172,7 +172,7 @@ def test_the_version_is_said() -> None:
 
 @pytest.mark.parametrize(("words", "found"), [
     ("fedmuon ru", ["run"]),
-    ("fedmuon run --set local.server", ["local.server-momentum="]),
+    ("fedmuon run --set local.server-mom", ["local.server-momentum="]),
     ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
     ("fedmuon list agg", ["aggregators"]),
     ("fedmuon run --see", ["--seed"]),

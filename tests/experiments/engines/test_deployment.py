@@ -129,6 +129,18 @@ def test_deployment_is_inline(
     assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
 
 
+@pytest.mark.parametrize("recipe", quick(["scaffold", "fedmuon-corrected"], ["scaffold"]))
+def test_clients_keep_their_states(deployment: Deployment, tmp_path: Path, recipe: str) -> None:
+    """On the disk of their nodes, which also a resumed run finds."""
+    config = tiny(5, local={"recipe": recipe, "steps": 2}, output={"checkpoint-every": 2})
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    deployment.execute(config, out)
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
+    assert len({file.parent for file in held}) >= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["central", "local", "distributed"])
 def test_client_level_deployed_is_that_inline(

@@ -91,6 +91,13 @@ MATRICES = [{"local": {**one, "steps": 2}, "orthogonalizer": other} for one, oth
 MATRICES.append({"local": {"steps": 2}, "task": {"initial": "zero"}})
 PRIVATE = {"noise": 0.5, "lot": 8.0, "insecure-reproducible-noise": True}
 MATRICES.append({"local": {"recipe": "disk-muonbc", "steps": 2}, "privacy": PRIVATE})
+OTHERS = ("fedprox", "fedadam", "fedyogi", "fedadagrad", "local-adamw", "diloco", "muloco")
+MATRICES += [{"local": {"recipe": recipe, "steps": 2, "batch": 4}} for recipe in OTHERS]
+MATRICES.append({"local": {"recipe": "fednova", "epochs": 1.5, "steps": 5, "batch": 4}})
+PERSISTENT = [
+    {"local": {"recipe": recipe, "steps": 2, "batch": 4}, "federation": {"rounds": 12}}
+    for recipe in ("scaffold", "fedmuon-corrected")
+]
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},
@@ -115,7 +122,9 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
     measure(laboratory, verdict, lambda record: None, lambda *_: None, by(laboratory.config))
 
 
-@pytest.mark.parametrize("number", quick(range(len(MATRICES)), [8, len(MATRICES) - 1]))
+@pytest.mark.parametrize(
+    "number", quick(range(len(MATRICES)), [8, len(CASES) + 1, len(MATRICES) - 1])
+)
 def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """One experiment after the other through the same workers, which hold what they cached."""
     ray = tmp_path / "ray"
@@ -125,6 +134,27 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     assert load_file(ray / "model.safetensors")["weight"].std() > 0
     taken = [[one["participants"] for one in records(run)] for run in (tmp_path / "inline", ray)]
     assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("tables", quick(PERSISTENT, [PERSISTENT[0]]))
+def test_states_of_clients_on_ray_are_those_inline(
+    live: LiveGrid, tmp_path: Path, tables: dict
+) -> None:
+    """Also if the run on Ray is interrupted between two checkpoints, and resumed."""
+    inline, ray = tmp_path / "inline", tmp_path / "ray"
+    execute(small(**tables), inline)
+    run, seen = prepare(resolve(small(**tables)), ray, False), list[Record]()
+
+    def stop(record: Record) -> None:
+        seen.append(record)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        live.do(lambda grid: train(run, engine(run.config, grid), stop))
+    on_ray(live, small(**tables), ray, resume=True)
+    assert distance(inline, ray) == 0
+    assert not (ray / "client-states").exists()
 
 
 KNOWN = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}

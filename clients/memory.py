@@ -1,0 +1,87 @@
+"""A client's own states between rounds: with the server where it simulates the nodes, else on the
+node's disk.
+
+A state is known by the round that the client took part in. The server says of which round the
+client's state must be, and which checkpoints it may return to, so a run that is resumed reads what
+was there at its checkpoint. A node that cannot give that state is at fault: nobody begins anew in
+silence.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import digest, mendable
+from fedmuon.federated.client_states import ClientStates, flat_states, nested_states
+from fedmuon.optim.chain import States
+
+MEMORY = "memory"  # the record of a message
+PREFIX = "fedmuon-state-"  # and the round: the record of a context
+FOLDER = "state-dir"  # of a node's config
+
+
+def state_record(states: States, round: int) -> RecordDict:
+    """The state of a context that holds these states after that round."""
+    return RecordDict({f"{PREFIX}{round}": ArrayRecord(flat_states(states))})
+
+
+def states_of(held: RecordDict, round: int) -> States:
+    """The states after that round."""
+    record = held.array_records[f"{PREFIX}{round}"]
+    return nested_states(dict(record.to_torch_state_dict()))
+
+
+class Memory:
+    """What a message says of its client's states, and where they are."""
+
+    def __init__(self, message: Message, context: Context, client: int) -> None:
+        held: dict[str, Any] = dict(message.content.config_records[MEMORY])
+        last = int(dict(zip(held["clients"], held["last"], strict=True))[client])
+        self._context, self.client, self._run = context, client, str(held["run"])
+        self._last = None if last < 0 else last
+        self._saved = tuple(int(one) for one in held["saved"])
+        self._with_server = bool(held["with-server"])
+
+    def recall(self, round: int) -> States:
+        """The client's states before a round; empty before its first.
+
+        Raises:
+            InputError: The node does not have them.
+        """
+        if self._last is None:
+            return {}
+        if self._with_server:
+            return states_of(self._context.state, self._last)
+        try:
+            return self._store(round, {self.client: self._last}).read(self.client, round)
+        except InputError as error:
+            raise InputError(
+                f"the node of client {self.client} has lost the client's state of round "
+                f"{self._last} ({error}): start it with the folder that it had, --node-config "
+                f"'{FOLDER}=\"PATH\"', or begin the run again"
+            ) from None
+
+    def keep(self, round: int, own: States) -> None:
+        """Keep the client's states after a round, and what the server's checkpoints need."""
+        if self._with_server:
+            self._context.state = state_record(own, round)
+            return
+        store = self._store(round, {})
+        store.checkpoints = self._saved
+        store.write(self.client, round, own)
+        store.flush()
+
+    def _store(self, round: int, expected: dict[int, int]) -> ClientStates:
+        """The node's files of this client in this run."""
+        given = str(self._context.node_config.get(FOLDER, ""))
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        place = Path(given) if given else Path(home, "fedmuon")
+        folder = place / f"{digest(self._run.encode())[:16]}-client-{self.client}"
+        with mendable(folder, "create"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        store = ClientStates(folder, self._run)
+        store.restore(round, expected)
+        return store

@@ -1,0 +1,138 @@
+"""The store of clients' states, against a dictionary that keeps every state of every round."""
+
+import random
+import shutil
+
+import pytest
+import torch
+
+from fedmuon.core.errors import InputError
+from fedmuon.federated.client_states import ClientStates
+
+ROUNDS, CLIENTS = 60, 9
+
+
+def state(client: int, round: int, shift: float = 0.0):
+    values = torch.arange(6.0).reshape(1, 2, 3) + 100 * client + round + shift
+    return {"control": {"w": values, "a.b": values[:, 0]}, "momentum": {"w": -values}}
+
+
+def flat(states):
+    return {
+        (link, name): one.tolist() for link, held in states.items() for name, one in held.items()
+    }
+
+
+def schedule(seed: int):
+    rng = random.Random(seed)
+    return [rng.sample(range(CLIENTS), rng.randint(0, 4)) for _ in range(ROUNDS)]
+
+
+def require_equal(store, rounds, at, shift=0.0):
+    """The store before round `at` has the last state of every client."""
+    for client in range(CLIENTS):
+        last = max((r for r in range(at) if client in rounds[r]), default=None)
+        assert store.last_round(client, at) == last
+        expected = {} if last is None else state(client, last, shift)
+        assert flat(store.read(client, at)) == flat(expected)
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 200, 0])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_kill_resumes_from_a_checkpoint(tmp_path, budget, seed):
+    """Kills at random rounds, before or after the checkpoint itself, or with the last one lost."""
+    rng, rounds = random.Random(seed), schedule(seed)
+    store, saved, at = ClientStates(tmp_path / "states", "run", budget), [0], 0
+    store.restore(0, {})
+    while at < ROUNDS:
+        for client in rounds[at]:
+            assert flat(store.read(client, at)) == flat(
+                next((state(client, r) for r in range(at - 1, -1, -1) if client in rounds[r]), {})
+            )
+            store.write(client, at, state(client, at))
+        at += 1
+        kill = rng.random()
+        if at % 5 == 0:
+            store.flush()
+            if kill > 0.3:  # else killed between the states and the checkpoint
+                saved = [*saved[-1:], at]
+                if kill > 0.4:  # else killed before what is old goes
+                    store.commit(at)
+        if kill < 0.45:
+            at = rng.choice(saved)  # the newest may be damaged
+            saved = [at]
+            expected = {}
+            for r in range(at):
+                expected |= dict.fromkeys(rounds[r], r)
+            store = ClientStates(tmp_path / "states", "run", budget)
+            store.restore(at, expected)
+            require_equal(store, rounds, at)
+    require_equal(store, rounds, ROUNDS)
+    store.remove()
+    assert not (tmp_path / "states").exists()
+
+
+def test_memory_stays_within_the_budget_and_files_do_not_pile_up(tmp_path):
+    store = ClientStates(tmp_path / "states", "run", 1000)
+    for at in range(400):
+        for client in range(at % 50, at % 50 + 3):
+            store.read(client, at)
+            store.write(client, at, state(client, at))
+        assert store._bytes <= 1000
+        if at % 10 == 9:
+            store.flush()
+            store.commit(at + 1)
+    held = store._place.keys() | store._new.keys()
+    assert len(held) <= 3 * 52 and len(list((tmp_path / "states").iterdir())) < 40
+    alone = ClientStates()
+    for at in range(50):
+        alone.write(0, at, state(0, at))
+    assert len(alone._new) == 1  # without checkpoints, only the newest counts
+
+
+def test_repeated_rounds_replace_what_came_after(tmp_path):
+    store = ClientStates(tmp_path / "states")
+    store.write(1, 0, state(1, 0))
+    store.write(1, 3, state(1, 3))
+    store.commit(4)
+    store.write(1, 7, state(1, 7))
+    store.write(1, 8, state(1, 8))
+    assert [store.last_round(1, at) for at in (0, 4, 8, 9)] == [None, 3, 3, 8]
+    store.write(1, 5, state(1, 5, 0.5))  # from the checkpoint of round 4 again
+    assert store.last_round(1, 9) == 5
+    assert flat(store.read(1, 9)) == flat(state(1, 5, 0.5))
+
+
+def test_states_are_copies_of_their_part():
+    both = torch.zeros(2, 3)
+    store = ClientStates()
+    store.write(0, 0, {"momentum": {"w": both[:1]}})
+    both += 1
+    assert store.read(0, 1)["momentum"]["w"].sum() == 0
+    assert store.read(0, 1)["momentum"]["w"].untyped_storage().nbytes() == 3 * 4
+
+
+@pytest.mark.parametrize("fault", ["missing", "cut", "changed", "other"])
+def test_damage_is_named(tmp_path, fault):
+    folder = tmp_path / "states"
+    store = ClientStates(folder, "run")
+    store.write(4, 2, state(4, 2))
+    store.flush()
+    (file,) = folder.iterdir()
+    if fault == "missing":
+        shutil.rmtree(folder)
+    if fault == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    if fault == "changed":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    again = ClientStates(folder, "another" if fault == "other" else "run")
+    expected = {
+        "missing": "lacks the state of client 4 after round 2",
+        "cut": "not a readable safetensors file",
+        "changed": "is damaged",
+        "other": "is of another run",
+    }[fault]
+    with pytest.raises(InputError, match=expected):
+        again.restore(3, {4: 2})
