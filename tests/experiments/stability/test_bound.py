@@ -323,6 +323,5 @@ def test_rounding_grows_with_the_root_of_the_samples(samples: int) -> None:
     config = small(local={"lr": 0.01, "steps": 2}, federation={"rounds": 5, "per-round": 2})
     seen = analysis.Realized(np.array([[0, 1]] * 5))
     case = certificates.CertifiedSetting(config, np.full(6, samples), seen, shape=(7, 3))
-    found = certificates._rounding(case, method_of(config))
-    far = 1 + 0.01 * 10 * math.sqrt(samples)
-    assert found == pytest.approx(np.finfo(float).eps * math.sqrt(3) * far * 10, rel=1e-12)
+    found = certificates._rounding(case, method_of(config)) / np.finfo(float).eps
+    assert found == pytest.approx(math.sqrt(3) * (1 + 0.1 * math.sqrt(samples)) * 10, rel=1e-12)
