@@ -523,7 +523,9 @@ def muloco(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """MuLoCo: local Muon, and Nesterov's momentum on the server, as `diloco` has it.
+    """MuLoCo: local Muon, and Nesterov's momentum on the server.
+
+    D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
 
     Args:
         server_lr: Step size of the server; 0 means 0.7.
