@@ -1,9 +1,9 @@
 """How a client answers a message: unpack it, call the core, mask and pack the reply.
 
-Clients store nothing between rounds except what can be computed again: the samples of the
-partitions that this process has served, and the objects that the config describes. Under
-distributed trust a client also holds the private key of its mask, from the question for its public
-key until its reply.
+Clients store nothing between rounds except what can be computed again, the samples of the
+partitions that this process has served and the objects that the config describes, and a recipe's
+persistent states (`stored_states.py`). Under distributed trust a client also holds the private key
+of its mask, from the question for its public key until its reply.
 """
 
 import faulthandler
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
-from fedmuon.clients.memory import Memory
 from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
+from fedmuon.clients.stored_states import Memory
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, plain

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedmuon.clients.memory import MEMORY, state_record, states_of
+from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.rounds import (
@@ -69,6 +69,11 @@ class FedMuonStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The round's messages. Flower counts rounds from 1, the plan from 0."""
+        if self.experiment.recipe.persistent:
+            raise InputError(
+                "this recipe keeps states of clients, which Flower's rounds do not carry: use "
+                "`fedmuon run`, or the ServerApp of this package"
+            )
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
         return self.messages(MessageType.TRAIN, participants)

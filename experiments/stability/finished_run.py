@@ -1,7 +1,7 @@
 """A finished run, opened again: what is known of it, its losses, its momenta, its constants.
 
-`from_directory` collects what the theory needs (`certify.py`). `FinishedRun` has the samples and
-the experiment, so that the run, or a neighbour of it, can be repeated.
+`from_directory` collects what the theory needs (`certificates.py`). `FinishedRun` has the samples
+and the experiment, so that the run, or a neighbour of it, can be repeated.
 """
 
 import math

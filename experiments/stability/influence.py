@@ -44,6 +44,7 @@ POOL = 2048  # held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
+KEEPING = ("scaffold", "fedmuon-corrected")  # recipes whose clients keep states
 JUMPS = ("exact-sign", "randomized-polar")
 RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
 PREDICTED = "predicted.csv"
@@ -259,7 +260,8 @@ def _regressor(
 def smooth(run: FinishedRun) -> Experiment:
     """The run's experiment in float64; rejects a run that has no derivative."""
     config, recipe = run.config, run.experiment.recipe
-    require_smooth(config, recipe.private, [link.name for link in recipe.chain.links])
+    links = [link.name for link in recipe.chain.links]
+    require_smooth(config, recipe.private, links, bool(recipe.persistent))
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -268,10 +270,12 @@ def smooth(run: FinishedRun) -> Experiment:
     return replace(found, plan=run.experiment.plan)
 
 
-def require_smooth(config: Config, private: bool = False, links: Sequence[str] = ()) -> None:
+def require_smooth(
+    config: Config, private: bool = False, links: Sequence[str] = (), keeping: bool = False
+) -> None:
     """Reject a run that has no derivative, as far as the config tells.
 
-    `private` and `links` tell more about a custom recipe.
+    `private`, `links` and `keeping`, whether clients keep states, tell more about a custom recipe.
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
@@ -280,8 +284,12 @@ def require_smooth(config: Config, private: bool = False, links: Sequence[str] =
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
     elif of not in ("mean", "by-samples"):
         why = f"aggregate {of} chooses among replies, and so jumps"
-    elif any(name.startswith("adamw") for name in (config.local.recipe, *links)):
-        why = "AdamW's step has none where a gradient is 0"
+    elif any("adamw" in name for name in (config.local.recipe, *links)) or (
+        config.local.recipe in ("diloco", "fedyogi")
+    ):
+        why = "AdamW's step, like Yogi's, has none where a gradient is 0"
+    elif keeping or config.local.recipe in KEEPING:
+        why = "states that belong to clients carry them past rounds that nobody repeats here"
     else:
         return
     raise InputError(

@@ -68,6 +68,11 @@ def problems(config: Config) -> Iterator[str]:
             f"{config.local.epochs:g}, which says how many steps a client takes: leave one of them "
             "out"
         )
+    if config.local.epochs and config.local.schedule == "heavy-tailed":
+        yield (
+            "[local] schedule = 'heavy-tailed' sets lr by the number of steps, which epochs leaves "
+            "open: set steps instead"
+        )
     if 0 < config.local.tail_index <= 1:
         yield (
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "

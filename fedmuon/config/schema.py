@@ -159,7 +159,6 @@ STATELESS = (  # whose clients send their models alone
     *("fedavg", "fedavgm", "fedprox", "fednova", *ADAPTIVE),
     *("local-muon", "muloco", "local-adamw", "diloco"),
 )
-PERSISTENT = ("scaffold", "fedmuon-corrected")  # whose clients keep states between rounds
 MUON_RECIPE = ReadIf(
     "local.recipe",
     choices.ORTHOGONALIZED,

@@ -24,7 +24,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
-from fedmuon.optim.chain import Chain, Context, Link, Number, State, forbidden_gradient
+from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -86,11 +86,7 @@ def build_recipe(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
             "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
         )
-    if found.counted and found.aggregate.shares is None:
-        raise InputError(
-            f"the server's rule of this recipe counts replies by their weights, which [federation] "
-            f"aggregate = '{federation.aggregate}' does not have: set 'mean' or 'by-samples'"
-        )
+    _require_countable(config, found, hidden)
     if found.persistent and found.private:
         raise InputError(
             "a private recipe keeps a client's states between rounds, which no ledger counts: "
@@ -98,10 +94,10 @@ def build_recipe(
         )
     if privacy.level != "client":
         return found
-    if found.persistent or found.client is not None:
+    if found.persistent or found.client is not None or found.counted:
         raise InputError(
             "[privacy] level = 'client' clips and noises what a client returns, and this recipe "
-            "also keeps or returns what no clipping bounds: choose one of fedavg, fedavgm, "
+            "also keeps, returns or counts what no clipping bounds: choose one of fedavg, fedavgm, "
             "local-muon, fedmuon"
         )
     for name in found.returned:
@@ -165,6 +161,33 @@ def matrix_counts(network: nn.Module, rule: str) -> dict[str, int]:
             "route = 'all-matrices', take a deeper [task] model, or recipe = 'fedavg'"
         )
     return found
+
+
+def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
+    """Reject rules that count replies where the counts are hidden or mean something else, and
+    epochs where a rule or an account counts on one number of steps."""
+    aggregate = config.federation.aggregate
+    if recipe.counted and hidden:
+        raise InputError(
+            "the server's rule of this recipe counts local steps, which adjacency = 'add-remove' "
+            "hides: set adjacency = 'zero-out'"
+        )
+    if recipe.counted and recipe.aggregate.shares is None:
+        raise InputError(
+            "the server's rule of this recipe counts replies by their weights, which [federation] "
+            f"aggregate = '{aggregate}' does not have: set 'mean' or 'by-samples'"
+        )
+    if recipe.counted and recipe.persistent and not recipe.aggregate.averages:
+        raise InputError(
+            f"[federation] aggregate = '{aggregate}' weighs clients, and the server's state of "
+            "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
+        )
+    own = user_objects(config).recipe is not None  # of ours, those with one number do not read it
+    if own and config.local.epochs and (recipe.private or recipe.steps):
+        raise InputError(
+            "[local] epochs lets clients take different numbers of steps, and this recipe counts "
+            "on one: set steps instead"
+        )
 
 
 # Custom recipes
@@ -315,6 +338,21 @@ def _require_held(recipe: Recipe) -> None:
             )
 
 
+def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
+    """Reject persistent states with other tensors after a round than their init made."""
+    for link in recipe.chain.links:
+        if link.name in recipe.persistent:
+            fresh, after = (
+                {name: one.shape for name, one in state.items()}
+                for state in (link.init(start), states[link.name])
+            )
+            if fresh != after:
+                raise InputError(
+                    f"the persistent state {link.name!r} has other tensors after a round than its "
+                    "init made, so it could not be resumed: let init make all of them"
+                )
+
+
 def require_round(recipe: Recipe, start: Params) -> None:
     """Reject a recipe whose states nobody holds, or whose chain or rule cannot make a round from
     the parameters `start` [1, ...]."""
@@ -342,6 +380,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
         params, states = made
         if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
             raise InputError(f"the clients' rule returns no state {lost[0]}: {CLIENT_RULE}")
+    _require_resumable(recipe, start, states)
     given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
     counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
     rule = partial(recipe.server, **factor, **counted)

@@ -10,7 +10,7 @@ not enough, states are written early. So the memory does not grow with the numbe
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,17 +113,38 @@ class ClientStates:
             self._prune(client)
         self._shrink()
 
-    def restore(self, round: int, expected: Mapping[int, int]) -> None:
+    def restore(self, round: int, expected: Mapping[int, int], others: Sequence[int] = ()) -> None:
         """Read the folder's files as they were at a checkpoint of that round.
 
         Args:
             round: The round of the checkpoint.
             expected: For each client that has taken part, its last round before.
+            others: Rounds of older checkpoints that are still there.
 
         Raises:
             InputError: A file is damaged, or a state is missing.
         """
-        self.checkpoints = (round,)
+        self.checkpoints = (*(one for one in others if one < round), round)
+        for held in (self._rounds, self._new, self._read, self._place, self._count):
+            held.clear()
+        self._bytes = 0
+        self._read_index()
+        for client, one in sorted(self._place):
+            self._rounds.setdefault(client, []).append(one)
+        for client, last in expected.items():
+            if self.last_round(client, round) != last:
+                raise InputError(
+                    f"{self.folder} lacks the state of client {client} after round {last}: {AFRESH}"
+                )
+        for key in [key for key in self._place if key[1] >= round]:  # not yet, at this checkpoint
+            self._rounds[key[0]].remove(key[1])
+            self._forget(key)
+        for number in [number for number, count in self._count.items() if not count]:
+            self._unlink(number)
+        self._several = {client for client, rounds in self._rounds.items() if len(rounds) > 1}
+
+    def _read_index(self) -> None:
+        """Check the folder's files, and note where every state is; of two, the later counts."""
         files: list[Path] = []
         if self.folder is not None and self.folder.exists():
             remove_drafts(self.folder)
@@ -142,19 +163,6 @@ class ClientStates:
                     self._count[self._place[key][0]] -= 1
                 self._place[key] = (number, row)
                 self._count[number] += 1
-        for client, one in sorted(self._place):
-            self._rounds.setdefault(client, []).append(one)
-        for key in [key for key in self._place if key[1] >= round]:  # not yet, at this checkpoint
-            self._rounds[key[0]].remove(key[1])
-            self._forget(key)
-        for number in [number for number, count in self._count.items() if not count]:
-            self._unlink(number)
-        self._several = {client for client, rounds in self._rounds.items() if len(rounds) > 1}
-        for client, last in expected.items():
-            if self.last_round(client, round) != last:
-                raise InputError(
-                    f"{self.folder} lacks the state of client {client} after round {last}: {AFRESH}"
-                )
 
     def remove(self) -> None:
         """Remove all files, which a finished run needs no more."""

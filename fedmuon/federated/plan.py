@@ -90,7 +90,7 @@ class RandomnessPlan:
         """Local steps of a client with so many samples."""
         if not self.epochs:
             return self.steps
-        return max(1, math.ceil(self.epochs * size / (self.batch or size)))
+        return max(1, math.ceil(round(self.epochs * size / (self.batch or size), 9)))
 
     def turn(self, round: int, client: int, step: int) -> int:
         """How many steps a client makes before that one, in all rounds."""

@@ -212,6 +212,8 @@ def server_update(
     """
     with in_round(state.round):
         ordered = sorted(replies, key=lambda reply: reply.client)
+        if recipe.persistent:  # which an aggregator does not see on any engine
+            ordered = [replace(reply, own={}) for reply in ordered]
         mean, states, kept = _combined(recipe, state, ordered)
         before = {name: one for name, one in state.states.items() if name not in kept}
         given: dict[str, Any] = {"factor": factor} if recipe.scaled else {}
@@ -324,6 +326,8 @@ def _context(
     round, step = now
     factor, mechanism = plan.factor_at(round), recipe.mechanism
     draws = [plan.draws(round, client, step) for client, _ in clients]
+    known = any(link.knows_client for link in recipe.chain.links)
+    numbers = tuple(client for client, _ in clients) if known else ()
     if mechanism is None:
         rows = [plan.rows(round, client, step, shard.size) for client, shard in clients]
         batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
@@ -344,7 +348,7 @@ def _context(
                 )
             return loss, slope
 
-        return Context(params, gradient, draws, factor=factor)
+        return Context(params, gradient, draws, factor=factor, clients=numbers)
     turns = [
         0 if mechanism.fixed_order is None else plan.turn(round, client, step)
         for client, _ in clients
@@ -357,7 +361,7 @@ def _context(
     ]
     batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
     release = mechanism.releases(task, batches, draws, turns[0])
-    return Context(params, forbidden_gradient, draws, release, factor)
+    return Context(params, forbidden_gradient, draws, release, factor, numbers)
 
 
 def _repeated(tree: Params, times: int) -> Params:

@@ -1,4 +1,4 @@
-"""The optimizers as torch.optim classes, for a training loop of your own.
+"""Links, chains and recipes of federated methods; and torch.optim classes, for a loop of yours.
 
 import torch
 from fedmuon.optim import MuonWithAux, param_groups_for_muon, routing_table

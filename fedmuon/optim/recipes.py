@@ -22,7 +22,7 @@ from fedmuon.config.load import parse
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import InputError
-from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica
+from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica, zeros
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
@@ -377,6 +377,8 @@ def scaffold(
         received: Params, params: Params, states: States, steps: int, factor: float
     ) -> tuple[Params, States]:
         own, shared = states["client-control"], states["server-control"]
+        if factor == 0:  # nothing moved, so nothing is known
+            return params, {**states, "control-change": zeros(params)}
         moved = {
             name: (received[name] - value) / (per_replica(lr, value) * (factor * steps))
             for name, value in params.items()
@@ -436,14 +438,15 @@ def fedmuon_corrected(
     sent by the server, and the change of C_i comes back. Guarantee: none known here.
     Source: arXiv:2509.26337, which claims convergence for any number of Newton-Schulz steps.
     """
-    heavy, *steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust,
-                                routes, aux, aux_lr)  # fmt: skip
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+                        aux, aux_lr)  # fmt: skip
+    apart = _others(routes, aux, aux_lr) if aux == "adamw" else {}  # without a momentum
 
     def client(
         received: Params, params: Params, states: States, steps: int
     ) -> tuple[Params, States]:
         before, after = states["client-correction"], states["momentum"]
-        change = {name: after[name] - before[name] for name in after}
+        change = zeros(params) | {name: after[name] - before[name] for name in after}
         return params, {**states, "client-correction": after, "correction-change": change}
 
     def server(
@@ -457,9 +460,12 @@ def fedmuon_corrected(
         after = {name: old[name].lerp(mean[name], share) for name in old}
         return after, {**states, "server-correction": correction}
 
-    own, shared = links.shift("client-correction", -1.0), links.shift("server-correction", 1.0)
+    own, shared = (
+        only(lambda name: name not in apart, link)
+        for link in (links.shift("client-correction", -1.0), links.shift("server-correction", 1.0))
+    )
     return Recipe(
-        Chain((gradient(), heavy, own, shared, *steps)),
+        Chain((gradient(), *steps[:-2], own, shared, *steps[-2:])),
         server,
         sent=("server-correction",),
         returned=("correction-change",),
@@ -501,7 +507,8 @@ def diloco(
         server_momentum: Memory of v. With 0, and server_lr = 1, it is Local AdamW.
         weight_decay: Decoupled, on the clients.
 
-    State: v, on the server; the moments begin afresh. Guarantee: none known.
+    State: v, on the server; the moments begin afresh in every round, where the paper's few workers
+    keep theirs. Guarantee: none known.
     Source: Douillard et al. 2023 (arXiv:2311.08105).
     """
     chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
@@ -622,7 +629,7 @@ def muon(
 # Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.
 MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")
 HEAVY = ("momentum", "momentum_form", "weight_decay")
-ADAPTIVE = ("server_lr", "tau", "weight_decay")
+ADAPTIVE_KEYS = ("server_lr", "tau", "weight_decay")
 RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "sgd": (sgd, HEAVY),
     "normalized-sgd": (normalized_sgd, HEAVY),
@@ -638,13 +645,13 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "fedprox": (fedprox, ("proximal", "weight_decay")),
     "fednova": (fednova, ("weight_decay",)),
     "scaffold": (scaffold, ("server_lr", "weight_decay")),
-    "fedadam": (fedadam, (*ADAPTIVE, "server_momentum", "server_memory")),
-    "fedyogi": (fedyogi, (*ADAPTIVE, "server_momentum", "server_memory")),
-    "fedadagrad": (fedadagrad, ADAPTIVE),
+    "fedadam": (fedadam, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),
+    "fedyogi": (fedyogi, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),
+    "fedadagrad": (fedadagrad, ADAPTIVE_KEYS),
     "local-adamw": (local_adamw, ("weight_decay",)),
     "diloco": (diloco, ("server_lr", "server_momentum", "weight_decay")),
 }
-CENSUS = ("scaffold", "fedmuon-corrected")  # whose rules count all clients
+COUNTS_CLIENTS = ("scaffold", "fedmuon-corrected")  # whose rules count all clients
 RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # every matrix has its own draws
 
 
@@ -687,7 +694,7 @@ def make_recipe(
         return _private(local, privacy or Privacy(), rate, of_map)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
-    given |= {"clients": clients} if local.recipe in CENSUS else {}
+    given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
     unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
     return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
 

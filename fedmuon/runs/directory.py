@@ -222,6 +222,14 @@ class RunDirectory:
             return int(read_metadata(self.path / CHECKPOINTS[0]).get("round", 0))
         return None
 
+    def saved_rounds(self) -> list[int]:
+        """The rounds that the readable checkpoints say they are of."""
+        found = []
+        for name in CHECKPOINTS:
+            with contextlib.suppress(InputError):
+                found.append(int(read_metadata(self.path / name).get("round", 0)))
+        return found
+
     def forget_checkpoints(self) -> None:
         """Remove what a finished run needs no more."""
         with mendable(self.path, "write to"):

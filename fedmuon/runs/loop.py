@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmuon.config.load import dump
+from fedmuon.config.load import Config, dump, load
 from fedmuon.config.user_objects import guard, make_named
 from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes, to_numpy
 from fedmuon.core.choices import OF_A_ROUND
 from fedmuon.core.errors import Guard, InputError, Interrupted, NonFinite
-from fedmuon.core.files import AFRESH
+from fedmuon.core.files import AFRESH, read_bytes
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
 from fedmuon.federated.accountant import RunAccountant, require_accountable, with_noise
@@ -103,7 +103,7 @@ def prepare(
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
     fixed = {
-        "config.toml": dump(config).encode(),
+        "config.toml": _config_bytes(config, out / "config.toml"),
         "partition.npz": array_bytes(**split),
         "schedule.npy": npy_bytes(unknown if plan.poisson else plan.schedule()),
         "initial.safetensors": tensor_bytes(fresh.params),
@@ -151,7 +151,7 @@ def train(
     earlier, record = directory.cut_back(state.round), {}
     memory = experiment.client_states
     if experiment.recipe.persistent:
-        memory.restore(state.round, _last_rounds(earlier))
+        memory.restore(state.round, _last_rounds(earlier), directory.saved_rounds())
     accountant = None
     if experiment.recipe.private:
         ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
@@ -189,6 +189,18 @@ def train(
                 save()
             asked = time.monotonic()
         return _finish(run, state, record, accountant, stopped, time.monotonic() - start)
+
+
+def _config_bytes(config: Config, held: Path) -> bytes:
+    """The config as a file: what is held if it says the same, as that of a version with fewer keys
+    does, whose defaults the others have."""
+    text = dump(config).encode()
+    if not held.exists():
+        return text
+    with contextlib.suppress(InputError):
+        if dump(load(held)).encode() == text:
+            return read_bytes(held)
+    return text
 
 
 def _last_rounds(records: Sequence[Record]) -> dict[int, int]:

@@ -2,10 +2,13 @@
 
 import random
 import shutil
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from fedmuon.clients.stored_states import Memory
 from fedmuon.core.errors import InputError
 from fedmuon.federated.client_states import ClientStates
 
@@ -136,3 +139,37 @@ def test_damage_is_named(tmp_path, fault):
     }[fault]
     with pytest.raises(InputError, match=expected):
         again.restore(3, {4: 2})
+
+
+def test_a_reply_that_the_server_did_not_take_is_forgotten(tmp_path, monkeypatch):
+    """On a node: it is asked again from the state before, and from no other, also after a kill."""
+    folder = tmp_path / "node"
+
+    def ask(round: int, last: int, keep: bool = True):
+        content = {"run": "r", "clients": [4], "last": [last], "saved": [0], "with-server": False}
+        message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": content}))
+        context: Any = SimpleNamespace(node_config={"state-dir": str(folder)})
+        memory = Memory(message, context, 4)
+        found = flat(memory.recall(round))
+        if keep:
+            memory.keep(round, state(4, round))
+        return found
+
+    assert ask(3, -1) == {}
+    assert ask(5, 3) == flat(state(4, 3))
+    assert ask(5, 3) == flat(state(4, 3))  # a retry in the same round
+    assert ask(9, 3) == flat(state(4, 3))  # the reply of round 5 was not taken
+    assert ask(11, 9) == flat(state(4, 9))
+    with pytest.raises(InputError, match="has lost the client's state of round 5"):
+        ask(12, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientStates, "flush", lambda store: 1 / 0)  # killed before the new file
+        with pytest.raises(ZeroDivisionError):
+            ask(13, 9)
+    assert ask(13, 9) == flat(state(4, 9))
+
+
+def test_a_node_says_what_its_message_lacks():
+    message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": {}}))
+    with pytest.raises(InputError, match="malformed"):
+        Memory(message, cast(Any, None), 4)

@@ -12,8 +12,10 @@ import torch
 from conftest import small
 from test_rounds import gradient, orth
 
-from fedmuon import orthogonalizers, recipes
+import fedmuon
+from fedmuon import links, orthogonalizers, recipes
 from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
@@ -27,8 +29,11 @@ from fedmuon.federated.rounds import (
     run_rounds,
     simulate,
 )
-from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.chain import Chain, Context
+from fedmuon.optim.recipe import Recipe, initial_states, replace_by_mean
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.per_example.clipping import Clipping
 
 LR, STEPS, N = 0.4, 3, 5
 POLAR = orthogonalizers.smoothed_polar(0.1)  # the map of `small`
@@ -265,6 +270,24 @@ def test_a_stronger_pull_keeps_clients_nearer() -> None:
     assert all(b < a for a, b in itertools.pairwise(drifts))
 
 
+def test_a_link_sees_its_clients_only_if_it_declares_so() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def note(direction: Params, context: Context) -> Params:
+        seen.append(context.clients)
+        return direction
+
+    plain = links.stateless("plain", note)
+    knowing = replace(links.stateless("knowing", note), knows_client=True)
+    for both in ((plain, knowing), (plain, plain)):
+        seen.clear()
+        chain = Chain((links.gradient(), *both, links.descend(LR)))
+        made = experiment(Recipe(chain, replace_by_mean), config(steps=1))
+        next(run_rounds(made, begin(made.recipe, made.task, 0)))
+        cohort = tuple(int(i) for i in made.plan.participants(0))
+        assert seen == [(), cohort if both[1] is knowing else ()]
+
+
 # Exact gradients of quadratics 1/2 <X - B_i, A_i (X - B_i)>, whose clients disagree
 
 
@@ -364,3 +387,54 @@ def test_local_muon_stalls_where_the_corrected_method_converges(degree: int) -> 
         return float((descended(task, recipe, 500, 2) - best).norm())
 
     assert distance(0.02) < 0.05 and distance(0.005) < 0.0125
+
+
+def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
+    """Parameters that AdamW moves have no momentum, hence no correction."""
+    for aux in ("sgd", "adamw"):
+        table = small(
+            data={"name": "digits", "train": 120, "test": 20, "minimum": 4},
+            federation={"clients": 4, "per-round": 2, "rounds": 3},
+            task={"name": "network", "model": "mlp"},
+            local={"recipe": "fedmuon-corrected", "lr": 0.01, "steps": 2, "aux": aux},
+        )
+        made = build_experiment(table)
+        start = begin(made.recipe, made.task, 0)
+        ends = simulate(made, start)
+        moved = {n: float((v - start.params[n]).abs().max()) for n, v in ends.params.items()}
+        assert all(0 < one < 1 for one in moved.values()), (aux, moved)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tables", "words"),
+    [
+        ("scaffold", {"federation": {"aggregate": "by-samples"}}, "plain mean"),
+        ("fednova", {"federation": {"aggregate": "median"}}, "by their weights"),
+        ("fednova", {"privacy": {"level": "client", "noise": 1.0}}, "counts"),
+        ("scaffold", {"privacy": {"level": "client", "noise": 1.0}}, "keeps"),
+        ("fedavg", {"local": {"epochs": 2.0, "steps": 3}}, "no effect beside epochs"),
+        ("fedavg", {"local": {"epochs": 2.0, "steps": 5, "schedule": "heavy-tailed"}}, "leaves"),
+    ],
+)
+def test_what_a_method_cannot_be_combined_with(
+    recipe: str, tables: dict[str, Any], words: str
+) -> None:
+    local = {"recipe": recipe, **tables.get("local", {})}
+    with pytest.raises(InputError, match=words):
+        build_experiment(small(**{**tables, "local": local}))
+
+
+def test_a_private_recipe_of_ones_own_counts_its_steps() -> None:
+    """Its ledger has [local] steps, so no client may take another number."""
+    chain = Chain((links.private_gradient(), links.descend(LR)))
+    mine = Recipe(chain, replace_by_mean, mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0))
+    tables = {"data": {"name": "synthetic", "train": 90}, "local": {"epochs": 20.0}}
+    with pytest.raises(InputError, match="different numbers of steps"):
+        fedmuon.run({**tables, "federation": {"clients": 4, "rounds": 2}}, recipe=mine)
+
+
+def test_a_scaffold_round_without_steps_learns_nothing() -> None:
+    local = {"recipe": "scaffold", "schedule": "step", "options": {"every": 1, "factor": 0.0}}
+    made = build_experiment(small(local=local))
+    ends = simulate(made, begin(made.recipe, made.task, 0))
+    assert ends.params["weight"].isfinite().all()

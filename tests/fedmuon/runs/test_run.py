@@ -105,6 +105,23 @@ def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) 
         assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
 
 
+def test_a_run_of_a_version_with_fewer_keys_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config.toml lacks keys, which have their defaults; any other difference is refused."""
+    config = small(local={"steps": 2})
+    execute(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "dump", lambda config: dump(config).replace("epochs = 0.0\n", ""))
+        run_until(3, config, tmp_path / "old")
+    assert "epochs" not in (tmp_path / "old" / "config.toml").read_text()
+    with pytest.raises(InputError, match="another experiment"):
+        execute(small(local={"steps": 3}), tmp_path / "old", resume=True)
+    execute(config, tmp_path / "old", resume=True)
+    model = "model.safetensors"
+    assert (tmp_path / "old" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+
+
 def test_resume_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     out = f"--out={tmp_path / 'cut'}"
     settings = [

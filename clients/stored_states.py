@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import digest, mendable
 from fedmuon.federated.client_states import ClientStates, flat_states, nested_states
+from fedmuon.federated.wire import distrusted
 from fedmuon.optim.chain import States
 
 MEMORY = "memory"  # the record of a message
@@ -38,12 +39,13 @@ class Memory:
     """What a message says of its client's states, and where they are."""
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
-        held: dict[str, Any] = dict(message.content.config_records[MEMORY])
-        last = int(dict(zip(held["clients"], held["last"], strict=True))[client])
-        self._context, self.client, self._run = context, client, str(held["run"])
+        with distrusted():
+            held: dict[str, Any] = dict(message.content.config_records[MEMORY])
+            last = int(dict(zip(held["clients"], held["last"], strict=True))[client])
+            self._saved = tuple(int(one) for one in held["saved"])
+            self._with_server, self._run = bool(held["with-server"]), str(held["run"])
+        self._context, self.client = context, client
         self._last = None if last < 0 else last
-        self._saved = tuple(int(one) for one in held["saved"])
-        self._with_server = bool(held["with-server"])
 
     def recall(self, round: int) -> States:
         """The client's states before a round; empty before its first.
@@ -56,7 +58,7 @@ class Memory:
         if self._with_server:
             return states_of(self._context.state, self._last)
         try:
-            return self._store(round, {self.client: self._last}).read(self.client, round)
+            return self._store().read(self.client, round)
         except InputError as error:
             raise InputError(
                 f"the node of client {self.client} has lost the client's state of round "
@@ -69,13 +71,14 @@ class Memory:
         if self._with_server:
             self._context.state = state_record(own, round)
             return
-        store = self._store(round, {})
-        store.checkpoints = self._saved
+        store = self._store()
+        # The server may ask again from the state before, if it does not get or take this reply.
+        store.checkpoints = (*self._saved, 0 if self._last is None else self._last + 1)
         store.write(self.client, round, own)
         store.flush()
 
-    def _store(self, round: int, expected: dict[int, int]) -> ClientStates:
-        """The node's files of this client in this run."""
+    def _store(self) -> ClientStates:
+        """The node's files of this client in this run, without what the server did not take."""
         given = str(self._context.node_config.get(FOLDER, ""))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         place = Path(given) if given else Path(home, "fedmuon")
@@ -83,5 +86,8 @@ class Memory:
         with mendable(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = ClientStates(folder, self._run)
-        store.restore(round, expected)
+        if self._last is None:
+            store.restore(0, {})
+        else:
+            store.restore(self._last + 1, {self.client: self._last})
         return store
