@@ -402,8 +402,7 @@ class Stability(Work):
     def decisive(self) -> list[Any]:
         """Suite, scale, and what every stack is computed from."""
         settings = [
-            [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
-            for one in self.cells
+            [one.name, one.pairs, one.trials, contents.locked(one.config)] for one in self.cells
         ]
         return [self.request.stem, self.request.scale, settings]
 

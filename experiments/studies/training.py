@@ -267,7 +267,7 @@ def settings(
 
 
 def _settings(cell: TrainingRun) -> list[Any]:
-    return [cell.name, cell.variant, cell.config.model_dump(by_alias=True)]
+    return [cell.name, cell.variant, contents.locked(cell.config)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedmuon.config.load import Config, only_read, parse
-from fedmuon.config.schema import is_default, reads, refusal
+from fedmuon.config.schema import LATER, is_default, reads, refusal
 from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import read_text
 from fedmuon.core.tables import Scalar, read_toml
@@ -135,6 +135,15 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
             both[key] = merged(below[key], above[key])
     return both
+
+
+def locked(config: Config) -> dict[str, Any]:
+    """The config's tables in a suite's lock: without newer keys at their defaults."""
+    tables = config.model_dump(by_alias=True)
+    for table, key in LATER:
+        if is_default(f"{table}.{key}", tables[table][key]):
+            del tables[table][key]
+    return tables
 
 
 def cell(*layers: Tables) -> Config:

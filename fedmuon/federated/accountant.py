@@ -28,7 +28,7 @@ from torch import Tensor
 from fedmuon.config.incompatible import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
-from fedmuon.core.files import AFRESH, Record
+from fedmuon.core.files import AFRESH, Record, read_bytes
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting.composition import (
@@ -427,7 +427,10 @@ class RunAccountant:
         unit = unit_of(config, experiment, sizes)
         assert unit is not None
         released, (rate_from, about) = unit.released, unit.ledger_about
-        fingerprint = hashlib.sha256(dump(config).encode()).hexdigest()
+        # Of the run's file where there is one: an earlier version's has fewer keys.
+        held = path.parent / "config.toml"
+        content = read_bytes(held) if held.exists() else dump(config).encode()
+        fingerprint = hashlib.sha256(content).hexdigest()
         known = released.secrecy, state.round, head, released.adjacency, rate_from
         ledger = Ledger.open(path, fingerprint, *known, about)
         if ledger.lost:

@@ -54,6 +54,8 @@ FOLDERS = {
     ),
     "stability": Folder(["stability", *settings("federation.rounds=4", "stability.trials=3")]),
     "suite": Folder(["suite", "A4", "--scale", "small"], "cells/*.json", stop=2),
+    "suite-stability": Folder(["suite", "A2", "--scale", "small"]),
+    "suite-training": Folder(["suite", "rank", "--scale", "small"], "cells/*.json", stop=2),
 }
 
 
