@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "orthogonalize": (torch.sign,), "stateless": ("mine", lambda direction, context: direction),
     "zeros": ({"weight": torch.ones(1, 2, 2)},),
 }  # fmt: skip
+KEYWORDS = {"scaffold": {"clients": 3}, "fedmuon_corrected": {"clients": 3}}
 
 
 def called() -> list[str]:
@@ -28,7 +29,7 @@ def called() -> list[str]:
     found = []
     for room in (fedmuon.links, fedmuon.recipes, fedmuon.orthogonalizers):
         for name in set(room.__all__) - NEED - {"as_recipe"}:
-            getattr(room, name)(*ARGUMENTS.get(name, ()))
+            getattr(room, name)(*ARGUMENTS.get(name, ()), **KEYWORDS.get(name, {}))
             found.append(name)
     for makers in (fedmuon.aggregators.AGGREGATORS, fedmuon.schedules.SCHEDULES):
         found += list(makers)
