@@ -17,9 +17,9 @@ from fedmuon.analysis.theory.corollaries import (
 from fedmuon.analysis.theory.exact_polar import (
     Obstruction,
     Tube,
-    certify,
-    follow,
+    path_certificate,
     scalar_obstruction,
+    tube_certificate,
 )
 from fedmuon.analysis.theory.generalization import (
     Bound,
@@ -73,9 +73,7 @@ __all__ = [
     "batch_exposure",
     "bound",
     "certificate",
-    "certify",
     "exposure",
-    "follow",
     "full_batch_sensitivity",
     "full_participation",
     "g_alone",
@@ -88,6 +86,7 @@ __all__ = [
     "nesterov_muon",
     "newton_schulz",
     "partial_participation",
+    "path_certificate",
     "perturbation",
     "psi",
     "scalar_obstruction",
@@ -98,4 +97,5 @@ __all__ = [
     "step_amplification",
     "theorem",
     "transition",
+    "tube_certificate",
 ]

@@ -33,8 +33,8 @@ R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are t
 
 Call by call
 ------------
-`follow` needs no gamma: each call has a Lipschitz constant of its own, from its own singular
-values. By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
+`path_certificate` needs no gamma: each call has a Lipschitz constant of its own, from its own
+singular values. By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
 
     ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
 
@@ -80,7 +80,7 @@ of M where ||M - M'||_F <= m. With e*(m) the largest error of any such values (`
     ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) where no value of T exceeds 1,
 
 so that (6), with eta times that for what a step adds, bounds every neighbour in client i by
-induction over the calls, as in `follow` (`around`). e* does not vanish as m -> 0, like D.
+induction over the calls, as in `path_certificate` (`around`). e* does not vanish as m -> 0, like D.
 
 *Generalization.* F and F_hat are L_loss-Lipschitz, so on every sample
 
@@ -134,7 +134,7 @@ class Tube:
     scope: str = SCOPE
 
 
-def certify(
+def tube_certificate(
     smallest: ArrayLike,
     schedule: ArrayLike,
     sensitivity: ArrayLike,
@@ -319,7 +319,7 @@ def scalar_obstruction(
     return Obstruction(first, second, abs(gradients[0] - gradients[1]), loss_gap)
 
 
-def follow(
+def path_certificate(
     smallest: ArrayLike,
     schedule: ArrayLike,
     sensitivity: ArrayLike,
@@ -332,8 +332,8 @@ def follow(
 ) -> Tube:
     """Return certificates of this run's neighbours, call by call, from (1) of `recursion` and (*).
 
-    Args are those of `certify`, with a `method` (a number is the beta of FedMuon) and the weights
-    `shares` [R, K] of the server's average, 1/K by default.
+    Args are those of `tube_certificate`, with a `method` (a number is the beta of FedMuon) and the
+    weights `shares` [R, K] of the server's average, 1/K by default.
 
     Returns:
         The gap gamma that all neighbours keep, the largest 2 / (s + s') as `l_orth`, and the
@@ -451,16 +451,16 @@ def norm_tube(
 ) -> Tube:
     """Remark D.1's tube for Newton-Schulz from M / ||M||_F, found as the exact sign's is.
 
-    `norms` are ||M||_F at all calls, as `certify` wants s_q. In the tube ||M||_F >= nu the map is
-    slope/nu-Lipschitz, and ||M'||_F >= ||M||_F - radius for neighbours, as Weyl's inequality gives
-    for s_q. So Lemma D.12 holds word for word with the norm in the place of s_q. L enters its
+    `norms` are ||M||_F at all calls, as `tube_certificate` wants s_q. In the tube ||M||_F >= nu the
+    map is slope/nu-Lipschitz, and ||M'||_F >= ||M||_F - radius for neighbours, as Weyl's inequality
+    gives for s_q. So Lemma D.12 holds word for word with the norm in the place of s_q. L enters its
     recursion only as lr L: a step size `slope` times as large stands for it.
     """
     given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
     slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1
     step = (lr * slope / own, beta, l_g, local_steps, kind)
     try:
-        tube = certify(norms, schedule, sensitivity, *step)
+        tube = tube_certificate(norms, schedule, sensitivity, *step)
     except Uncertified as error:
         raise Uncertified(f"With |M|_F in the place of s_q: {error}") from None
     return replace(tube, l_orth=slope / tube.gamma)

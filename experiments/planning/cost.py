@@ -27,8 +27,8 @@ from fedmuon.experiments.planning.pace import (
 )
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.build import resolve
-from fedmuon.federated.memory import COPIES
 from fedmuon.federated.rounds import ServerState, begin, broadcast, run_rounds
+from fedmuon.federated.size_limits import COPIES
 from fedmuon.federated.wire import named
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare

@@ -440,9 +440,9 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
     if case.config.stability.lipschitz == "sharp":
         shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
-        tube = analysis.follow(*of_run, method, shares=shares, **after)
+        tube = analysis.path_certificate(*of_run, method, shares=shares, **after)
     elif method == Method(run.beta) and not run.by_samples:
-        tube = analysis.certify(*of_run, run.beta, kind="paper", **after)
+        tube = analysis.tube_certificate(*of_run, run.beta, kind="paper", **after)
     else:
         raise Uncertified(PRINTED)
     status = "estimated" if case.given else "realized"

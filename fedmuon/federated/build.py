@@ -33,9 +33,9 @@ from fedmuon.federated.client_data import (
     targets_on,
     with_user_sizes,
 )
-from fedmuon.federated.memory import require_room_for_model, require_room_for_parameters
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.optim.chain import Number, States
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import aux_rate

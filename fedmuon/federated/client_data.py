@@ -48,7 +48,7 @@ from fedmuon.data.partition import (
 from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_source, digest
-from fedmuon.federated.memory import require_room
+from fedmuon.federated.size_limits import require_room
 from fedmuon.tasks.base import Batch, Replaced
 
 Facts = tuple[tuple[str, Any], ...]

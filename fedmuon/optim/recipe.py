@@ -137,17 +137,6 @@ def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, 
     return mean, states
 
 
-def server_momentum(memory: float) -> ServerRule:
-    """FedAvgM: v <- beta v + (mean - X), X <- X + v."""
-
-    def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
-        velocity = states["momentum"]
-        after = {name: memory * velocity[name] + (mean[name] - old[name]) for name in old}
-        return {name: old[name] + after[name] for name in old}, {**states, "momentum": after}
-
-    return rule
-
-
 def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
     """X <- mean, and D <- (X - mean) / (lr E), the global direction (Stability note, Remark 3.2).
 

@@ -39,7 +39,6 @@ from fedmuon.optim.recipe import (
     replace_by_mean,
     server_step,
 )
-from fedmuon.optim.recipe import server_momentum as fedavgm_rule
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.base import Params
@@ -116,7 +115,7 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
     Source: Hsu et al. 2019.
     """
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
-    return Recipe(chain, fedavgm_rule(server_momentum), kept=MOMENTUM)
+    return Recipe(chain, server_step(1.0, server_momentum), kept=MOMENTUM)
 
 
 @_recipe

@@ -10,7 +10,7 @@ from mpmath import mp, mpf
 from test_near_polar import BETA, CLIENTS, LR, SCHEDULE, STEPS, msign
 from test_near_polar import train as any_map
 
-from fedmuon.analysis import certify, follow, scalar_obstruction
+from fedmuon.analysis import path_certificate, scalar_obstruction, tube_certificate
 from fedmuon.analysis.theory.recursion import Method
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified
@@ -38,7 +38,7 @@ def test_every_neighbour_keeps_to_its_certificate(kind) -> None:
     means, sensitivity = clients(), np.array([0.1, 0.05, 0.2, 0.01, 0.15])
     reference, smallest = train(means)
     given = (smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
-    tube = follow(*given) if kind == "call by call" else certify(*given, kind)
+    tube = path_certificate(*given) if kind == "call by call" else tube_certificate(*given, kind)
     assert kind == "call by call" or tube.l_orth == (2 if kind == "paper" else 1) / tube.gamma
     rng, nearest = np.random.default_rng(1), math.inf
     for c in np.repeat(np.arange(CLIENTS), 12):
@@ -59,16 +59,19 @@ def test_every_neighbour_keeps_to_its_certificate(kind) -> None:
 def test_the_sharp_tube_is_never_worse() -> None:
     _, smallest = train(clients())
     arguments = (smallest, SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
-    paper, sharp = certify(*arguments, kind="paper"), certify(*arguments, kind="sharp")
+    paper, sharp = (
+        tube_certificate(*arguments, kind="paper"),
+        tube_certificate(*arguments, kind="sharp"),
+    )
     assert sharp.gamma > 1.5 * paper.gamma and sharp.l_orth < paper.l_orth / 3
     assert (sharp.perturbation < paper.perturbation).all()
-    floor = certify(float(smallest.min()), *arguments[1:])
+    floor = tube_certificate(float(smallest.min()), *arguments[1:])
     assert floor.gamma <= sharp.gamma
     # A run that the paper's form refuses may still be certified.
     wide = (smallest, SCHEDULE, np.full(CLIENTS, 0.95), LR, BETA, 1.0, STEPS)
-    assert certify(*wide).gamma > 0
+    assert tube_certificate(*wide).gamma > 0
     with pytest.raises(Uncertified):
-        certify(*wide, kind="paper")
+        tube_certificate(*wide, kind="paper")
 
 
 def radii(sign: Exact, sensitivity, smallest=None, l_g=None, scale=None) -> tuple[Any, list]:
@@ -111,7 +114,7 @@ def test_gamma_is_good_and_the_largest(moved, thin) -> None:
     _, smallest = train(clients())
     smallest[2, 1, 2] *= thin
     sensitivity = np.array(moved)
-    tube = certify(smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
+    tube = tube_certificate(smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
     gamma = mpf(tube.gamma)
     worst, ends = radii(by_constant(1 / gamma), sensitivity)
     assert agree(tube.perturbation, ends)
@@ -133,7 +136,7 @@ def test_a_gap_is_found_exactly_when_there_is_one() -> None:
         worst = {g: radii(by_constant(1 / mpf(g)), sensitivity)[0] for g in grid}
         good = [g for g, radius in worst.items() if (radius + g <= smallest).all()]
         try:
-            tube = certify(smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
+            tube = tube_certificate(smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
         except Uncertified:
             assert not good
         else:
@@ -146,16 +149,16 @@ def test_the_failing_call_is_named() -> None:
     _, smallest = train(clients())
     lost = smallest.copy()
     lost[2, 1, 0] = 0.0
-    for way in (certify, follow):
+    for way in (tube_certificate, path_certificate):
         with pytest.raises(Uncertified, match=r"round 2, local step 1, client 0.*full rank"):
             way(lost, SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
     with pytest.raises(Uncertified, match="round 0, local step 0, client 0, a neighbour may lose"):
-        follow(smallest, SCHEDULE, np.full(CLIENTS, 1e3), LR, BETA, 1.0, STEPS)
+        path_certificate(smallest, SCHEDULE, np.full(CLIENTS, 1e3), LR, BETA, 1.0, STEPS)
     for kind in ("paper", "sharp"):
         with pytest.raises(Uncertified, match="round 0, local step 0, client 0"):
-            certify(smallest, SCHEDULE, np.full(CLIENTS, 1e3), LR, BETA, 1.0, STEPS, kind)
+            tube_certificate(smallest, SCHEDULE, np.full(CLIENTS, 1e3), LR, BETA, 1.0, STEPS, kind)
     with pytest.raises(InputError, match="shape"):
-        certify(smallest[:1], SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
+        tube_certificate(smallest[:1], SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
 
 
 def test_beyond_the_tube_neighbours_do_jump() -> None:
@@ -166,10 +169,10 @@ def test_beyond_the_tube_neighbours_do_jump() -> None:
     other = means.copy()
     other[0] -= 2 * s[-1] * np.outer(U[:, 2], V[2])
     moved, _ = train(other)
-    tube = certify(smallest, SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
+    tube = tube_certificate(smallest, SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
     assert np.linalg.norm(moved - reference) > tube.perturbation[0]
     with pytest.raises(Uncertified):
-        certify(smallest, SCHEDULE, np.full(CLIENTS, 2 * s[-1]), LR, BETA, 1.0, STEPS)
+        tube_certificate(smallest, SCHEDULE, np.full(CLIENTS, 2 * s[-1]), LR, BETA, 1.0, STEPS)
 
 
 @pytest.mark.parametrize("samples", [1, 3, 101, 100_001])
@@ -201,7 +204,7 @@ def test_call_by_call_is_its_recursion_and_never_worse_than_a_tube() -> None:
     for size, l_g, scale in ((0.02, ones, ones), (0.3, falling, falling**2), (0.9, ones, ones)):
         sensitivity = size * np.array([0.9, 0.05, 1.0, 0.01, 0.6])
         given = (smallest, SCHEDULE, sensitivity, LR, BETA, l_g, STEPS)
-        found, tube = follow(*given, scale=scale), certify(*given, scale=scale)
+        found, tube = path_certificate(*given, scale=scale), tube_certificate(*given, scale=scale)
         # The sign is taken at s_q(M), and s_q(M') is at least gap - m.
         worst, ends = radii(lambda m, gap: 2 * m / (2 * mpf(gap) - m), sensitivity, smallest, l_g,
                             scale)  # fmt: skip
@@ -220,7 +223,7 @@ def test_a_turn_attains_the_promise_of_one_call() -> None:
     s, turn = 0.5, 1e-3
     R = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     radius = np.linalg.norm(s * R - s * np.eye(2))
-    one = follow(s, np.array([[0]]), [radius], 1.0, 0.0, 0.0)
+    one = path_certificate(s, np.array([[0]]), [radius], 1.0, 0.0, 0.0)
     moved = np.linalg.norm(msign(s * R) - msign(s * np.eye(2)))
     assert moved <= one.perturbation[0] <= 1.01 * moved
 
@@ -244,7 +247,7 @@ def test_step_sizes_may_change_by_round() -> None:
     """One number, and the same for each round; and rounds that stand still add nothing."""
     _, smallest = train(clients())
     rest = (BETA, 1.0, STEPS)
-    for way in (certify, follow):
+    for way in (tube_certificate, path_certificate):
         one = way(smallest, SCHEDULE, np.full(CLIENTS, 0.1), LR, *rest).perturbation
         same = way(smallest, SCHEDULE, np.full(CLIENTS, 0.1), np.full(4, LR), *rest).perturbation
         np.testing.assert_array_equal(one, same)
@@ -263,7 +266,7 @@ def test_call_by_call_of_other_recipes(method: Method) -> None:
     shares = np.array([[0.2, 0.3, 0.5]] * 4)
     gaps = 0.4 + np.random.default_rng(3).random((4, STEPS, 3))
     sensitivity = np.array([0.05, 0.02, 0.1, 0.01, 0.08])
-    found = follow(gaps, SCHEDULE, sensitivity, LR, method, 0.7, STEPS, shares=shares)
+    found = path_certificate(gaps, SCHEDULE, sensitivity, LR, method, 0.7, STEPS, shares=shares)
     beta, f = mpf(method.beta), mpf(1 if not method.form.startswith("ema") else 1 - method.beta)
     for c in range(CLIENTS):
         x = m = mpf(0)
@@ -280,5 +283,5 @@ def test_call_by_call_of_other_recipes(method: Method) -> None:
                 ends.append((mpf(shares[r, place]) * xi, mpf(shares[r, place]) * mi))
             x, m = (sum(end[j] for end in ends) for j in (0, 1))
         assert found.perturbation[c] == pytest.approx(float(x), rel=1e-12)
-    plain = follow(gaps, SCHEDULE, sensitivity, LR, 0.6, 0.7, STEPS).perturbation
+    plain = path_certificate(gaps, SCHEDULE, sensitivity, LR, 0.6, 0.7, STEPS).perturbation
     assert not np.allclose(found.perturbation, plain, rtol=1e-3)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from mpmath import mp, mpf
 
-from fedmuon.analysis import Realized, Run, amplification, certify, exposure, smoothed_polar
+from fedmuon.analysis import (
+    Realized,
+    Run,
+    amplification,
+    exposure,
+    smoothed_polar,
+    tube_certificate,
+)
 from fedmuon.analysis.theory.exact_polar import (
     NEAR,
     around,
@@ -354,10 +361,10 @@ def test_a_rank_that_no_momentum_exceeds_takes_the_place_of_full_rank() -> None:
     means = (5 * clients(0.05)) @ frame @ frame.T
     reference, momenta = train(means, msign)
     values = np.linalg.svd(momenta, compute_uv=False)
+    smallest = values[..., 2] * (values[..., 2] > 1e-12)
     with pytest.raises(Uncertified):
-        certify(values[..., 2] * (values[..., 2] > 1e-12), SCHEDULE, np.full(CLIENTS, 0.05),
-                LR, BETA, 1.0, STEPS)  # fmt: skip
-    tube = certify(values[..., 1], SCHEDULE, np.full(CLIENTS, 0.05), LR, BETA, 1.0, STEPS)
+        tube_certificate(smallest, SCHEDULE, np.full(CLIENTS, 0.05), LR, BETA, 1.0, STEPS)
+    tube = tube_certificate(values[..., 1], SCHEDULE, np.full(CLIENTS, 0.05), LR, BETA, 1.0, STEPS)
     rng = np.random.default_rng(7)
     for c in range(CLIENTS):
         other, step = means.copy(), rng.standard_normal((3, 4)) @ frame @ frame.T
@@ -365,7 +372,7 @@ def test_a_rank_that_no_momentum_exceeds_takes_the_place_of_full_rank() -> None:
         assert np.linalg.norm(train(other, msign)[0] - reference) <= tube.perturbation[c]
     away, (left, _, right) = means.copy(), np.linalg.svd(means[0])
     away[0] += 1e-4 * np.outer(left[:, 2], right[3])
-    small = certify(values[..., 1], SCHEDULE, np.full(CLIENTS, 1e-4), LR, BETA, 1.0, STEPS)
+    small = tube_certificate(values[..., 1], SCHEDULE, np.full(CLIENTS, 1e-4), LR, BETA, 1.0, STEPS)
     assert np.linalg.norm(train(away, msign)[0] - reference) > small.perturbation[0]
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedmuon.config.load import Config, dump, load
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app, main
-from fedmuon.federated import memory
+from fedmuon.federated import size_limits
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.privacy.accounting import composition
@@ -93,13 +93,13 @@ def test_files_that_no_reader_can_read(text: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_is_held_to_the_memory_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(data={"train": 400_000, "test": 1000, "dimension": 50})
-    assert memory.machine_memory() > 0
+    assert size_limits.machine_memory() > 0
     source = read_source(config)
     for have in (2**28 + 2**20, 2**20):  # the second is less than is looked at
-        monkeypatch.setattr(memory, "machine_memory", lambda have=have: have)
+        monkeypatch.setattr(size_limits, "machine_memory", lambda have=have: have)
         with pytest.raises(InputError, match=r"needs about 0\.\d+ GiB .* machine has 0\.\d+ GiB"):
             build_data(config, source)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 2**40)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 2**40)
     build_data(config, source)
 
 
@@ -110,14 +110,14 @@ def test_every_participant_of_a_round_takes_memory(
     """Of tiny samples: 930 MB were held by 100,000 of them; those who wait take little."""
     tables = {"clients": clients, "per-round": per_round}
     config = small(data={"train": 2 * clients, "minimum": 1}, federation=tables)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 24 * 2**30)
     said = r"its clients, .*: lower \[federation\] clients or per"
     too_many = pytest.raises(InputError, match=said) if per_round == 10**7 else nullcontext()
     with too_many:
-        memory.require_room(config, (2,))
+        size_limits.require_room(config, (2,))
     needed: list[int] = []
-    monkeypatch.setattr(memory, "_refuse", lambda parts: needed.append(parts["clients"]))
-    memory.require_room(config, (2,))
+    monkeypatch.setattr(size_limits, "_refuse", lambda parts: needed.append(parts["clients"]))
+    size_limits.require_room(config, (2,))
     assert 0.9 < needed[0] / (6.7e3 * per_round + 210 * (clients - per_round)) < 1.1
 
 
@@ -125,7 +125,7 @@ def test_a_stack_of_replicas_takes_the_memory_of_all(monkeypatch: pytest.MonkeyP
     config = small(data={"dimension": 20_000, "classes": 50})
     source = read_source(config)
     data = build_data(config, source)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 2**30)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 2**30)
     assert build_experiment(config, data).task.dtype == torch.float64
     with pytest.raises(InputError, match="of it for its model"):
         build_experiment(config, data, lr=torch.full((256,), 0.1))
@@ -135,20 +135,20 @@ def test_the_limit_of_a_control_group_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 2 with a limit above the process's own group, and version 1."""
-    whole = memory.machine_memory()
-    monkeypatch.setattr(memory, "GROUPS", tmp_path)
-    monkeypatch.setattr(memory, "OWN", tmp_path / "own")
+    whole = size_limits.machine_memory()
+    monkeypatch.setattr(size_limits, "GROUPS", tmp_path)
+    monkeypatch.setattr(size_limits, "OWN", tmp_path / "own")
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
     (tmp_path / "a" / "memory.max").write_text("1000000\n")
     (tmp_path / "own").write_text("0::/a/b\n")
-    assert memory.machine_memory() == 1_000_000
+    assert size_limits.machine_memory() == 1_000_000
     (tmp_path / "memory" / "c").mkdir(parents=True)
     (tmp_path / "memory" / "c" / "memory.limit_in_bytes").write_text("2000\n")
     (tmp_path / "own").write_text("4:cpu:/x\n3:memory,cpu:/c\nnonsense\n")
-    assert memory.machine_memory() == 2000
+    assert size_limits.machine_memory() == 2000
     (tmp_path / "own").unlink()
-    assert memory.machine_memory() >= whole
+    assert size_limits.machine_memory() >= whole
 
 
 PRIVACY = ["--delta", "1e-5", "--population", "1000"]
