@@ -79,8 +79,8 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
     """The same, and why subfolders are missing."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
-    if kind := _kind(folder):
-        return [_found(kind, folder)], Missing()
+    if reader := _reader(folder):
+        return [_read(reader, folder)], Missing()
     if _is_plain(folder):
         return [of_runs([folder])], Missing()
     with mendable(folder, "read"):
@@ -102,38 +102,39 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
 
     Of several sections each is named by its folder.
     """
-    found, plain, missing = [], [], Missing()
+    found, plain_runs, missing = [], [], Missing()
     for folder in folders:
         try:
-            if kind := _kind(folder):
-                found.append(_found(kind, folder))
+            if reader := _reader(folder):
+                found.append(_read(reader, folder))
             elif _is_plain(folder):
-                plain.append(_readable(folder))
+                _require_sound(folder)
+                plain_runs.append(folder)
             elif is_run(folder):
-                _readable(folder)  # as it is drawn beside the others
+                _require_sound(folder)  # as it is drawn beside the others
         except Unfinished as error:
             missing.unfinished.append(str(error))
         except InputError as error:
             missing.left_out.append(str(error))
-    if len(found) + bool(plain) > 1:
+    if len(found) + bool(plain_runs) > 1:
         found = [replace(one, title=f"{one.title} ({one.name})") for one in found]
-    return [*found, *([of_runs(plain)] if plain else [])], missing
+    return [*found, *([of_runs(plain_runs)] if plain_runs else [])], missing
 
 
 def _is_plain(folder: Path) -> bool:
     """Whether it is of a finished run without neighbours."""
-    return (folder / "summary.json").exists() and is_run(folder) and not _kind(folder)
+    return (folder / "summary.json").exists() and is_run(folder) and not _reader(folder)
 
 
-def _readable(folder: Path) -> Path:
-    """The folder, refused unless a run that can be trusted is there."""
+def _require_sound(folder: Path) -> None:
+    """Reject a run whose files are damaged or missing."""
     if why := run_status(folder).damage:
         raise InputError(why)
-    return folder
 
 
-def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
-    if kind is of_neighbours and not (
+def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
+    """The findings of the folder, if all that they need is there."""
+    if reader is of_neighbours and not (
         (folder / "bound.json").exists() or "bound.json" in sums_of(folder)  # it comes last
     ):
         run = RunStatus(folder)
@@ -150,13 +151,13 @@ def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
             )
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
-        found = kind(folder)
-    if kind is of_neighbours:  # whose rounds are drawn beside those of others
+        found = reader(folder)
+    if reader is of_neighbours:  # whose rounds are drawn beside those of others
         RunDirectory(folder).require_unchanged()
     return found
 
 
-def _kind(folder: Path) -> Callable[[Path], Findings] | None:
+def _reader(folder: Path) -> Callable[[Path], Findings] | None:
     """Which reader the folder's files ask for; one file of a kind is enough."""
     if any((folder / name).exists() for name in SUITE):
         return of_suite

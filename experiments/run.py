@@ -67,9 +67,11 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
     if config.engine.name == "inline":
         return work(run_rounds)
     quieten()
-    from fedmuon.experiments.engines import ray_engine  # loads Ray and Flower
+    # These load Ray and Flower.
+    from fedmuon.experiments.engines import ray_engine
+    from fedmuon.server.strategy import engine
 
-    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)), verbose)
+    return ray_engine.with_ray_grid(config, lambda grid: work(engine(config, grid)), verbose)
 
 
 def _config_to_resume(config: Config | None, out: Path) -> Config:

@@ -22,7 +22,7 @@ NOT_RELEASED = (
 BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
                "branch G", "delta": "δ", "failure": "probability that it fails",
                "l_orth": "Lipschitz constant of the map", "n_eff": "effective sample size",
-               "max_exposure": "largest ε_i of a client",
+               "max_exposure": "largest exposure Y_i of a client",
                "max_certificate": "largest certificate of a client"}  # fmt: skip
 
 # And of those that runs have had since their constants hold on a ball.

@@ -340,12 +340,12 @@ def measured_gap(
         raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
     if (abs(table.sum(axis=1) - 1) > 1e-9).any():
         raise InputError("each client's label shares must sum to 1.")
-    lost, names = values("test_losses", test_losses), np.asarray(test_labels)
-    if names.shape != lost.shape:
+    losses, labels = values("test_losses", test_losses), np.asarray(test_labels)
+    if labels.shape != losses.shape:
         raise InputError("test_losses and test_labels must have the same length.")
     class_weights = chances @ table  # w_y = sum_i p_i q_i(y)
     present = np.flatnonzero(class_weights)
-    groups = [lost[names == y] for y in present]
+    groups = [losses[labels == y] for y in present]
     if not all(len(group) for group in groups):
         raise InputError("a class that clients hold has no held-out sample: hold out more.")
     top = at_least("loss_bound", loss_bound)

@@ -201,7 +201,7 @@ def nesterov_muon(
     if start is None:
         start = beta**2 * slope + (1 - beta**2) * noise.size(slope)
     reach = math.sqrt(side) * (1 + at_least("nu", nu))  # of |T(M)|_F
-    pull = 1 + reach  # what an error in the momentum costs
+    pull = _pull(shape, gamma, nu)
     rho = contraction(noise, shape, gamma, nu)
     spread = 2 * math.sqrt(math.pi) * noise.reduction * pull
     growth = (2**noise.alpha + 1) ** (1 / noise.alpha)  # Gamma_a of Lemma C.3
@@ -221,9 +221,7 @@ def nesterov_muon(
 
 def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
     """rho = 1 - gamma - (1 + sqrt(d0) (1 + nu)) 2 sqrt(pi) C_a^(1/a) sigma1 / B^((a-1)/a) > 0."""
-    if not 0 <= gamma < 1:
-        raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
-    pull = 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
+    pull = _pull(shape, gamma, nu)
     rho = 1 - gamma - pull * 2 * math.sqrt(math.pi) * noise.reduction * noise.sigma1
     if not rho > 0:
         raise InputError(
@@ -236,12 +234,17 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 @in_doubles
 def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
     """The size that a batch must exceed (002, Theorem 3.5), from C_a = 2, or 1 for a = 2."""
-    if not 0 <= gamma < 1:
-        raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
-    pull = 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
+    pull = _pull(shape, gamma, nu)
     constant = (1 if noise.alpha == 2 else 2) ** (1 / noise.alpha)
     ratio = 2 * math.sqrt(math.pi) * noise.sigma1 * constant * pull / (1 - gamma)
     return ratio ** (noise.alpha / (noise.alpha - 1))
+
+
+def _pull(shape: tuple[int, int], gamma: float, nu: float) -> float:
+    """What an error in the momentum costs: 1 + sqrt(d0) (1 + nu)."""
+    if not 0 <= gamma < 1:
+        raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
+    return 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
 
 
 def _side(shape: tuple[int, int]) -> int:

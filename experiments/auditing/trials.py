@@ -55,7 +55,7 @@ def audit(
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.
         population: How many examples there are, for `release`.
-        say: Called beforehand with a note if so many trials cannot test the claim, else with "".
+        say: Called beforehand with a note if so many trials cannot test the claim.
     """
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
@@ -67,12 +67,11 @@ def audit(
         )
     require_enough(count)
     rng = np.random.default_rng(seed)
-    joint, printed = (
+    joint, per_release = (
         epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
     )
     if code == "projected":
         limits = {"note": ""}
-        say("")
         shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
     else:  # by counts alone, because the noise itself is in doubt; `tilted` would reach further
         limits = limits_of_trials(count, delta, joint.upper)
@@ -93,9 +92,9 @@ def audit(
         "epsilon_at_least": best,
         **{bound.method: bound.epsilon for bound in shown},
         "joint": joint.upper,
-        "per_release": printed.rdp,
+        "per_release": per_release.rdp,
         "below_joint": best <= joint.upper,
-        "refutes_per_release": shown[0].epsilon > printed.rdp,  # by counts
+        "refutes_per_release": shown[0].epsilon > per_release.rdp,  # by counts
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 OWNER = ".owner"  # a file that the owner holds locked
-PATIENCE = 8.0  # seconds: a process in the kernel's hands dies when they let go of it
+PATIENCE = 8.0  # seconds; a process in a system call dies only when that returns
 PAUSE = 0.02
 
 
@@ -87,7 +87,7 @@ def end(folder: Path) -> None:
 
 
 def kill(processes: set[int]) -> None:
-    """At once and without a word."""
+    """Send SIGKILL; ignore those that are gone."""
     for number in processes:
         with contextlib.suppress(OSError):
             os.kill(number, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """`fedmuon run --engine ray`: Flower's server and clients, with the clients in Ray's workers.
 
-Importing this module loads Ray and Flower, which read their settings then: call `quieten` before.
+Importing this module loads Ray and Flower, which read their settings then: call
+`ray_cluster.quieten` before.
 """
 
 import contextlib
@@ -23,12 +24,11 @@ from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.server import stopping
 from fedmuon.server.ray.grid import RayGrid
 from fedmuon.server.ray.worker_pool import died, why
-from fedmuon.server.strategy import engine as engine  # the clients behind a grid as an engine
 
 Result = TypeVar("Result")
 
 
-def on_grid(
+def with_ray_grid(
     config: Config,
     work: Callable[[Grid], Result],
     verbose: bool = False,

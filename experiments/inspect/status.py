@@ -240,6 +240,8 @@ def settings(config: Config) -> dict[str, str]:
             held = getattr(config, table)
             value = getattr(held, attribute(type(held), name))
             if key == "local.batch" and not value:
+                if config.local.recipe in PRIVATE:
+                    continue  # it draws lots
                 value = "full"
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)

@@ -99,10 +99,11 @@ def _engine(run: Run, state: ServerState) -> Engine:
     quieten()
     # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
     from fedmuon.experiments.engines import ray_engine
+    from fedmuon.server import strategy
     from fedmuon.server.message_sizes import on_ray
 
     def work(grid: Any) -> tuple[Engine, float]:
-        up, engine = time.perf_counter() - begun, ray_engine.engine(config, grid)
+        up, engine = time.perf_counter() - begun, strategy.engine(config, grid)
         trial = Trial(run.experiment, state, engine)
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
         sent = on_ray(config, run.experiment, state, grid.workers, ray_engine.machines())
@@ -112,7 +113,7 @@ def _engine(run: Run, state: ServerState) -> Engine:
         return Engine(found, up, 0.0, grid.workers, held, sent.down, sent.up), time.perf_counter()
 
     try:
-        engine, ended = ray_engine.on_grid(config, work)
+        engine, ended = ray_engine.with_ray_grid(config, work)
     except InputError as error:  # a plan has no folder to resume
         raise InputError(str(error).replace(RESUMED, "")) from error
     return replace(engine, stop=time.perf_counter() - ended)

@@ -68,7 +68,7 @@ DIAGNOSTICS = (
 # Noise was added to these files, or they follow from files that have it. No other file of a run is
 # for publication.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
-least_noise = cache(noise_for)  # takes a second, and all runs of a suite ask for the same
+cached_noise_for = cache(noise_for)  # takes a second, and all runs of a suite ask for the same
 
 
 class Demand(NamedTuple):
@@ -165,8 +165,9 @@ class PerExample:
         few = int((self.sizes < self.released.lot).sum())
         if not few or self.released.public_rate:
             return []
+        have = "has" if few == 1 else "have"
         return [
-            f"{few} of {len(self.sizes)} clients have fewer samples than a lot: every lot holds "
+            f"{few} of {len(self.sizes)} clients {have} fewer samples than a lot: every lot holds "
             f"all of theirs, and their sums are divided by {self.released.lot:g} all the same."
         ]
 
@@ -283,7 +284,8 @@ def with_noise(
         return config
     target = privacy.epsilon
     noise = max(
-        one.factor * least_noise(target, one.rate, one.steps, delta, blocks, adjacency=adjacency)[0]
+        one.factor
+        * cached_noise_for(target, one.rate, one.steps, delta, blocks, adjacency=adjacency)[0]
         for one in unit.demands()
     )
     table = privacy.model_copy(update={"noise": noise})

@@ -311,7 +311,7 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
     return found.pop("model"), found
 
 
-# One local step
+# What a local step may see, and the state that it starts from
 
 
 def _context(

@@ -279,10 +279,10 @@ def evaluate(run: Run, state: ServerState) -> Record:
         found["test_gap"] = found["test_loss"] - found["train_loss"]
         scores = {name: float(score[0]) for name, score in test.scores.items()}
     numbers = {name: one for name, one in found.items() if np.isfinite(one)}
-    public = run.experiment.recipe.private and all(
+    overflow = run.experiment.recipe.private and all(
         bool(one.isfinite().all()) for one in state.params.values()
     )
-    if len(numbers) < len(found) and not public:
+    if len(numbers) < len(found) and not overflow:
         raise NonFinite("the model is not finite after the last round: lower [local] lr")
     return numbers | scores
 

@@ -177,7 +177,7 @@ def bar() -> None:
     torch.set_num_threads(1)
     for module, name in (
         (fedmuon.experiments.engines.deployment, "deploy"),
-        (fedmuon.experiments.engines.ray_engine, "on_grid"),
+        (fedmuon.experiments.engines.ray_engine, "with_ray_grid"),
         (fedmuon.experiments.planning.pace, "probed"),
         (fedmuon.experiments.suites.suite, "Spread"),
     ):

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmuon.config.load import Config
-from fedmuon.experiments.engines.ray_engine import on_grid
+from fedmuon.experiments.engines.ray_engine import with_ray_grid
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -45,7 +45,7 @@ class LiveGrid:
 
     def _live(self) -> None:
         try:
-            on_grid(self._config, self._serve, client_app=self._app)
+            with_ray_grid(self._config, self._serve, client_app=self._app)
         except BaseException as error:  # the grid did not open: whoever waits is told
             while (waiting := self._asked.get()) is not None:
                 waiting[1].set_exception(error)

@@ -31,12 +31,12 @@ from fedmuon.experiments.engines import flower_simulation, ray_cluster
 from fedmuon.experiments.engines.flower_simulation import RayGrid, simulate
 from fedmuon.experiments.engines.processes import importable
 from fedmuon.experiments.engines.ray_cluster import connected
-from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
 from fedmuon.runs.loop import prepare, train
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker_pool import large
+from fedmuon.server.strategy import engine
 
 MANY, SEED = 10**6, 5
 IDS = node_ids(NODES, SEED)  # the first ones of a grid of more nodes, too

@@ -307,13 +307,13 @@ def noise_for(
         grid = pld.grid_for(events, delta, about, coarsest)
         return min(about, pld.bound(events, delta, grid))
 
-    noise, printed = math.sqrt(blocks), mode == "per-release"
-    rough = precision if printed else 0.01
+    noise, per_release = math.sqrt(blocks), mode == "per-release"
+    rough = precision if per_release else 0.01
     account(releases(noise), delta, mode, adjacency=adjacency)  # rejects what has no account
     noise = least_noise(
         lambda sigma: renyi.epsilon(releases(sigma), delta), epsilon, noise, 2.0, rough
     )
-    if not printed:
+    if not per_release:
         noise = least_noise(partial(spent, coarsest=True), epsilon, noise, 1.15, 10 * precision)
         noise = least_noise(partial(spent, coarsest=False), epsilon, noise, 1.01, precision)
     while (found := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:

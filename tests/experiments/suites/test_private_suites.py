@@ -184,9 +184,9 @@ def test_private_suites_clip_jointly(name: str, scale: str) -> None:
 
 def test_noise_is_searched_for_once(tmp_path: Path) -> None:
     private_run(tmp_path / "a")
-    before = accountant.least_noise.cache_info()
+    before = accountant.cached_noise_for.cache_info()
     private_run(tmp_path / "b")
-    after = accountant.least_noise.cache_info()
+    after = accountant.cached_noise_for.cache_info()
     assert after.misses == before.misses and after.hits > before.hits
 
 

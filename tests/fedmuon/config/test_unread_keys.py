@@ -280,7 +280,7 @@ def test_what_other_engines_read_is_asked_for() -> None:
     ray_engine._resources(spied)
     ray_engine._why(cast(Any, ValueError("no")), spied)
     deployment._longest_silence(spied)
-    assert engine.names == {"cpus_per_client", "gpus_per_client"}  # on_grid reads the address
+    assert engine.names == {"cpus_per_client", "gpus_per_client"}  # with_ray_grid reads the address
     assert faults.names == {"patience", "retries", "deadline"}
 
 

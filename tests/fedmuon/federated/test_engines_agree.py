@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines import ray_engine
-from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
@@ -27,6 +26,7 @@ from fedmuon.federated.rounds import Engine, begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train
+from fedmuon.server.strategy import engine
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -353,11 +353,11 @@ def test_the_stability_command_on_ray_is_that_inline(
     asked = []
     stability(small(**NEIGHBOURS[0]), tmp_path / "inline")
 
-    def on_grid(config: Config, work: Callable, verbose: bool) -> object:
+    def with_ray_grid(config: Config, work: Callable, verbose: bool) -> object:
         asked.append(config)
         return live.do(work)
 
-    monkeypatch.setattr(ray_engine, "on_grid", on_grid)
+    monkeypatch.setattr(ray_engine, "with_ray_grid", with_ray_grid)
     stability(config("", **NEIGHBOURS[0]), tmp_path / "ray")
     assert len(asked) == 2
     same_neighbours(tmp_path / "inline", tmp_path / "ray")
