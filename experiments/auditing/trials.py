@@ -55,7 +55,7 @@ def audit(
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.
         population: How many examples there are, for `release`.
-        say: Called beforehand with a note if so many trials cannot test the claim.
+        say: Called beforehand with a note if so many trials cannot test the claim, else with "".
     """
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
@@ -72,6 +72,7 @@ def audit(
     )
     if code == "projected":
         limits = {"note": ""}
+        say("")
         shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
     else:  # by counts alone, because the noise itself is in doubt; `tilted` would reach further
         limits = limits_of_trials(count, delta, joint.upper)
