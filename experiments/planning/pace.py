@@ -210,6 +210,7 @@ def evaluation(run: Run, state: ServerState) -> float:
     shards, task = run.experiment.shards, run.experiment.task
     shares = sample_weights(run.data.sizes, weights(run.data.sizes, "size"))
     train, held = len(shards.labels), len(shards.held_out.labels)
+    held += len(shards.validation.labels) if shards.validation else 0
 
     def look(rows: int) -> None:
         part = shards.inputs[:rows], shards.labels[:rows], shares[:rows].to(shards.labels.device)

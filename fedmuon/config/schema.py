@@ -53,6 +53,13 @@ def _named(key: str) -> Callable[[str], str]:
     return check
 
 
+def _share_or_count(value: float) -> float:
+    """Accept a share below 1, or a whole number."""
+    if value > 1 and value != int(value):
+        raise ValueError("give a share below 1, or a whole number of samples")
+    return value
+
+
 def _pairs(value: Any) -> Any:
     """A table of options as pairs in order, which can be hashed."""
     if not isinstance(value, Mapping):
@@ -290,6 +297,12 @@ class Data(Table):
     )
     train: Samples = key(4000, "n, the number of samples dealt to the clients", symbol="n")
     test: Samples = key(1000, "number of samples held out for test loss and accuracy")
+    validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
+        0.0,
+        "samples held out besides, by which settings are chosen: a share of `train`, or a number; "
+        "0 holds out none",
+        values="a share below 1, or a whole number",
+    )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
         "Dirichlet concentration of the labels over clients: small values are uneven, inf is even",
@@ -326,6 +339,12 @@ class Data(Table):
         4, "number of labels of synthetic samples", read_if=SYNTHETIC_SOURCE
     )
     options: Options = ()
+
+    @property
+    def validation_samples(self) -> int:
+        """The number of validation samples."""
+        share = 0 < self.validation < 1
+        return max(1, round(self.validation * self.train)) if share else int(self.validation)
 
 
 class Federation(Table):
@@ -859,6 +878,8 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
+
+LATER += tuple(("data", key) for key in ("validation",))
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {

@@ -11,6 +11,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source, flat_rows
 
+NONE = np.empty(0, np.int64)  # indices of no samples
+
 
 @dataclass(frozen=True)
 class FederatedData:
@@ -23,9 +25,12 @@ class FederatedData:
         offsets: [N + 1]; client i has the rows offsets[i] to offsets[i + 1].
         test_inputs: Test samples [m, d].
         test_labels: Their labels [m].
+        validation_inputs: Validation samples [v, d], by which settings are chosen.
+        validation_labels: Their labels [v].
         order: [n], the entry of `train_index` for each row.
         train_index: [n], the train samples as indices into the source.
         test_index: [m], the test samples as indices into the source.
+        validation_index: [v], the validation samples as indices into the source.
         client: [n], the client of each entry of `train_index`.
         shape: Shape of a stored sample, before it was flattened.
         vocabulary: That of the source.
@@ -38,9 +43,12 @@ class FederatedData:
     offsets: np.ndarray
     test_inputs: np.ndarray
     test_labels: np.ndarray
+    validation_inputs: np.ndarray
+    validation_labels: np.ndarray
     order: np.ndarray
     train_index: np.ndarray
     test_index: np.ndarray
+    validation_index: np.ndarray
     client: np.ndarray
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
@@ -71,6 +79,7 @@ def federate(
     test_index: np.ndarray,
     normalize: str = "unit",
     clients: int | None = None,
+    validation_index: np.ndarray = NONE,
 ) -> FederatedData:
     """Give sample train_index[t] to client[t], and map the chosen samples only.
 
@@ -81,6 +90,7 @@ def federate(
         test_index: Test samples [m].
         normalize: How a sample is mapped, see `flat_rows`.
         clients: N, needed if the last clients have no samples; otherwise N is max(client) + 1.
+        validation_index: Validation samples [v].
     """
     order = np.argsort(client, kind="stable")
     sizes = np.bincount(client, minlength=clients or 0)
@@ -91,9 +101,12 @@ def federate(
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         test_inputs=flat_rows(source.inputs, normalize, test_index),
         test_labels=source.labels[test_index],
+        validation_inputs=flat_rows(source.inputs, normalize, validation_index),
+        validation_labels=source.labels[validation_index],
         order=order,
         train_index=train_index,
         test_index=test_index,
+        validation_index=validation_index,
         client=client,
         shape=source.inputs.shape[1:],
         vocabulary=source.vocabulary,
@@ -103,14 +116,20 @@ def federate(
 
 
 def split(
-    source_labels: np.ndarray, official_test: int | None, train: int, test: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw disjoint indices [train] and [test] into the source, in random order.
+    source_labels: np.ndarray,
+    official_test: int | None,
+    train: int,
+    test: int,
+    seed: int,
+    validation: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw disjoint indices [train], [test] and [validation] into the source, in random order.
 
-    If the source has an official test part and both numbers fit, test samples come from it, and
-    train samples from the part before it. Otherwise both come from all samples together. With the
-    same seed and kind of split, a larger number extends the smaller draw and does not change the
-    other part.
+    If the source has an official test part and the numbers of train and test samples fit, test
+    samples come from it, and train samples from the part before it. Otherwise both come from all
+    samples together. With the same seed and kind of split, a larger number extends the smaller draw
+    and does not change the other part. Validation samples are those drawn after the train samples,
+    so their number changes neither part.
 
     Args:
         source_labels: Labels of all samples.
@@ -119,6 +138,7 @@ def split(
         test: Number of test samples; 0 means all that remain. Both may be 0 only if the source has
             an official test part.
         seed: Seed of the draw.
+        validation: Number of validation samples.
 
     Raises:
         InputError: If the numbers do not fit.
@@ -134,8 +154,8 @@ def split(
     else:
         raise InputError("[data] train and test are both 0 and the source has no split: give one")
     shared = before is after
-    taken = train or len(before) - (test if shared else 0)
-    held = test or len(after) - (train if shared else 0)
+    taken = train or len(before) - (test if shared else 0) - validation
+    held = test or len(after) - (train + validation if shared else 0)
     if min(taken, held) < 1 or (shared and taken + held > n):
         raise InputError(
             f"[data] train = {train} and test = {test} do not fit in {n} samples: lower "
@@ -143,4 +163,15 @@ def split(
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
-    return first[:taken].copy(), last[:held].copy()
+    rest = first[taken : n - held if shared else None]
+    return first[:taken].copy(), last[:held].copy(), first_of(rest, validation)
+
+
+def first_of(rest: np.ndarray, validation: int) -> np.ndarray:
+    """The validation samples: the first of those that are neither train nor test samples."""
+    if validation > len(rest):
+        raise InputError(
+            f"[data] validation asks for {validation} samples, and train and test leave "
+            f"{len(rest)}: lower one of the three"
+        )
+    return rest[:validation].copy()

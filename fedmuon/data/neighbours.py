@@ -65,8 +65,8 @@ def draw(
     """Draw random neighbours as (client, position, replacement) [trials, 3] int64.
 
     Trial t draws the sample to replace uniformly from all n. Then it draws a label, and a held-out
-    sample of that label: one that is neither train nor test, or a test sample if no such sample has
-    the label. Trial t depends on (seed, t) alone, not on `trials`.
+    sample of that label: one that is in no part, or a test sample if no such sample has the label.
+    Trial t depends on (seed, t) alone, not on `trials`.
 
     Args:
         data: The base data set.
@@ -123,7 +123,7 @@ def _pool(data: FederatedData, source: Source) -> Pool:
     No train sample is among them, so a replacement is never the sample that it replaces.
     """
     unused = np.ones(len(source.labels), bool)
-    unused[data.train_index] = unused[data.test_index] = False
+    unused[data.train_index] = unused[data.test_index] = unused[data.validation_index] = False
     parts = []
     for index in (np.flatnonzero(unused), np.sort(data.test_index)):
         labels = classes_of(source.labels[index])

@@ -175,7 +175,7 @@ def build_experiment(
     shape = data.shape or data.inputs.shape[1:]
     task = build_task(config, shape, data.classes, data.vocabulary, data.stored)
     if isinstance(task, MatrixTask):
-        for rows in (data.inputs, data.test_inputs):
+        for rows in (data.inputs, data.test_inputs, data.validation_inputs):
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # NaN neither
                 raise InputError(
@@ -377,7 +377,7 @@ def _worker_setup(config: Config) -> WorkerSetup:
             "seed it, or let it read a file"
         )
     source = mapped_source(resolved)
-    train, owner, _ = deal(resolved, source)
+    train, owner, *_ = deal(resolved, source)
     sizes = np.bincount(owner, minlength=resolved.federation.clients)
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})

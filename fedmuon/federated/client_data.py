@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.config.load import Config, nested, parse
+from fedmuon.config.schema import Data
 from fedmuon.config.user_objects import (
     UserObjects,
     facts_for,
@@ -32,7 +33,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Scalar
-from fedmuon.data.federated import FederatedData, federate, split
+from fedmuon.data.federated import FederatedData, federate, first_of, split
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import (
     COLUMN,
@@ -108,7 +109,7 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
         found["tokenizer"] = table.tokenizer
     if table.name == "synthetic":
         found |= {
-            "n": table.train + table.test,
+            "n": table.train + table.test + table.validation_samples,
             "dimension": table.dimension,
             "classes": table.classes,
             "seed": config.federation.seed,
@@ -153,25 +154,27 @@ def build_data(config: Config, source: Source | None = None) -> FederatedData:
     source = read_source(config) if source is None else source
     stored = source.inputs
     require_room(config, stored.shape[1:], len(stored), stored.itemsize)
-    train, client, test = deal(config, source)
-    return federate(source, train, client, test, config.data.normalize, config.federation.clients)
+    train, client, *held_out = deal(config, source)
+    table, clients = config.data, config.federation.clients
+    return federate(source, train, client, held_out[0], table.normalize, clients, held_out[1])
 
 
-def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Train indices [n], the client of each [n], and test indices, all into the source's order."""
+def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Train indices [n], the client of each [n], test and validation indices, all into the source's
+    order."""
     table, federation, seed = config.data, config.federation, config.federation.seed
-    n, official = len(source.labels), source.official_test
+    n, official, validation = len(source.labels), source.official_test, table.validation_samples
     if (parts := _index_arrays(config)) is not None:  # what they leave out may be held out
         last = n if official is None else official
         with _partition_guard(config):
             train, client = flatten_partition(parts, last)
         require_samples(client, federation.clients, table.minimum)
-        if official is not None:
-            return train, client, np.arange(last, n)
-        rest = np.setdiff1d(np.arange(n), train)
+        rest = np.setdiff1d(np.arange(last), train)
         drawn = generator(seed, Draw.SPLIT).permutation(rest)
-        return train, client, drawn[: table.test]
-    train, test = split(source.labels, official, table.train, table.test, seed)
+        if official is not None:
+            return train, client, np.arange(last, n), first_of(drawn, validation)
+        return train, client, drawn[: table.test], first_of(drawn[table.test :], validation)
+    train, test, held = split(source.labels, official, table.train, table.test, seed, validation)
     rng = generator(seed, Draw.PARTITION)
     if federation.partition == "column":
         if source.owner is None:
@@ -191,7 +194,7 @@ def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.nda
             client = clients_of_samples(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
-    return train, client, test
+    return train, client, test, held
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
@@ -288,13 +291,21 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
     table, n = config.data, len(source.labels)
     given = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
-        found = {"train": source.official_test, "test": n - source.official_test}
+        test, room = n - source.official_test, source.official_test
+        train = _beside_validation(table, room)
     else:
         test = table.test if "test" in given else min(table.test, max(1, n // TEST))
-        found = {"train": table.train if "train" in given else max(1, n - test), "test": test}
+        train = table.train if "train" in given else _beside_validation(table, n - test)
+    found: dict[str, Any] = {"train": train, "test": test}
     if "minimum" not in given and not is_own(config.federation.partition):
         found["minimum"] = min(table.minimum, max(1, found["train"] // config.federation.clients))
     return found
+
+
+def _beside_validation(table: Data, room: int) -> int:
+    """How many of so many samples train if the others are validation samples."""
+    share = table.validation < 1
+    return max(1, int(room / (1 + table.validation) if share else room - table.validation))
 
 
 # Tensors: one array sorted by client, of which each client is a slice
@@ -361,6 +372,7 @@ class Shards:
     held_out: Batch
     neighbours: Neighbours | None = None
     whose: tuple[np.ndarray, np.ndarray] | None = None  # of the source, and the client of each
+    validation: Batch | None = None
 
     @classmethod
     def of(
@@ -371,14 +383,16 @@ class Shards:
         neighbours: Neighbours | None = None,
     ) -> "Shards":
         """The data on a device, in the precision of the run."""
-        inputs, test = (
-            torch.from_numpy(rows).to(device, dtype) for rows in (data.inputs, data.test_inputs)
-        )
-        labels, answers = (
-            targets_on(device, dtype, values) for values in (data.labels, data.test_labels)
-        )
+
+        def batch(inputs: np.ndarray, labels: np.ndarray) -> Batch:
+            rows = torch.from_numpy(inputs).to(device, dtype)
+            return Batch(rows, targets_on(device, dtype, labels))
+
+        train = batch(data.inputs, data.labels)
+        test = batch(data.test_inputs, data.test_labels)
+        validation = batch(data.validation_inputs, data.validation_labels)
         whose = (data.train_index, data.client)
-        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours, whose)
+        return cls(train.inputs, train.labels, data.offsets, test, neighbours, whose, validation)
 
     @cached_property
     def partition_digest(self) -> str:

@@ -45,7 +45,8 @@ def require_room(
         itemsize: Bytes of a stored number.
     """
     data, federation = config.data, config.federation
-    row, asked = int(np.prod(shape, dtype=object)), data.train + data.test
+    row = int(np.prod(shape, dtype=object))
+    asked = data.train + data.test + data.validation_samples
     n = min(asked, stored) if stored else asked
     width = 4 if data.normalize == "pixels" or data.name in TEXTS else DOUBLE
     centres = data.classes * row * DOUBLE if data.name == "synthetic" else 0

@@ -44,6 +44,7 @@ from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory
 from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.networks import NetworkTask
 
+LOSSES = ("train_loss", "test_loss", "test_gap", "validation_loss")
 OnRoundEnd = Callable[[Record], None]
 OnStart = Callable[[int, int], None]  # (rounds already done, rounds in all)
 
@@ -101,6 +102,8 @@ def prepare(
         directory.require_resumable()
     directory.create(resume)
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
+    if config.data.validation:
+        split["validation_index"] = data.validation_index
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
@@ -263,7 +266,7 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
 
 def evaluate(run: Run, state: ServerState) -> Record:
     """Measure the weighted train loss; and on the test samples, if there are any, the loss, its gap
-    to the train loss and what else the task measures.
+    to the train loss and what else the task measures; and on the validation samples the same.
 
     A single example can make the loss of a private run infinite. Such a run continues and leaves
     the loss out; it ends only if its model, which is public, is not finite.
@@ -272,19 +275,23 @@ def evaluate(run: Run, state: ServerState) -> Record:
     sizes = run.data.sizes
     shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
     train = risk(task, state.params, shards.inputs, shards.labels, shares.to(shards.labels.device))
-    found, scores = {"train_loss": float(train.loss[0])}, {}
+    found = {"train_loss": float(train.loss[0])}
     if len((held := shards.held_out).labels):
         test = risk(task, state.params, held.inputs, held.labels)
         found["test_loss"] = float(test.loss[0])
         found["test_gap"] = found["test_loss"] - found["train_loss"]
-        scores = {name: float(score[0]) for name, score in test.scores.items()}
-    numbers = {name: one for name, one in found.items() if np.isfinite(one)}
-    overflow = run.experiment.recipe.private and all(
+        found |= {name: float(score[0]) for name, score in test.scores.items()}
+    if (kept := shards.validation) is not None and len(kept.labels):
+        measured = risk(task, state.params, kept.inputs, kept.labels)
+        found["validation_loss"] = float(measured.loss[0])
+        found |= {f"validation_{name}": float(one[0]) for name, one in measured.scores.items()}
+    lost = [name for name in LOSSES if not np.isfinite(found.get(name, 0.0))]
+    public = run.experiment.recipe.private and all(
         bool(one.isfinite().all()) for one in state.params.values()
     )
-    if len(numbers) < len(found) and not overflow:
+    if lost and not public:
         raise NonFinite("the model is not finite after the last round: lower [local] lr")
-    return numbers | scores
+    return {name: one for name, one in found.items() if name not in lost}
 
 
 def _finish(

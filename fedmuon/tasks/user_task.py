@@ -74,8 +74,9 @@ def user_network(
     loss = task.loss or (cross_entropy if classes else squared_error)
     of = guard or Guard("task", task.module)
     measures: dict[str, Metric] | None = {}
+    taken = {*OF_A_ROUND, *OF_A_RUN, *(f"validation_{name}" for name in task.metrics)}
     for name, one in task.metrics.items():
-        if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
+        if name in taken or name.endswith(SPREAD):
             raise InputError(
                 f"a metric cannot be called {name}, because every run records a value of this "
                 f"name: give it another name, such as my_{name.removesuffix(SPREAD)}"

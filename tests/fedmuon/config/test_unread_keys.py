@@ -36,6 +36,7 @@ NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
 # Another value of every key, one that a tiny run can have.
 OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
+    "data.validation": 10.0,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.dimension": 9, "data.classes": 4,
     "data.options": (("odd", 1),), "federation.options": (("odd", 1),),

@@ -457,7 +457,7 @@ def test_the_hub_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_splits_are_disjoint(n: int, official: int | None, train: int, test: int) -> None:
     official = official if official is not None and official < n else None
     try:
-        first, last = split(np.zeros(n), official, train, test, 3)
+        first, last, _ = split(np.zeros(n), official, train, test, 3)
     except InputError:
         fits = official is not None and train <= official and test <= n - official
         assert not fits and (train + test > n or train == n or test == n or not (train or test))
@@ -494,7 +494,7 @@ def federation(
     n: int = 120, train: int = 60, test: int = 30, clients: int = 7, seed: int = 0
 ) -> tuple[Source, FederatedData]:
     source = read("synthetic", n=n, dimension=5, classes=3, seed=seed)
-    first, last = split(source.labels, None, train, test, seed)
+    first, last, _ = split(source.labels, None, train, test, seed)
     rng = np.random.default_rng(seed)
     client = dirichlet(0.4, 2)(source.labels[first], clients, rng)
     return source, federate(source, first, client, last, "unit")
