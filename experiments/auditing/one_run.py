@@ -148,6 +148,11 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
             f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
             "no auditor sees them: set it to 'inline'"
         )
+    if config.data.client_test and config.privacy.level != "client":
+        raise InputError(
+            f"[data] client-test = {config.data.client_test} leaves fewer samples than train, "
+            "among which an audit draws its canaries: set it to 0"
+        )
     most, whose = _most_canaries(config)
     if not LEAST <= canaries <= most:
         raise InputError(

@@ -43,6 +43,10 @@ def findings(folder: Path) -> Findings:
     config: list[Config] = []
     with contextlib.suppress(InputError):  # of a config that names what is not on this machine
         config = [load(folder / "config.toml")]
+    trained = config[0].data.train if config else None
+    if config and config[0].data.client_test:  # a part of them
+        with np.load(require_regular(folder / "partition.npz")) as split:
+            trained = len(split["client"])
     count, compared = len(neighbours["trial"]), record.get("influence")
     of_gap, *claims = run_claims(neighbours, record, mode == "all")
     of_gap = with_range(of_gap, record)
@@ -51,7 +55,7 @@ def findings(folder: Path) -> Findings:
     about = {
         "scale": "one run",
         "seed": summary.get("seed"),
-        "training samples n": config[0].data.train if config else None,
+        "training samples n": trained,
         "device": summary.get("device"),
         "threads": summary.get("machine", {}).get("threads"),
     }

@@ -379,6 +379,11 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
                 f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
                 "leave it out, and spread the stacks with --ray-address"
             )
+        if config.data.validation or config.data.client_test:
+            raise InputError(
+                "[data] validation and client-test are measured by runs alone, and a stack is "
+                "compared with its bound: set both to 0"
+            )
         if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
             raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")
         for first in range(0, len(pairs), share):

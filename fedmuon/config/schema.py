@@ -303,6 +303,11 @@ class Data(Table):
         "0 holds out none",
         values="a share below 1, or a whole number",
     )
+    client_test: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0,
+        "share of each client's samples that is held out from its training and tests the final "
+        "model per client: at least one sample of every client that has two; 0 holds out none",
+    )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
         "Dirichlet concentration of the labels over clients: small values are uneven, inf is even",
@@ -311,7 +316,7 @@ class Data(Table):
     )
     minimum: Samples = key(
         10,
-        "minimum number of samples of every client: dirichlet and quantity fill small clients up "
+        "minimum number of samples dealt to a client: dirichlet and quantity fill small clients up "
         "from the largest; other partitions that give fewer are rejected; lowered for small data "
         "sets of your own",
     )
@@ -879,7 +884,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
 
-LATER += tuple(("data", key) for key in ("validation",))
+LATER += tuple(("data", key) for key in ("validation", "client-test"))
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {

@@ -4,6 +4,7 @@ Memory is proportional to n plus one offset per client, so a million clients are
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,10 @@ class FederatedData:
         test_index: [m], the test samples as indices into the source.
         validation_index: [v], the validation samples as indices into the source.
         client: [n], the client of each entry of `train_index`.
+        client_test_inputs: The clients' own test samples [t, d], sorted by client.
+        client_test_labels: Their labels [t].
+        client_test_index: [t], the same samples as indices into the source.
+        client_test_offsets: [N + 1]; client i has those from offset i to offset i + 1.
         shape: Shape of a stored sample, before it was flattened.
         vocabulary: That of the source.
         stored: The dtype in which inputs were stored.
@@ -50,6 +55,10 @@ class FederatedData:
     test_index: np.ndarray
     validation_index: np.ndarray
     client: np.ndarray
+    client_test_inputs: np.ndarray
+    client_test_labels: np.ndarray
+    client_test_index: np.ndarray
+    client_test_offsets: np.ndarray
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
     stored: np.dtype | None = None
@@ -71,43 +80,91 @@ class FederatedData:
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.inputs[rows], self.labels[rows]
 
+    def client_test(self, i: int) -> np.ndarray:
+        """Client i's own test samples as indices into the source."""
+        first, end = self.client_test_offsets[i : i + 2]
+        return self.client_test_index[first:end]
+
+
+class Dealt(NamedTuple):
+    """Which samples train and which are held out, as indices into the source.
+
+    Attributes:
+        train: Train samples [n].
+        client: The client [n] of each.
+        test: Test samples [m].
+        validation: Validation samples [v].
+        client_test: The clients' own test samples [t].
+        tested: The client [t] of each of these.
+    """
+
+    train: np.ndarray
+    client: np.ndarray
+    test: np.ndarray
+    validation: np.ndarray = NONE
+    client_test: np.ndarray = NONE
+    tested: np.ndarray = NONE
+
+    def with_client_test(self, share: float, rng: np.random.Generator) -> "Dealt":
+        """Hold out a share of each client's samples: at least one, and not the last.
+
+        Raises:
+            InputError: If no client has two samples.
+        """
+        shuffled = rng.permutation(len(self.client))
+        order = shuffled[np.argsort(self.client[shuffled], kind="stable")]
+        sizes = np.bincount(self.client)
+        counts = np.clip(np.rint(share * sizes), 1, np.maximum(sizes - 1, 0)).astype(np.int64)
+        if not counts.any():
+            raise InputError(
+                f"[data] client-test = {share} holds out no sample, because every client has one: "
+                "set it to 0, or lower [federation] clients"
+            )
+        place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        out = np.zeros(len(order), bool)
+        out[order] = place < np.repeat(counts, sizes)
+        parts = self.train[~out], self.client[~out], self.test, self.validation
+        return Dealt(*parts, self.train[out], self.client[out])
+
 
 def federate(
-    source: Source,
-    train_index: np.ndarray,
-    client: np.ndarray,
-    test_index: np.ndarray,
-    normalize: str = "unit",
-    clients: int | None = None,
-    validation_index: np.ndarray = NONE,
+    source: Source, dealt: Dealt, normalize: str = "unit", clients: int | None = None
 ) -> FederatedData:
-    """Give sample train_index[t] to client[t], and map the chosen samples only.
+    """Give each client its samples, and map the chosen samples only.
 
     Args:
         source: The samples.
-        train_index: Train samples [n].
-        client: The client [n] of each.
-        test_index: Test samples [m].
+        dealt: Which of them train, on which client, and which are held out.
         normalize: How a sample is mapped, see `flat_rows`.
         clients: N, needed if the last clients have no samples; otherwise N is max(client) + 1.
-        validation_index: Validation samples [v].
     """
-    order = np.argsort(client, kind="stable")
-    sizes = np.bincount(client, minlength=clients or 0)
-    rows = train_index[order]
+    order, sizes = np.argsort(dealt.client, kind="stable"), np.bincount(dealt.client)
+    clients = max(clients or 0, len(sizes))
+    rows, tests = dealt.train[order], dealt.client_test[np.argsort(dealt.tested, kind="stable")]
+
+    def offsets(client: np.ndarray) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(np.bincount(client, minlength=clients))])
+
+    def mapped(index: np.ndarray) -> np.ndarray:
+        return flat_rows(source.inputs, normalize, index)
+
     return FederatedData(
-        inputs=flat_rows(source.inputs, normalize, rows),
+        inputs=mapped(rows),
         labels=source.labels[rows],
-        offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        test_inputs=flat_rows(source.inputs, normalize, test_index),
-        test_labels=source.labels[test_index],
-        validation_inputs=flat_rows(source.inputs, normalize, validation_index),
-        validation_labels=source.labels[validation_index],
+        offsets=offsets(dealt.client),
+        test_inputs=mapped(dealt.test),
+        test_labels=source.labels[dealt.test],
+        validation_inputs=mapped(dealt.validation),
+        validation_labels=source.labels[dealt.validation],
         order=order,
-        train_index=train_index,
-        test_index=test_index,
-        validation_index=validation_index,
-        client=client,
+        train_index=dealt.train,
+        test_index=dealt.test,
+        validation_index=dealt.validation,
+        client=dealt.client,
+        client_test_inputs=mapped(tests),
+        client_test_labels=source.labels[tests],
+        client_test_index=tests,
+        client_test_offsets=offsets(dealt.tested),
         shape=source.inputs.shape[1:],
         vocabulary=source.vocabulary,
         stored=source.inputs.dtype,

@@ -123,7 +123,8 @@ def _pool(data: FederatedData, source: Source) -> Pool:
     No train sample is among them, so a replacement is never the sample that it replaces.
     """
     unused = np.ones(len(source.labels), bool)
-    unused[data.train_index] = unused[data.test_index] = unused[data.validation_index] = False
+    for used in (data.train_index, data.test_index, data.validation_index, data.client_test_index):
+        unused[used] = False
     parts = []
     for index in (np.flatnonzero(unused), np.sort(data.test_index)):
         labels = classes_of(source.labels[index])

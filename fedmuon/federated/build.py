@@ -175,7 +175,8 @@ def build_experiment(
     shape = data.shape or data.inputs.shape[1:]
     task = build_task(config, shape, data.classes, data.vocabulary, data.stored)
     if isinstance(task, MatrixTask):
-        for rows in (data.inputs, data.test_inputs, data.validation_inputs):
+        held_out = data.test_inputs, data.validation_inputs, data.client_test_inputs
+        for rows in (data.inputs, *held_out):
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # NaN neither
                 raise InputError(
@@ -377,8 +378,8 @@ def _worker_setup(config: Config) -> WorkerSetup:
             "seed it, or let it read a file"
         )
     source = mapped_source(resolved)
-    train, owner, *_ = deal(resolved, source)
-    sizes = np.bincount(owner, minlength=resolved.federation.clients)
+    dealt = deal(resolved, source)
+    sizes = np.bincount(dealt.client, minlength=resolved.federation.clients)
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
     stored = source.inputs
@@ -388,8 +389,8 @@ def _worker_setup(config: Config) -> WorkerSetup:
         task,
         build_plan(resolved),
         source,
-        train[np.argsort(owner, kind="stable")],
+        dealt.train[np.argsort(dealt.client, kind="stable")],
         np.concatenate([[0], np.cumsum(sizes)]),
         resolved.data.normalize,
-        partition_digest(train, owner),
+        partition_digest(dealt.train, dealt.client),
     )

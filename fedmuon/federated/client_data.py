@@ -33,7 +33,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Scalar
-from fedmuon.data.federated import FederatedData, federate, first_of, split
+from fedmuon.data.federated import Dealt, FederatedData, federate, first_of, split
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import (
     COLUMN,
@@ -154,14 +154,20 @@ def build_data(config: Config, source: Source | None = None) -> FederatedData:
     source = read_source(config) if source is None else source
     stored = source.inputs
     require_room(config, stored.shape[1:], len(stored), stored.itemsize)
-    train, client, *held_out = deal(config, source)
-    table, clients = config.data, config.federation.clients
-    return federate(source, train, client, held_out[0], table.normalize, clients, held_out[1])
+    dealt = deal(config, source)
+    return federate(source, dealt, config.data.normalize, config.federation.clients)
 
 
-def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Train indices [n], the client of each [n], test and validation indices, all into the source's
-    order."""
+def deal(config: Config, source: Source) -> Dealt:
+    """Draw which samples train, on which client, and which are held out."""
+    dealt, share = _dealt(config, source), config.data.client_test
+    if not share:
+        return dealt
+    return dealt.with_client_test(share, generator(config.federation.seed, Draw.SPLIT, block=2))
+
+
+def _dealt(config: Config, source: Source) -> Dealt:
+    """The same before the clients hold out samples of their own."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
     if (parts := _index_arrays(config)) is not None:  # what they leave out may be held out
@@ -172,8 +178,9 @@ def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.nda
         rest = np.setdiff1d(np.arange(last), train)
         drawn = generator(seed, Draw.SPLIT).permutation(rest)
         if official is not None:
-            return train, client, np.arange(last, n), first_of(drawn, validation)
-        return train, client, drawn[: table.test], first_of(drawn[table.test :], validation)
+            return Dealt(train, client, np.arange(last, n), first_of(drawn, validation))
+        held = first_of(drawn[table.test :], validation)
+        return Dealt(train, client, drawn[: table.test], held)
     train, test, held = split(source.labels, official, table.train, table.test, seed, validation)
     rng = generator(seed, Draw.PARTITION)
     if federation.partition == "column":
@@ -194,7 +201,7 @@ def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.nda
             client = clients_of_samples(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
-    return train, client, test, held
+    return Dealt(train, client, test, held)
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
@@ -373,6 +380,7 @@ class Shards:
     neighbours: Neighbours | None = None
     whose: tuple[np.ndarray, np.ndarray] | None = None  # of the source, and the client of each
     validation: Batch | None = None
+    client_test: "Shards | None" = None  # of the clients' own test samples
 
     @classmethod
     def of(
@@ -391,8 +399,19 @@ class Shards:
         train = batch(data.inputs, data.labels)
         test = batch(data.test_inputs, data.test_labels)
         validation = batch(data.validation_inputs, data.validation_labels)
+        tests = batch(data.client_test_inputs, data.client_test_labels)
+        of_clients = cls(tests.inputs, tests.labels, data.client_test_offsets, test)
         whose = (data.train_index, data.client)
-        return cls(train.inputs, train.labels, data.offsets, test, neighbours, whose, validation)
+        return cls(
+            train.inputs,
+            train.labels,
+            data.offsets,
+            test,
+            neighbours,
+            whose,
+            validation,
+            of_clients,
+        )
 
     @cached_property
     def partition_digest(self) -> str:

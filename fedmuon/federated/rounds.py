@@ -481,26 +481,47 @@ def sums(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Params]:
     """The losses' and the scores' weighted sums [S] float64, left on the device; None counts."""
-    rows = len(labels)
     if weights is None:
-        weights = torch.ones(rows, dtype=torch.float64, device=labels.device)
+        weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
-    step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
 
-    def look(start: int) -> tuple[Tensor, Params]:
-        part = slice(start, start + step)
+    def look(part: slice) -> tuple[Tensor, Params]:
         losses, scores = task.losses(params, Batch(inputs[part], labels[part]))
         means = {name: values.double() @ weights[part] for name, values in scores.items()}
         return losses.double() @ weights[part], means
 
     loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
     means: dict[str, Tensor] = {}
-    looks = [partial(look, at) for at in range(0, rows, step)]
+    looks = [partial(look, part) for part in _pieces(len(labels), stack)]
     for more, measured in spread(looks, task.thread_safe):
         loss += more
         for name, value in measured.items():
             means[name] = means.get(name, 0) + value
     return loss, means
+
+
+def _pieces(rows: int, stack: int) -> list[slice]:
+    """The rows that are looked at together."""
+    step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.ndarray]:
+    """The mean loss and scores [S, C] of each client that has samples, in one pass over all."""
+
+    def look(part: slice) -> Params:
+        losses, scores = task.losses(params, Batch(shards.inputs[part], shards.labels[part]))
+        return {"loss": losses.double(), **{name: one.double() for name, one in scores.items()}}
+
+    pieces = _pieces(len(shards.labels), len(next(iter(params.values()))))
+    found = spread([partial(look, part) for part in pieces], task.thread_safe)
+    sizes = np.diff(shards.offsets)
+    starts, counts = shards.offsets[:-1][sizes > 0], sizes[sizes > 0]
+    return {
+        name: np.add.reduceat(torch.cat([one[name] for one in found], 1).cpu().numpy(), starts, 1)
+        / counts
+        for name in found[0]
+    }
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:

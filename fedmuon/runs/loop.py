@@ -34,6 +34,7 @@ from fedmuon.federated.rounds import (
     Round,
     ServerState,
     begin,
+    client_means,
     risk,
     sample_weights,
 )
@@ -104,6 +105,9 @@ def prepare(
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     if config.data.validation:
         split["validation_index"] = data.validation_index
+    if config.data.client_test:
+        tested = np.repeat(np.arange(config.federation.clients), np.diff(data.client_test_offsets))
+        split |= {"client_test_index": data.client_test_index, "client_test_client": tested}
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
@@ -294,6 +298,33 @@ def evaluate(run: Run, state: ServerState) -> Record:
     return {name: one for name, one in found.items() if name not in lost}
 
 
+def _over_clients(run: Run, state: ServerState) -> Record:
+    """How the model does on each client's own test samples, if they have some: mean, standard
+    deviation and worst decile over the clients of what the task measures, or else of the loss."""
+    tests = run.experiment.shards.client_test
+    if tests is None or not len(tests.labels):
+        return {}
+    measured = {
+        name: values[0]
+        for name, values in client_means(run.experiment.task, state.params, tests).items()
+    }
+    loss = measured.pop("loss")
+    return {
+        f"client_test_{name}{part}": value
+        for name, values in (measured or {"loss": loss}).items()
+        for part, value in distribution(values, name == "accuracy").items()
+        if np.isfinite(value)
+    }
+
+
+def distribution(values: np.ndarray, rising: bool) -> dict[str, float]:
+    """The mean of values [C], their standard deviation, and the mean of the worst tenth of them,
+    which are the lowest if `rising` and else the highest."""
+    worst = np.sort(values if rising else -values)[: -(-len(values) // 10)]
+    decile = float(worst.mean() if rising else -worst.mean())
+    return {"": float(values.mean()), "_std": float(values.std()), "_worst_decile": decile}
+
+
 def _finish(
     run: Run,
     state: ServerState,
@@ -306,7 +337,7 @@ def _finish(
     and tell the callbacks."""
     config = run.config
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}
-    summary = summary or evaluate(run, state)
+    summary = (summary or evaluate(run, state)) | _over_clients(run, state)
     if stopped:
         summary["stopped"] = stopped
     if accountant:

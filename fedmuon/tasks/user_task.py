@@ -6,6 +6,7 @@ Parameters may be anywhere in the module, and may be tied. Buffers keep their va
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ def user_network(
     loss = task.loss or (cross_entropy if classes else squared_error)
     of = guard or Guard("task", task.module)
     measures: dict[str, Metric] | None = {}
-    taken = {*OF_A_ROUND, *OF_A_RUN, *(f"validation_{name}" for name in task.metrics)}
+    parts = product(("validation", "client_test"), task.metrics)
+    taken = {*OF_A_ROUND, *OF_A_RUN, *("_".join(pair) for pair in parts)}
     for name, one in task.metrics.items():
         if name in taken or name.endswith(SPREAD):
             raise InputError(

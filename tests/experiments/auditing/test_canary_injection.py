@@ -277,6 +277,7 @@ def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:
     ({}, {"count": 9}, "9 canaries cannot be"),
     ({}, {"count": 81}, "81 canaries cannot be"),
     ({}, {"sees": "lots"}, "--sees lots is unknown"),
+    ({"data": {**SMALL["data"], "client-test": 0.2}}, {}, "client-test = 0.2 leaves fewer"),
     ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "give noise"),
     ({"privacy": {"noise": 1.0, "lot": 20.0, "quantile": 0.5}}, {}, "quantile out"),
     ({"privacy": {"noise": 1.0, "lot": 20.0, "sampling": "shuffle"}}, {}, "sampling and quantile"),

@@ -36,7 +36,7 @@ NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
 # Another value of every key, one that a tiny run can have.
 OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
-    "data.validation": 10.0,
+    "data.validation": 10.0, "data.client-test": 0.3,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.dimension": 9, "data.classes": 4,
     "data.options": (("odd", 1),), "federation.options": (("odd", 1),),
@@ -400,6 +400,8 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
     ({"local": {"lr": 0.5}}, "[grid] settles it"),
     ({"engine": {"name": "ray"}}, "--ray-address"),
     ({"stability": {"trials": 3}}, "trials settles it"),
+    ({"data": {"client-test": 0.2}}, "client-test are measured by runs alone"),
+    ({"data": {"validation": 9}}, "[data] validation and client-test"),
 ])  # fmt: skip
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
     content = contents.at(contents.read("A1"), "synthetic", "small")

@@ -16,7 +16,7 @@ from fedmuon import links, recipes
 from fedmuon.config.load import parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
-from fedmuon.data.federated import federate
+from fedmuon.data.federated import Dealt, federate
 from fedmuon.data.user_data import as_source
 from fedmuon.experiments.stability import certificates
 from fedmuon.federated.build import build_experiment, build_worker, resolve
@@ -40,7 +40,7 @@ def test_rows_outside_the_ball_have_no_constants() -> None:
     given = UserObjects(data=(5 * X, CLASSES))
     config = resolve(parse({**MATRIX, "data": {"name": "given"}}).with_objects(given))
     for normalize, sound in (("unit", True), ("ball", True), ("pixels", False)):
-        data = federate(source, np.arange(50), deal[:50], np.arange(50, 60), normalize)
+        data = federate(source, Dealt(np.arange(50), deal[:50], np.arange(50, 60)), normalize)
         if sound:
             build_experiment(config, data)
         else:

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 
 from fedmuon.core.errors import InputError
 from fedmuon.data import available, load, read, readers
-from fedmuon.data.federated import FederatedData, federate, split
+from fedmuon.data.federated import Dealt, FederatedData, federate, split
 from fedmuon.data.partition import dirichlet
 from fedmuon.data.readers import _read_cached, read_idx, read_mapped
 from fedmuon.data.source import Source, unit_rows
@@ -497,7 +497,7 @@ def federation(
     first, last, _ = split(source.labels, None, train, test, seed)
     rng = np.random.default_rng(seed)
     client = dirichlet(0.4, 2)(source.labels[first], clients, rng)
-    return source, federate(source, first, client, last, "unit")
+    return source, federate(source, Dealt(first, client, last), "unit")
 
 
 def test_clients_are_slices() -> None:
@@ -516,7 +516,9 @@ def test_clients_are_slices() -> None:
 
 def test_clients_without_samples_count() -> None:
     source, data = federation()
-    more = federate(source, data.train_index, data.client, data.test_index, "unit", clients=9)
+    more = federate(
+        source, Dealt(data.train_index, data.client, data.test_index), "unit", clients=9
+    )
     assert more.sizes.tolist() == [*data.sizes.tolist(), 0, 0]
 
 
@@ -535,7 +537,7 @@ def test_a_neighbour_differs_in_one_sample(seed: int) -> None:
         assert np.flatnonzero(changed).tolist() == [data.offsets[i] + j]
         assert (other.labels == data.labels)[~changed].all()
         assert source_index(other, i, j) == neighbours.replacement[s] != source_index(data, i, j)
-        oracle = federate(source, other.train_index, data.client, data.test_index)
+        oracle = federate(source, Dealt(other.train_index, data.client, data.test_index))
         assert (oracle.inputs == other.inputs).all() and (oracle.labels == other.labels).all()
         assert (neighbours.labels[s] == data.samples(i)[1]).any()
         held_out = {*range(120)} - {*data.train_index.tolist(), *data.test_index.tolist()}

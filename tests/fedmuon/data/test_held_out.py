@@ -16,9 +16,10 @@ import fedmuon
 from fedmuon.config.load import parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
-from fedmuon.data.federated import split
+from fedmuon.data.federated import Dealt, split
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.runs.loop import distribution
 
 TABLES: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "train": 300, "test": 100},
@@ -110,7 +111,7 @@ def test_early_stopping_and_resuming_see_validation(tmp_path: Path) -> None:
     assert again.summary == result.summary
     del config["data"]["validation"]
     with pytest.raises(InputError, match="validation_loss, which no round has"):
-        fedmuon.run(config)
+        fedmuon.run(config, out=tmp_path / "other")
 
 
 def test_samples_of_a_user_leave_room_for_validation() -> None:
@@ -140,3 +141,156 @@ def test_samples_of_a_user_leave_room_for_validation() -> None:
 def test_impossible_validation_is_refused(value: float, words: str) -> None:
     with pytest.raises(InputError, match=words):
         fedmuon.run(tables(data={"validation": value}))
+
+
+# --- each client's own test samples ---
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=8), share=st.floats(0.01, 0.99),
+    seed=st.integers(0, 20),
+)  # fmt: skip
+def test_each_client_holds_out_its_share(sizes: list[int], share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    client = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    train = rng.permutation(100 + np.arange(len(client)))
+    dealt = Dealt(train, client, np.array([1]), np.array([2]))
+    if max(sizes) < 2:
+        with pytest.raises(InputError, match="every client has one"):
+            dealt.with_client_test(share, np.random.default_rng(1))
+        return
+    found = dealt.with_client_test(share, np.random.default_rng(1))
+    owner = dict(zip(train.tolist(), client.tolist(), strict=True))
+    left = [one for one in train.tolist() if one not in found.client_test]
+    assert found.train.tolist() == left  # in the order in which they were dealt
+    assert found.client.tolist() == [owner[one] for one in left]
+    assert found.tested.tolist() == [owner[one] for one in found.client_test.tolist()]
+    assert sorted([*left, *found.client_test.tolist()]) == sorted(train.tolist())
+    assert (found.test, found.validation) == (dealt.test, dealt.validation)
+    for i, size in enumerate(sizes):
+        asked = max(1, round(share * size)) if size > 1 else 0
+        assert int((found.tested == i).sum()) == min(asked, max(size - 1, 0))
+
+
+def test_held_out_samples_are_uniform_within_a_client() -> None:
+    """Each of 5 samples is held out with probability 2/5; within 5 deviations of 2000 draws."""
+    dealt, counts = Dealt(np.arange(10), np.repeat([0, 1], 5), np.array([])), np.zeros(10)
+    for seed in range(2000):
+        counts[dealt.with_client_test(0.4, np.random.default_rng(seed)).client_test] += 1
+    assert (abs(counts - 800) < 5 * np.sqrt(2000 * 0.4 * 0.6)).all()
+    assert counts[:5].sum() == counts[5:].sum() == 4000
+
+
+CLIENT_TEST = tables(
+    data={"client-test": 0.25, "validation": 20}, engine={"dtype": "float64"},
+    federation={"clients": 11, "per-round": 4}, output={"evaluate-every": 9},
+)  # fmt: skip
+
+
+def test_the_final_model_is_measured_per_client(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+    result = fedmuon.run(CLIENT_TEST, task=module, out=tmp_path / "run")
+    config = result.config.with_objects(result.given)
+    source, data = read_source(config), build_data(config)
+    held = np.load(tmp_path / "run" / "partition.npz")
+    weight, bias = (np.asarray(result.model[name]) for name in ("1.weight", "1.bias"))
+    accuracies, before = [], build_data(parse(tables(federation={"clients": 11, "per-round": 4})))
+    for client in range(11):  # one sample after the other, from what is stored
+        own, hits = data.client_test(client), 0
+        assert sorted(own) == sorted(
+            held["client_test_index"][held["client_test_client"] == client]
+        )
+        dealt = set(before.train_index[before.client == client])
+        trained = set(held["train_index"][held["client"] == client])
+        assert set(own) | trained == dealt and not set(own) & trained
+        assert len(own) == max(1, round(0.25 * len(dealt)))
+        assert data.sizes[client] == len(dealt) - len(own)
+        for i in own:
+            scores = weight.reshape(10, 64) @ (source.inputs[i].reshape(-1).astype(float))
+            hits += int((scores + bias.reshape(10)).argmax() == source.labels[i])
+        accuracies.append(hits / len(own))
+    found, mean = result.summary, sum(accuracies) / 11
+    assert found["client_test_accuracy"] == pytest.approx(mean, rel=1e-12, abs=0)
+    spread = (sum((one - mean) ** 2 for one in accuracies) / 11) ** 0.5
+    assert found["client_test_accuracy_std"] == pytest.approx(spread, rel=1e-12, abs=0)
+    worst = sum(sorted(accuracies)[:2]) / 2  # a tenth of 11 clients, rounded up
+    assert found["client_test_accuracy_worst_decile"] == pytest.approx(worst, rel=1e-12, abs=0)
+    assert worst < mean and found["accuracy"] != mean
+    assert found["validation_accuracy"] != found["accuracy"]
+    again = fedmuon.run(out=tmp_path / "run", resume=True, task=module)
+    assert again.summary == found
+
+
+def test_of_losses_and_errors_the_worst_are_the_largest() -> None:
+    values = np.array([3.0, 1.0, 2.0, 5.0])
+    assert distribution(values, rising=True) == {
+        "": 2.75,
+        "_std": np.std(values),
+        "_worst_decile": 1,
+    }
+    assert distribution(values, rising=False)["_worst_decile"] == 5
+    assert distribution(np.arange(30.0), rising=False)["_worst_decile"] == 28
+
+
+def test_clients_without_test_samples_are_left_out() -> None:
+    """Of three clients with 1, 4 and 7 samples, and real targets, of which the loss is measured."""
+    x = np.random.default_rng(0).normal(size=(17, 2))
+    parts = [[0], range(1, 5), range(5, 12)]
+    config = {"data": {"client-test": 0.5}, "federation": {"rounds": 1, "per-round": 3},
+              "local": {"recipe": "fedavg"}, "engine": {"dtype": "float64"}}  # fmt: skip
+    module = nn.Linear(2, 1).double()
+    result = fedmuon.run(config, data=(x, x.sum(1)), partition=parts, task=module)
+    data = build_data(result.config.with_objects(result.given))
+    assert [len(data.client_test(i)) for i in range(3)] == [0, 2, 4]
+    assert data.sizes.tolist() == [1, 2, 3]
+    weight, bias = (np.asarray(result.model[name]) for name in ("weight", "bias"))
+    losses = []
+    for client in (1, 2):
+        errors = [
+            x[i] @ weight.ravel() + bias.item() - x[i].sum() for i in data.client_test(client)
+        ]
+        losses.append(sum(one**2 for one in errors) / len(errors))
+    assert result.summary["client_test_loss"] == pytest.approx(np.mean(losses), rel=1e-12, abs=0)
+    worst = result.summary["client_test_loss_worst_decile"]
+    assert worst == pytest.approx(max(losses), rel=1e-12, abs=0)
+    parts = [[0], [1], [2]]
+    with pytest.raises(InputError, match=r"client-test = 0.5 holds out no sample, because every"):
+        fedmuon.run(config, data=(x, x.sum(1)), partition=parts, task=module)
+
+
+def test_certificates_neighbours_and_ledgers_use_training_sizes(tmp_path: Path) -> None:
+    matrix = tables(
+        data={"client-test": 0.5, "minimum": 10}, local={"recipe": "fedmuon", "lr": 1e-4}
+    )
+    matrix["orthogonalizer"] = {"lambda": 0.1}
+    matrix["federation"] |= {"partition": "iid", "clients": 3}
+    matrix["stability"] = {"trials": 8}
+    result = fedmuon.stability(matrix, out=tmp_path / "run")
+    data = build_data(result.config)
+    assert data.sizes.tolist() == [50, 50, 50]
+    rows = np.genfromtxt(tmp_path / "run" / "neighbours.csv", delimiter=",", names=True)
+    assert set(rows["index"].astype(int)) <= set(data.train_index)
+    used = {*data.train_index, *data.client_test_index, *data.test_index}
+    assert not set(rows["replacement"].astype(int)) & used
+    bound = fedmuon.bound(tmp_path / "run")
+    matrix["data"] |= {"train": 150, "client-test": 0.0}
+    half = fedmuon.bound(fedmuon.run(matrix, out=tmp_path / "half"))
+    matrix["data"]["train"] = 300
+    whole = fedmuon.bound(fedmuon.run(matrix, out=tmp_path / "whole"))
+    assert bound["value"] == pytest.approx(half["value"], rel=1e-3)
+    assert whole["value"] < 0.9 * bound["value"]
+
+    private = tables(data={"client-test": 0.5}, local={"recipe": "dp-sgd"})
+    private["federation"] |= {"partition": "iid", "clients": 3}
+    private["privacy"] = {"noise": 1.0, "lot": 10.0, "insecure-reproducible-noise": True}
+    spent = {}
+    for train, share in ((300, 0.5), (150, 0.0), (300, 0.0)):
+        private["data"] |= {"train": train, "client-test": share}
+        spent[train, share] = fedmuon.run(private).summary["privacy"]["epsilon"]
+    assert spent[300, 0.5] == spent[150, 0.0] > spent[300, 0.0]
+
+
+@pytest.mark.parametrize("share", [1.0, -0.1])
+def test_a_share_is_below_one(share: float) -> None:
+    with pytest.raises(InputError, match=r"\[data\] client-test = "):
+        fedmuon.run(tables(data={"client-test": share}))

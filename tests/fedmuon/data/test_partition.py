@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.federated import federate
+from fedmuon.data.federated import Dealt, federate
 from fedmuon.data.partition import (
     by_partitioner,
     dirichlet,
@@ -173,7 +173,7 @@ def test_many_clients_take_little_memory() -> None:
     tracemalloc.start()
     try:
         client = dealt(labels, clients, 0.5, 1)
-        data = federate(source, np.arange(n), client, np.arange(3))
+        data = federate(source, Dealt(np.arange(n), client, np.arange(3)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
