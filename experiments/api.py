@@ -71,10 +71,11 @@ def run(
     `config` is the path of a TOML file, nested tables as in one, or a `Config`. A keyword is a name
     as in the config, or an object:
 
-    - `data`: (inputs, labels) as arrays, tensors or tables (a DataFrame), a torch Dataset, a
-      Bunch of scikit-learn, or a function that returns one of these; `test`: the same, held out.
-      [data] normalize is how samples are scaled: arrays of uint8 are taken for pixels and divided
-      by 255, so give other features as floats;
+    - `data`: (inputs, labels) as arrays, tensors or tables; a DataFrame whose labels are the column
+      that [data] target names; a sequence of pairs or dicts, such as a torch Dataset or one of
+      Hugging Face; a Bunch of scikit-learn; or a function that returns one of these. `test`: the
+      same, held out. [data] normalize is how samples are scaled: arrays of uint8 are taken for
+      pixels and divided by 255, so give other features as floats;
     - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
       partitioner of flwr-datasets;
     - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;

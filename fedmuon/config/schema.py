@@ -140,6 +140,9 @@ FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "t
 FILE_SOURCE = ReadIf("data.name", FILES, f"{', '.join(FILES)} read")
 TEXT_SOURCE = ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read")
 TABLE_SOURCE = ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read")
+OWN_SOURCE = ReadIf(
+    "data.name", is_own, "tables and dicts that you give read", "give data in Python"
+)
 SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "synthetic reads")
 
 # [federation]
@@ -331,6 +334,13 @@ class Data(Table):
         "folder with a source's files, if not the usual one; the file of npz, csv, parquet",
         read_if=FILE_SOURCE,
         values="a path",
+    )
+    target: Text = key(
+        "",
+        "the column with the labels in a table that you give, or the entry with them in dict "
+        "items; empty: dicts have one of the usual names, such as label",
+        read_if=OWN_SOURCE,
+        values="a name",
     )
     context: Count = key(64, "length of a text window in tokens", read_if=TEXT_SOURCE)
     tokenizer: Text = key(
@@ -884,7 +894,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
 
-LATER += tuple(("data", key) for key in ("validation", "client-test"))
+LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {

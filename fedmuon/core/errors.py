@@ -117,8 +117,9 @@ WANTED = {
     "task": "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)",
     "loss": "a function (outputs, targets) that returns one number for each sample",
     "metric": "a function (outputs, targets) that returns one number for each sample",
-    "data": "(inputs, labels), a torch Dataset of pairs, or a function that returns either",
-    "test": "(inputs, labels) or a torch Dataset of pairs",
+    "data": "(inputs, labels), a table, a sequence of pairs or dicts, or a function that returns "
+    "one of these",
+    "test": "(inputs, labels), a table, or a sequence of pairs or dicts",
     "partition": "one index array per client, or a function (labels, clients, rng)",
     "recipe": "a fedmuon.Recipe, a fedmuon.Chain or a list of links",
     "init": "a function of the parameters that returns a state, a mapping of names to tensors",

@@ -41,7 +41,8 @@ class Source:
 
     def __post_init__(self) -> None:
         if problem := self._problem():
-            raise InputError(f"{self.name} ({self.where}) {problem}")
+            same = self.name == self.where  # of samples that are given in Python
+            raise InputError(f"{'data' if same else f'{self.name} ({self.where})'} {problem}")
 
     def _problem(self) -> str:
         held, labels = self.inputs, self.labels
@@ -57,10 +58,11 @@ class Source:
             if low < 0 or high >= self.classes:
                 last = max(self.classes - 1, high - low)
                 return f"has labels from {low} to {high}: relabel them 0 to {last}"
-        elif not np.isfinite(labels).all():
-            return "has targets that are not finite"
+        elif not (finite := np.isfinite(labels).reshape(len(labels), -1).all(1)).all():
+            place = int(finite.argmin())
+            return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
         if held.dtype.kind not in "uif":
-            return f"holds values of type {held.dtype}: convert them to real numbers"
+            return f"holds values of type {type_of(held)}: convert them to real numbers"
         if held.dtype.kind == "f":
             with np.errstate(over="ignore"):  # wider floats are rounded to doubles
                 held = held.astype(np.float64) if held.itemsize > 8 else held
@@ -69,6 +71,11 @@ class Source:
                 place = int(finite.argmin())
                 return f"holds NaN or infinity in sample {place}: correct or remove it"
         return ""
+
+
+def type_of(array: np.ndarray) -> str:
+    """The type of its values in a message."""
+    return "str" if array.dtype.kind == "U" else str(array.dtype)
 
 
 def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:

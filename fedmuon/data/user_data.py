@@ -1,5 +1,6 @@
 """A user's own samples as a source: arrays, tensors, torch Datasets, tables, or files of these."""
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -14,76 +15,185 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular
-from fedmuon.data.source import Source
+from fedmuon.data.source import Source, type_of
 
-MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such pairs, or a Source"
+MEND = (
+    "give (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
+    "dicts"
+)
+LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the entry with the label
+MOST = 10  # names in a message
 KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # floats of numpy
 DENSE = "convert it to a dense array with {}, if it fits into memory"
 
 
-def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
+def pair_of(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray, np.ndarray]:
     """Convert the argument `name` to inputs and labels.
 
     Args:
-        data: (inputs, labels), a torch Dataset of pairs, or a Bunch of scikit-learn.
+        data: (inputs, labels), a Bunch of scikit-learn, a table with a column of labels, or a
+            sequence of pairs or dicts, such as a torch Dataset or one of Hugging Face.
         name: Name of the argument, for errors.
+        target: The column of a table, or the entry of dicts, that holds the labels. Dicts need it
+            unless one entry has a usual name.
 
     Raises:
         InputError: If the samples are of another kind.
     """
-    if _has_columns(data) or _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
-        mend = f"{name}=(frame.drop(columns='label'), frame['label'])"
-        mend = mend if _has_columns(data) else f"{name}=(inputs, labels)"
+    if _has_columns(data):
+        return _parts_of_table(data, name, target)
+    if _is_sequence(data):
+        inputs, labels = _parts_of_items(data, name, target)
+    else:
+        if target:
+            raise InputError(
+                f"[data] target = '{target}' has no effect: {name} is a {type(data).__name__}, "
+                "which has neither columns nor dict items, so leave target out"
+            )
+        inputs, labels = _parts(data, name)
+    return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
+
+
+def _parts(data: Any, name: str) -> tuple[Any, Any]:
+    """The entries of a pair or a Bunch."""
+    if _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         raise InputError(
             f"{name} is a {type(data).__name__} alone, which does not say which values are labels: "
-            f"give {mend}"
+            f"give {name}=(inputs, labels)"
         )
     if isinstance(data, Mapping):
         if not {"data", "target"} <= data.keys():  # as in a Bunch of scikit-learn
             raise InputError(
-                f"{name} is a {type(data).__name__} without the entries 'data' and 'target': give "
-                f"{name}=(inputs, labels)"
+                f"{name} is a {type(data).__name__} of {_listed(data)} without the entries 'data' "
+                f"and 'target': give {name}=(inputs, labels), or one of its parts"
             )
-        data = data["data"], data["target"]
-    elif (
-        not isinstance(data, tuple | list)
+        return data["data"], data["target"]
+    if not _is_pair(data):
+        raise InputError(f"{name} of type {type(data).__name__} are no samples: {MEND}")
+    return data[0], data[1]
+
+
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2
+
+
+def _is_sequence(data: Any) -> bool:
+    """Whether it is a sequence of samples; a list of two may be (inputs, labels)."""
+    if isinstance(data, tuple | list):
+        shown = data[:2] if len(data) == 2 else data[:1]
+        dicts = bool(shown) and all(isinstance(one, Mapping) for one in shown)
+        return dicts or (len(data) > 2 and _is_pair(data[0]))
+    whole = _is_tensor(data) or _is_sparse(data) or hasattr(data, "__array__")
+    return (
+        not (whole or isinstance(data, Mapping | str))
         and hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
-    ):
-        pairs, data = data, ([], [])
-        for number in range(len(pairs)):
-            one = pairs[number]
-            if not isinstance(one, tuple | list) or len(one) != 2:
-                many = f" of {len(one)} values" if isinstance(one, tuple | list) else ""
-                raise InputError(
-                    f"sample {number} of {name} is a {type(one).__name__}{many}, not a pair: let "
-                    "the dataset return (input, label)"
-                )
-            data[0].append(one[0])
-            data[1].append(one[1])
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InputError(f"{name} of type {type(data).__name__} are no samples: {MEND}")
-    inputs, labels = data
-    return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
+    )
+
+
+def _parts_of_items(data: Any, name: str, target: str) -> tuple[list[Any], list[Any]]:
+    """The inputs and the labels of a sequence of pairs or dicts."""
+    items = [data[number] for number in range(len(data))]
+    dicts = bool(items) and isinstance(items[0], Mapping)
+    if target and not dicts:
+        raise InputError(
+            f"[data] target = '{target}' has no effect: the samples of {name} are no dicts, so "
+            "leave target out"
+        )
+    keys, label = _entries(items[0], name, target) if dicts else ([], "")
+    for number, one in enumerate(items):
+        if dicts:
+            sound = isinstance(one, Mapping) and {*keys, label} <= one.keys()
+            wanted = f"a dict with {_listed([*keys, label])}, as sample 0 is"
+        else:
+            sound = _is_pair(one)
+            wanted = "a pair: let the dataset return (input, label), or a dict"
+        if not sound:
+            many = f" of {len(one)} values" if isinstance(one, tuple | list | Mapping) else ""
+            raise InputError(
+                f"sample {number} of {name} is a {type(one).__name__}{many}, not {wanted}"
+            )
+    if not dicts:
+        return [one[0] for one in items], [one[1] for one in items]
+    inputs = [one[keys[0]] if len(keys) == 1 else [one[key] for key in keys] for one in items]
+    return inputs, [one[label] for one in items]
+
+
+def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any], Any]:
+    """The keys of a dict that are its inputs, and the key of its label."""
+    usual = [target] if target else [one for one in LABELS if one in item]
+    if target and target not in item:
+        raise InputError(
+            f"[data] target = '{target}' is no entry of the samples of {name}, which have "
+            f"{_listed(item)}: set it to the entry of the label"
+        )
+    if len(usual) != 1:
+        raise InputError(
+            f"the samples of {name} have the entries {_listed(item)}, which leave open what the "
+            "label is: set [data] target to one of them"
+        )
+    others = [one for one in item if one != usual[0]]
+    numbers = all(isinstance(one, Real) or getattr(one, "ndim", 1) == 0 for one in item.values())
+    if len(others) != 1 and not (others and numbers):
+        raise InputError(
+            f"beside the label '{usual[0]}', the samples of {name} have the entries "
+            f"{_listed(others) or 'none'}: leave one input, or single numbers alone"
+        )
+    return others, usual[0]
+
+
+def _listed(names: Iterable[Any]) -> str:
+    """Names in a sentence: the first ten, and how many more there are."""
+    every = [str(one) for one in names]
+    more = f" and {len(every) - MOST} more" if len(every) > MOST else ""
+    return f"{', '.join(every[:MOST])}{more}"
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
-    """Convert an array, a tensor, a table, or a sequence of arrays or tensors to an array."""
+    """Convert an array, a tensor, a table, or a sequence of arrays, tensors or images."""
     if problem := _problem(part):
         raise InputError(f"{what} {problem}")
     if _is_tensor(part):
         return _of_tensor(part, what)
     if _has_columns(part):
-        return _of_table(part, what)
+        return _stacked(_columns(part), what)
     if isinstance(part, Iterable) and not hasattr(part, "__array__"):
         part = [  # numpy would read wrong values, or none
-            as_array(one, what) if _is_tensor(one) or _problem(one) else one for one in part
+            as_array(one, what) if _is_tensor(one) or _is_image(one) or _problem(one) else one
+            for one in part
         ]
     try:
-        return np.asarray(part)
+        found = _of_image(part) if _is_image(part) else np.asarray(part)
     except Exception as error:  # raised by an object of any library
         why = str(error) or type(error).__name__
-        raise InputError(f"the samples are not alike ({why}): {MEND}") from None
+        raise InputError(f"{what} {_unlike(part) or f'cannot be read ({why}): {MEND}'}") from None
+    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+
+
+def _unlike(part: Any) -> str:
+    """Which sample has another shape than the first; empty if none has."""
+    with contextlib.suppress(Exception):  # of any library; also of what is ragged itself
+        shapes = [np.shape(one) for one in part]
+        for number, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                return (
+                    f"are not alike (sample 0 has shape {shapes[0]}, and sample {number} has "
+                    f"{shape}): bring them to one shape"
+                )
+    return ""
+
+
+def _is_image(part: Any) -> bool:
+    """Whether it is an image of PIL."""
+    return hasattr(part, "getbands") and hasattr(part, "convert")
+
+
+def _of_image(image: Any) -> np.ndarray:
+    """The pixels [channels, rows, columns] of an image; colours by number become red, green and
+    blue, and bits become 0 and 255."""
+    image = image.convert({"P": "RGB", "PA": "RGBA", "1": "L"}.get(image.mode, image.mode))
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _problem(part: Any) -> str:
@@ -145,9 +255,9 @@ def _has_columns(part: Any) -> bool:
     )
 
 
-def _of_table(frame: Any, what: str) -> np.ndarray:
-    """The numbers [rows, columns] of a table of any library."""
-    if hasattr(frame, "items"):  # pandas; a name may occur twice
+def _columns(frame: Any) -> list[tuple[str, Any]]:
+    """The columns of a table of any library, by name; a name may occur twice."""
+    if hasattr(frame, "items"):  # pandas
         named = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
         named = ((one.name, one) for one in frame.iter_columns())
@@ -158,33 +268,62 @@ def _of_table(frame: Any, what: str) -> np.ndarray:
             f"a table of type {type(frame).__name__} cannot be read: convert it to a numpy array "
             "or a pandas DataFrame"
         )
-    columns = []
-    for name, column in named:
+    return [(str(name), column) for name, column in named]
+
+
+def _stacked(
+    columns: list[tuple[str, Any]], what: str, mend: str = "encode it as numbers, or drop it"
+) -> np.ndarray:
+    """The numbers [rows, columns] of named columns; `mend` says what to do with words."""
+    if not columns:
+        raise InputError(f"{what} are a table without columns: give at least one")
+    found = []
+    for name, column in columns:
         values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
         if values.dtype == object and all(isinstance(one, Real) for one in values):
             values = values.astype(np.float64)
         if values.dtype.kind not in "iufb" or values.ndim != 1:
             held = getattr(column, "dtype", values.dtype)
             raise InputError(
-                f"{what} have a column {name!r} of type {held}, which is not numeric: encode it as "
-                "numbers, or drop it"
+                f"{what} have a column {name!r} of type {held}, which is not numeric: {mend}"
             )
-        columns.append(values)
-    if not columns:
-        raise InputError(f"{what} are a {type(frame).__name__} without columns: give at least one")
-    return np.stack(columns, axis=1)
+        found.append(values)
+    return np.stack(found, axis=1)
+
+
+def _parts_of_table(frame: Any, name: str, target: str) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and the column of labels of a table."""
+    columns = _columns(frame)
+    names = [one for one, _ in columns]
+    if not target:
+        raise InputError(
+            f"{name} is a {type(frame).__name__} of the columns {_listed(names)}, and none is "
+            f"named as the labels: set [data] target to one, or give {name}=(inputs, labels)"
+        )
+    if names.count(target) != 1:
+        many = "several columns" if target in names else "no column"
+        raise InputError(
+            f"[data] target = '{target}' names {many} of {name}, which has {_listed(names)}: set "
+            "it to the column of labels"
+        )
+    others = [one for one in columns if one[0] != target]
+    labels = [one for one in columns if one[0] == target]
+    inputs = _stacked(others, f"the inputs of {name}")
+    mend = "number the classes from 0"
+    return inputs, _stacked(labels, f"the labels of {name}", mend)[:, 0]
 
 
 # Sources.
 
 
-def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
+def as_source(data: Any, test: Any = None, where: str = "given", target: str = "") -> Source:
     """Convert the arguments `data` and `test` to a source.
 
     Args:
         data: A Source, or samples as in `pair_of`.
         test: Samples that become the official test part; not with a Source.
         where: Where the samples come from, for messages.
+        target: The column or entry that holds the labels, see `pair_of`.
 
     Raises:
         InputError: If the samples are unsuitable.
@@ -194,11 +333,16 @@ def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
             raise InputError(
                 "a Source says itself what is held out: give it official_test, and leave test out"
             )
+        if target:
+            raise InputError(
+                f"[data] target = '{target}' has no effect, because a Source has its labels: leave "
+                "it out"
+            )
         return data
-    inputs, labels = _arrays(data)
+    inputs, labels = _arrays(data, target=target)
     official = None
     if test is not None:
-        more, answers = _arrays(test, "test")
+        more, answers = _arrays(test, "test", target)
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
                 f"test samples of shape {more.shape[1:]} are not like data of {inputs.shape[1:]}"
@@ -209,8 +353,8 @@ def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
     return Source("given", inputs, labels, classes, official, where)
 
 
-def _arrays(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = pair_of(data, name)
+def _arrays(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair_of(data, name, target)
     if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind in "iub":
         labels = labels[:, 0]
     if labels.dtype.kind in "iub":
@@ -218,7 +362,9 @@ def _arrays(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
     elif labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
     else:
-        raise InputError(f"labels of type {labels.dtype} are no numbers: number the classes from 0")
+        raise InputError(
+            f"labels of type {type_of(labels)} are no numbers: number the classes from 0"
+        )
     if inputs.ndim == 1:
         inputs = inputs[:, None]
     return inputs.astype(np.uint8) if inputs.dtype == bool else inputs, labels

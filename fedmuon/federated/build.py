@@ -232,8 +232,8 @@ def build_task(
         return _user_task(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
-            "the targets are real numbers, which the tasks of this package do not predict: bring a "
-            "task of your own"
+            f"the labels are real numbers, and [task] name = '{table.name}' predicts classes: "
+            "number the classes from 0 with integers, or give a task of your own"
         )
     if table.name != "network":
         width = math.prod(shape)

@@ -117,20 +117,21 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
     return tuple(sorted(found.items()))
 
 
-def _user_data(config: Config) -> tuple[UserObjects, Facts, str]:
-    """The user's data, the facts that its reader asks for, and its name."""
+def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
+    """The user's data, the facts that its reader asks for, its name, and that of its labels."""
     own = user_objects(config)
     facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
     facts.pop("digest", None)  # which is ours
-    return own, tuple(sorted(facts.items())), absolute_name(config.data.name)
+    return own, tuple(sorted(facts.items())), absolute_name(config.data.name), config.data.target
 
 
 @lru_cache(maxsize=2)
-def _read_user_data(own: UserObjects, facts: Facts, name: str) -> Source:
+def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> Source:
     """Read or made once for the same facts."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
-        return as_source(make(own.data, dict(facts), (Source, tuple, list)), own.test, name)
+        made = make(own.data, dict(facts), (Source, tuple, list))
+        return as_source(made, own.test, name, target)
 
 
 def user_data_digest(config: Config) -> str:
@@ -139,9 +140,9 @@ def user_data_digest(config: Config) -> str:
 
 
 @lru_cache(maxsize=2)
-def _digest(own: UserObjects, facts: Facts, name: str) -> str:
+def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
     """Hashed once: a worker resolves the config for each of its clients."""
-    found = _read_user_data(own, facts, name)
+    found = _read_user_data(own, facts, name, target)
     with Guard("data", own.data):
         return digest(found)
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 RUN = [file for file in FILES if file.name != "named.py"]  # which `named.toml` is run with
-LINES = {"fedmuon_from_parts": 62}  # others: 25
+LINES = {"fedmuon_from_parts": 62, "data_kinds": 62}  # others: 25
 LONG = pytest.mark.slow
 Models = list[dict[str, Tensor]]
 Example = Callable[..., Models]

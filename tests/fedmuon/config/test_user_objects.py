@@ -312,7 +312,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         )
         for name in ("train_loss", "participants", "versions", "seeds", "run", "accuracy ±")
     },
-    "real-targets": ({"task": None}, "bring a task of your own"),
+    "real-targets": ({"task": None}, "give a task of your own"),
     # what is named
     "option": ({"config": options("local", x=1)}, "x = 1 .* leave it out"),
     "option-of-data": ({"config": options("data", x=1)}, "leave it out"),
@@ -411,7 +411,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "words": ({"data": (X, ["a"] * 60)}, "number the classes from 0"),
     "below-0": ({"data": (X, CLASSES - 1)}, "relabel them 0 to 1"),
     "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove it"),
-    "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
+    "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has .1,.*one shape"),
     "test-alone": ({**NOTHING, "test": (X, Y)}, "give data, too"),
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({"test": (X[:, :2], Y)}, "are not like data"),

@@ -1,7 +1,9 @@
 """Samples handed over in Python: every kind of array or table has its values read, or is rejected
 with one sentence that names it."""
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.utils import Bunch
 from torch.utils.data import TensorDataset
@@ -22,6 +25,25 @@ X = RNG.integers(-8, 8, (12, 12)) / 4  # exact in every float type
 Y = np.arange(12) % 3
 FRAME, TENSOR, LABELS = pd.DataFrame(X), torch.tensor(X), torch.tensor(Y)
 TWICE = pd.DataFrame(X, columns=["a", "a", *map(str, range(10))])
+
+
+LABELLED = FRAME.rename(columns=str).assign(label=Y)
+PAIRS = [*zip(X, Y.tolist(), strict=True)]
+ITEMS = [{"x": x, "y": y} for x, y in PAIRS]
+IMAGES = [Image.new("RGB", (5, 4))] * 12
+
+
+class Items:
+    """A sequence that is no list, as data sets are."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
 
 
 class Polars:
@@ -62,6 +84,22 @@ READ: dict[str, Any] = {
     "a list of bfloat16": ([*TENSOR.bfloat16()], [*LABELS]),
     "a Dataset of bfloat16": TensorDataset(TENSOR.bfloat16(), LABELS),
     "a conjugate view": (torch.complex(TENSOR, -TENSOR).conj().imag, LABELS),
+    "pairs": PAIRS,
+    "pairs of lists": [[x.tolist(), y] for x, y in PAIRS],
+    "dict items": ITEMS,
+    "a Dataset of dicts": Items(ITEMS),
+    "a Dataset of pairs": Items(PAIRS),
+    "dicts of tensors": [{"x": x, "target": y} for x, y in zip(TENSOR, LABELS, strict=True)],
+    "dicts of bfloat16": [
+        {"labels": y, "x": TENSOR[k].bfloat16()} for k, (_, y) in enumerate(PAIRS)
+    ],
+    "dicts of numbers": [
+        {"label": y, **dict(zip(FRAME.columns, x, strict=True))} for x, y in PAIRS
+    ],
+    "dicts of 0-d tensors": [
+        {**{str(k): v for k, v in enumerate(x)}, "y": y}
+        for x, y in zip(TENSOR, LABELS, strict=True)
+    ],
     "with gradients": (TENSOR.clone().requires_grad_(), LABELS),
 }
 
@@ -94,11 +132,11 @@ def test_a_run_of_a_frame_is_that_of_its_array() -> None:
 
 
 REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "frame alone": (lambda: FRAME, "data is a DataFrame alone.*give data=.frame.drop"),
+    "frame alone": (lambda: FRAME, "DataFrame of the columns 0, 1, .* and 2 more, .* set .data"),
     "array alone": (lambda: X[:, :2], "data is a ndarray alone.*give data=.inputs, labels"),
     "tensor alone": (lambda: TENSOR[:, :2], "data is a Tensor alone"),
     "sparse alone": (lambda: scipy.sparse.csr_array(X), "data is a csr_array alone"),
-    "dict": (lambda: {"a": X, "b": Y}, "dict without the entries 'data' and 'target'"),
+    "dict": (lambda: {"a": X, "b": Y}, "dict of a, b without the entries 'data' and 'target'"),
     "words": (lambda: (FRAME.assign(w="a"), Y), "inputs of data have a column 'w' of type"),
     "dates": (lambda: (FRAME.assign(d=pd.Timestamp(0)), Y), "column 'd' of type datetime64"),
     "labels in words": (lambda: (X, pd.Series(["a"] * 12)), "number the classes from 0"),
@@ -121,20 +159,104 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "rows by key": (lambda: (dict(enumerate(X)), Y), "inputs of data are a dict"),
     "set": (lambda: ({*range(12)}, Y), "inputs of data are a set"),
     "triples": (lambda: TensorDataset(TENSOR, LABELS, LABELS), "tuple of 3 values, not a pair"),
-    "dataset of dicts": (lambda: Dicts(), "sample 0 of data is a dict, not a pair"),
+    "dataset of dicts": (lambda: Items([{"x": x} for x in X]), "entries x, which leave open what"),
+    "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "which leave open what"),
+    "two inputs": (lambda: [{"x": x, "z": x, "y": 1} for x in X], "entries x, z: leave one input"),
+    "no input": (lambda: [{"y": 1}] * 3, "entries none: leave one input"),
+    "text": (lambda: [{"x": "words", "y": 1}] * 3, "data holds values of type str: convert"),
+    "words for labels": (lambda: [(x, "cat") for x in X], "labels of type str are no numbers"),
+    "a dict without": (lambda: [*ITEMS, {"x": X[0]}], "sample 12 of data is a dict of 1"),
+    "a pair among dicts": (lambda: [*ITEMS, (X[0], 1)], "sample 12 of data is a tuple of 2 values"),
+    "a triple": (lambda: [*PAIRS, (1, 2, 3)], "sample 12 of data is a tuple of 3 values"),
+    "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "dict of train, test without"),
+    "a stream": (lambda: iter(PAIRS), "generator|iterator are no samples: give .inputs, labels."),
+    "no samples": (lambda: Items([]), "data holds no values"),
+    "no rows": (lambda: (X[:0], Y[:0]), "data holds no values"),
+    "lengths": (lambda: (X, Y[1:]), "12, 12. but labels of shape .11,.: give one label for each"),
+    "ragged": (lambda: [(x[:k], 0) for k, x in enumerate(X)], "sample 1 has .1,.*to one shape"),
+    "images": (lambda: [(image, 0) for image in (*IMAGES, Image.new("L", (2, 3)))],
+               r"sample 0 has shape \(3, 4, 5\), and sample 12 has \(1, 3, 2\).: bring them"),
+    "label NaN": (lambda: (X, np.where(Y == 1, np.nan, 0.5)), "label that is NaN .* in sample 1:"),
+    "no label": (lambda: (X, pd.Series(Y, dtype="Int64").mask(Y == 2)), "is NaN .* in sample 2:"),
 }  # fmt: skip
 
 
-class Dicts:
-    """A dataset like those of the hub."""
+@pytest.mark.parametrize(("given", "target", "words"), [
+    (LABELLED, "Label", "'Label' names no column of data, which has 0, 1, "),
+    (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "names several columns"),
+    (LABELLED[["label"]], "label", "without columns"),
+    (LABELLED.assign(label="a"), "label", "'label' of type .*: number the classes"),
+    (ITEMS, "kind", "'kind' is no entry of the samples of data, which have x, y: set it"),
+    (PAIRS, "y", "no effect: the samples of data are no dicts"),
+    ((X, Y), "y", "no effect: data is a tuple, which has neither columns nor dict items"),
+    (as_source((X, Y)), "y", "no effect, because a Source has its labels"),
+])  # fmt: skip
+def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as rejected:
+        as_source(given, target=target)
+    assert "\n" not in str(rejected.value)
 
-    column_names = ("x", "y")
 
-    def __len__(self) -> int:
-        return 12
+@pytest.mark.parametrize("data", [FRAME, TWICE, LABELLED])
+def test_no_table_trains_on_its_column_names(data: pd.DataFrame) -> None:
+    with pytest.raises(InputError, match="none is named as the labels"):
+        fedmuon.run(data=data)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"x": X[number], "y": Y[number]}
+
+def test_a_target_of_built_in_data_is_rejected() -> None:
+    with pytest.raises(InputError, match=r"\[data\] target = 'y' has no effect: only tables and"):
+        fedmuon.run({"data": {"name": "digits", "target": "y"}})
+
+
+@pytest.mark.parametrize("labels", [Y + 0.5, Y.astype(float)])
+def test_classifiers_need_whole_numbers(labels: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"labels are real numbers, .* with integers, or"):
+        fedmuon.run({"federation": {"clients": 2}}, data=(X, labels))
+
+
+def test_a_run_by_a_target_is_that_of_its_arrays(tmp_path: Any) -> None:
+    config = {"federation": {"clients": 2, "rounds": 1, "partition": "iid"}}
+    array = fedmuon.run(config, data=(X, Y), test=(X, Y))
+    named = {**config, "data": {"target": "label"}}
+    frame = fedmuon.run(named, data=LABELLED, test=LABELLED, out=tmp_path / "run")
+    assert torch.equal(frame.model["weight"], array.model["weight"])
+    again = fedmuon.run(data=LABELLED, test=LABELLED, out=tmp_path / "run", resume=True)
+    assert again.summary == frame.summary
+
+
+KINDS = runpy.run_path(str(Path(fedmuon.__file__).parents[1] / "examples" / "data_kinds.py"))
+
+
+@pytest.mark.parametrize("kind", KINDS["KINDS"], ids=lambda kind: kind.__name__)
+def test_the_kinds_of_the_example_have_the_same_samples(kind: Callable[[], Any]) -> None:
+    try:
+        data = kind()
+    except ImportError as error:
+        pytest.skip(f"{error.name} is not installed")
+    found = as_source(data, target="digit" if kind.__name__ == "table" else "")
+    if kind.__name__ == "torchvision":
+        assert found.inputs.shape == (300, 1, 8, 8) and found.inputs.dtype == np.float32
+        return
+    digits = KINDS["DIGITS"]
+    wanted = KINDS["PIXELS"][:, None] if kind.__name__ == "pairs_of_images" else digits.data
+    assert np.array_equal(found.inputs, wanted) and np.array_equal(found.labels, digits.target)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "F", "I;16"])
+def test_pixels_have_channels_first(mode: str) -> None:
+    """Pixel by pixel, by PIL's own `getpixel` in the mode that shows colours."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (3, 4, 5), dtype=np.uint8).transpose(1, 2, 0)
+    image = Image.fromarray(pixels)
+    image = Image.fromarray(pixels[:, :, 0].astype("uint16") * 99) if mode == "I;16" else image
+    image = image if mode == "I;16" else image.convert(mode)
+    plain = image.convert({"P": "RGB", "1": "L"}.get(mode, mode))
+    found = as_source([(image, k % 2) for k in range(4)]).inputs
+    assert found.shape == (4, len(plain.getbands()), 4, 5)
+    for row, column in np.ndindex(4, 5):
+        held = plain.getpixel((column, row))
+        assert found[1, :, row, column].tolist() == [*(held if isinstance(held, tuple) else [held])]
+    assert mode == "F" or mode == "I;16" or found.dtype == np.uint8
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
