@@ -87,23 +87,25 @@ def test_it_is_a_flower_app(project: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="gives the command in a shell")
 def test_flwr_run_in_the_project(project: Path) -> None:
     """As it is typed there, on a SuperLink that Flower starts at a port of its own and that is
-    ended here; it gives that 15 seconds to start, which a busy machine may miss."""
+    ended here. A busy machine may miss the 15 seconds that Flower gives it to start, or its
+    heartbeats: then the run fails, and `flwr run` exits with 0 all the same."""
     names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
     ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
     processes = Processes({**SETTINGS, **ports, "RAY_ADDRESS": "local"})
     changes = "federation.rounds=2 engine.dtype='float64'"
     typed = f'cd "{project}" && flwr run . --stream --run-config "{changes}"'
+    written: list[Path] = []
     try:
-        code, late = 1, "Failed to start local SuperLink within"
-        for attempt in range(1, 6):
-            code = processes.start("run", ["/bin/sh", "-c", typed]).wait(300)
-            if processes.log("run").count(late) < attempt:
+        for _ in range(3):
+            processes.start("run", ["/bin/sh", "-c", typed]).wait(150)
+            written = list((project / "runs").glob("[0-9]*/summary.json"))
+            if written:
                 break
         said = processes.log("run")
     finally:
         processes.stop()
-    assert code == 0, said
-    (summary,) = (project / "runs").glob("[0-9]*/summary.json")
+    assert written, said
+    summary = written[0]
     assert str(summary.parent) in said
     assert json.loads(summary.read_text())["engine"] == "ray"
     assert distance(summary.parent, inline(project, "runs/beside-flwr")) <= 1e-12
