@@ -1,6 +1,7 @@
 """Find a suite by its name or by the path of its TOML file."""
 
 from fedmuon.core.errors import InputError, instead
+from fedmuon.data.readers import available
 from fedmuon.experiments.studies import (
     attribution,
     disk_regression,
@@ -10,6 +11,7 @@ from fedmuon.experiments.studies import (
     dp_stationarity,
     dp_text,
     dp_vanishing,
+    federated_comparison,
     frontier,
     heavy_tail,
     polar_error,
@@ -37,6 +39,7 @@ KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
         dp_stationarity.STUDY,
         dp_text.STUDY,
         dp_vanishing.STUDY,
+        federated_comparison.STUDY,
         frontier.STUDY,
         heavy_tail.STUDY,
         polar_error.STUDY,
@@ -69,6 +72,9 @@ def find(
     """
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
+    if isinstance(own, list) and own:  # the first that this machine has
+        there = {name for name, found, _ in available() if found}
+        own = next((one for one in own if one in there), own[-1])
     if not isinstance(kind, str) or not isinstance(own, str | None):
         raise InputError(
             f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,9 +158,8 @@ class TrainingRun:
     @property
     def name(self) -> str:
         """The run directory's name: FedAvg, E = 1 with seed 0 is fedavg-e-1-seed0."""
-        slug = re.sub(r"[^a-z0-9.]+", "-", self.variant.lower()).strip("-")
         at = "" if self.x is None else f"-{self.x:g}"
-        return f"{slug}{at}-seed{self.config.federation.seed}"
+        return f"{contents.slug(self.variant)}{at}-seed{self.config.federation.seed}"
 
     @property
     def size(self) -> int:
@@ -231,13 +229,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
     configs: dict[str, list[Config]] = {name: [] for name in suite.variants}
     cells = []
     for name, x, setting in settings(suite, base, request.changes):
-        data = setting["data"]
-        if data["name"] != "synthetic":  # text is read by a decoder alone; longer windows are fewer
-            read = contents.cell({"data": data, "task": setting.get("task", {})})
-            held, most = contents.room(read_source(read), data.get("test", contents.TEST))
-            sizes = {"train": min(int(data.get("train", most)), most), "test": held}
-            setting = merged(setting, {"data": sizes})
-        config = contents.cell(setting)
+        config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
         configs[name].append(config)
         cells.append(TrainingRun(name, x, config))
     for name, own in suite.variants.items():

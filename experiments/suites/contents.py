@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import read_text
 from fedmuon.core.tables import Scalar, read_toml
 from fedmuon.data.source import Source
+from fedmuon.federated.client_data import read_source
 
 FOLDER = Path(__file__).parent
 STUDIES = FOLDER.parent / "studies"
@@ -184,6 +186,27 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     n, parted = len(source.labels), source.official_test
     held = min(test, n - parted if parted else n // 5)
     return held, parted or n - held
+
+
+def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
+    """`train` and `test` of [data], cut to what the source of these tables holds.
+
+    What is held out for validation is not trained on.
+    """
+    data = tables["data"]
+    if data["name"] == "synthetic":
+        return {}
+    # A decoder alone reads text, and longer windows are fewer.
+    held, most = room(read_source(cell({"data": data, "task": tables.get("task", {})})),
+                      data.get("test", TEST))  # fmt: skip
+    kept = float(data.get("validation", 0))
+    most = int(most / (1 + kept)) if kept < 1 else most - int(kept)
+    return {"train": max(1, min(int(data.get("train", most)), most)), "test": held}
+
+
+def slug(name: str) -> str:
+    """The name as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:

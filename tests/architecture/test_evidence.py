@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from architecture import evidence
-from architecture.cases import CASES, Case, Step
+from architecture.cases import CASES, NEW_STUDIES, Case, Step
 
 # What `fedmuon list` calls them, and the key of a config that names one. Data sources and callbacks
 # are left out: most need files or packages that a machine may lack.
@@ -103,7 +103,8 @@ def test_every_listed_name_is_in_a_case(capsys: pytest.CaptureFixture[str], tmp_
     expected |= {at: explained(*at, capsys) for at in KEYS}
     expected["", "kind"] = kinds(tmp_path, capsys)
     assert sum(map(len, expected.values())) > 70
-    assert missing(CASES.values(), expected) == {f"local.recipe = {one}" for one in SINCE}
+    since = {f"local.recipe = {one}" for one in SINCE} | {f"kind = {one}" for one in NEW_STUDIES}
+    assert missing(CASES.values(), expected) == since
     for left_out in ("ray", "heavy-tail", "muon", "networks", "deployment"):
         others = [case for name, case in CASES.items() if name != left_out]
         assert missing(others, expected), left_out

@@ -1,0 +1,392 @@
+"""Study `federated-comparison`: federated methods, each with its own best step sizes.
+
+A cell is one method on one model and one label skew alpha. It first searches the method's grid of
+step sizes with seeds of its own, by the loss on validation samples. Where the best value lies at an
+end of its grid, the grid grows on that side. With the step sizes found, it then runs the seeds of
+the comparison, and measures accuracy on test samples that played no part in the choice.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Findings, Rows, number, spread
+from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.verdicts import (
+    POINTS,
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    by_seed,
+    counted,
+    free_of_seeds,
+    mean_of,
+    unknown,
+)
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Count, Natural, Positive, Share
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.tables import Scalar, Table
+from fedmuon.experiments.studies.study import Study, assemble, distinct, heading
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.rounds import begin, risk, run_rounds
+from fedmuon.runs.directory import Record
+
+Nested = dict[str, dict[str, Scalar]]
+Point = tuple[float, ...]  # a value for each key of a grid
+SETTLED = {"data.name": "--data", "data.alpha": "alphas", "federation.seed": "seeds"}
+
+
+class Model(Table):
+    """A model: config tables over `base`, and the accuracy that counts as reached."""
+
+    target: Share
+    base: Nested
+    alphas: list[Positive] = Field(default_factory=list)  # empty: those of the suite
+
+
+class Method(Table):
+    """A method: config tables over the model's, and the grid of each step size `table.key`."""
+
+    base: Nested
+    grid: Annotated[dict[str, Annotated[list[Positive], Field(min_length=2)]], Field(min_length=1)]
+
+
+class Ordered(Table):
+    """A claim: `better` is at least as accurate as `than`, on each model at every alpha."""
+
+    better: str
+    than: str
+
+
+class Settings(Table):
+    """What the suite's file holds.
+
+    `tuning-seeds` choose the step sizes and `seeds` compare; none is in both. `extend` is how many
+    values a grid may grow by.
+    """
+
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
+    extend: Annotated[int, Field(ge=0, le=20)]
+    every: Count  # rounds between two evaluations
+    alphas: Annotated[list[Positive], Field(min_length=1)]
+    base: Nested
+    models: Annotated[dict[str, Model], Field(min_length=1)]
+    methods: Annotated[dict[str, Method], Field(min_length=2)]
+    claims: list[Ordered]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A cell: one method on one model at one alpha."""
+
+    name: str
+    size: int
+    head: Mapping[str, Any]  # model, alpha, method
+    config: Config  # with the first step sizes and seed of the cell
+    tables: Nested
+    settings: Settings
+
+    def compute(self) -> Record:
+        """Choose the step sizes, then compare; `tuning`, `rows` and `curves`."""
+        method = self.settings.methods[self.head["method"]]
+        found, edge = search(
+            method.grid, lambda point: self._validation_loss(point), self.settings.extend
+        )
+        best = min(found, key=lambda point: found[point])
+        tuning = [
+            {**self.head, "step_sizes": in_words(method.grid, point), "validation_loss": loss,
+             "chosen": point == best}
+            for point, loss in found.items()
+        ]  # fmt: skip
+        rows, curves = [], []
+        for seed in self.settings.seeds:
+            curve, note = self._run(best, seed)
+            steps = {"step_sizes": in_words(method.grid, best), "edge": edge}
+            head = {**self.head, "seed": seed}
+            last = curve[-1] if not note else dict.fromkeys(curve[-1], math.nan)
+            accuracy = [one["accuracy"] for one in curve]
+            goal = self.settings.models[self.head["model"]].target
+            reached = [one["round"] for one in curve if one["accuracy"] >= goal]
+            ends = {key: last[key] for key in ("accuracy", "test_loss", "validation_loss")}
+            rows.append(
+                head | steps | ends | {
+                    "best_accuracy": max(accuracy), "target": goal,
+                    "rounds_to_target": reached[0] if reached else math.inf, "note": note,
+                }
+            )  # fmt: skip
+            curves += [head | one for one in curve]
+        return {"rows": rows, "tuning": tuning, "curves": curves}
+
+    def _validation_loss(self, point: Point) -> float:
+        """The mean over the seeds of the search; infinite where a run diverged."""
+        ends = [self._run(point, seed) for seed in self.settings.tuning_seeds]
+        losses = [math.inf if note else curve[-1]["validation_loss"] for curve, note in ends]
+        mean = float(np.mean(losses))
+        return mean if math.isfinite(mean) else math.inf
+
+    def _run(self, point: Point, seed: int) -> tuple[list[Record], str]:
+        """The evaluated rounds of one run, from round 0 on; and why it diverged, if it did."""
+        names = self.settings.methods[self.head["method"]].grid
+        config = resolve(cell(self.tables, at_point(names, point), {"federation": {"seed": seed}}))
+        experiment = build_experiment(config, build_data(config, read_source(config)))
+        shards, rounds = experiment.shards, config.federation.rounds
+        kept = shards.validation
+        assert kept is not None  # `cells` requires it
+        state = begin(experiment.recipe, experiment.task, seed)
+
+        def measured(at: int, params: Any) -> Record:
+            test, other = (
+                risk(experiment.task, params, part.inputs, part.labels)
+                for part in (shards.held_out, kept)
+            )
+            return {
+                "round": at,
+                "accuracy": float(test.scores["accuracy"][0]),
+                "test_loss": float(test.loss[0]),
+                "validation_loss": float(other.loss[0]),
+            }
+
+        curve = [measured(0, state.params)]
+        try:
+            for done in run_rounds(experiment, state):
+                at = done.state.round
+                if at % self.settings.every == 0 or at == rounds:
+                    curve.append(measured(at, done.state.params))
+                    if not math.isfinite(curve[-1]["validation_loss"]):
+                        return curve, f"the loss is not finite after round {at}"
+        except NonFinite as error:
+            return curve, str(error)
+        return curve, ""
+
+
+def at_point(names: Mapping[str, Any], point: Point) -> Nested:
+    """The config tables that give each key its value."""
+    found: Nested = {}
+    for name, value in zip(names, point, strict=True):
+        table, _, key = name.partition(".")
+        found = merged(found, {table: {key: value}})
+    return found
+
+
+def search(
+    grid: Mapping[str, Sequence[float]], loss: Any, extend: int
+) -> tuple[dict[Point, float], str]:
+    """Evaluate a grid of step sizes, and grow it while its best point lies at an end.
+
+    Args:
+        grid: The values of each key, in geometric steps.
+        loss: The loss at a point.
+        extend: How many values the grid may grow by, over all keys.
+
+    Returns:
+        The loss of every point that was evaluated, and the keys whose best value still lies at an
+        end of its grid, in words.
+    """
+    axes = {name: sorted(values) for name, values in grid.items()}
+    found: dict[Point, float] = {}
+    while True:
+        for point in itertools.product(*axes.values()):
+            if point not in found:
+                found[point] = loss(point)
+        best, edges = min(found, key=lambda one: found[one]), []
+        for (name, values), value in zip(axes.items(), best, strict=True):
+            if value in (values[0], values[-1]):
+                edges.append((name, values, value))
+        if not edges or extend < len(edges) or math.isinf(found[best]):
+            return found, " ".join(name for name, _, _ in edges)
+        extend -= len(edges)
+        for _, values, value in edges:
+            ratio = values[1] / values[0]
+            if value == values[0]:
+                values.insert(0, float(f"{value / ratio:.3g}"))
+            else:
+                values.append(float(f"{value * ratio:.3g}"))
+
+
+def in_words(names: Mapping[str, Any], point: Point) -> str:
+    """`lr = 0.1, server-lr = 0.03`."""
+    keys = (name.partition(".")[2] for name in names)
+    return ", ".join(f"{key} = {value:g}" for key, value in zip(keys, point, strict=True))
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
+    """A cell for each model, alpha and method."""
+    if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
+        raise InputError(
+            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose the step sizes "
+            "must not judge them, so name another"
+        )
+    for claim in settings.claims:
+        for name in (claim.better, claim.than):
+            if name not in settings.methods:
+                raise InputError(
+                    f"[[claims]] names {name!r}, which is no method: {', '.join(settings.methods)}"
+                )
+    contents.require_free("[base]", settings.base, SETTLED)
+    found = []
+    for (name, model), (label, method) in itertools.product(
+        settings.models.items(), settings.methods.items()
+    ):
+        settled = SETTLED | dict.fromkeys(method.grid, f"[methods.{label!r}] grid")
+        contents.require_free(f"[methods.{label!r}]", method.base, settled)
+        for alpha in model.alphas or settings.alphas:
+            data = {"data": {"name": request.data}}
+            tables = merged(merged(merged(data, settings.base), model.base), method.base)
+            tables = merged(tables, {"data": {"alpha": alpha}})
+            tables = merged(tables, {"data": contents.sizes_that_fit(tables)})
+            first = at_point(method.grid, tuple(values[0] for values in method.grid.values()))
+            config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
+            last = at_point(method.grid, tuple(values[-1] for values in method.grid.values()))
+            for values in (first, last):  # one of them may be the default, which nothing refuses
+                contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
+            if not config.data.validation:
+                raise InputError("[base.data] validation = 0: step sizes are chosen by it, set it")
+            head = {"model": name, "alpha": alpha, "method": label}
+            slug = contents.slug(f"{name}-{alpha:g}-{label}")
+            runs = math.prod(map(len, method.grid.values())) * len(settings.tuning_seeds)
+            size = (runs + len(settings.seeds)) * config.federation.rounds
+            found.append(Compared(slug, size, head, config, tables, settings))
+    return found
+
+
+# What it claims.
+
+STANDS_ON = (
+    "Step sizes of every method were chosen by the loss on validation samples, with seeds that "
+    "take no part in the comparison. Accuracies are on test samples that neither training nor "
+    "the choice saw, after the last round. Intervals are Student's over seeds, of differences "
+    "paired by seed: at one seed two methods share the data split, the start and the sampled "
+    "clients. A method with two step sizes had a larger grid. Other settings (momentum, local "
+    "steps, batch, rounds) are the same for all methods and were not tuned."
+)
+
+
+def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The report's section: the claims are those of the suite's file."""
+    given = [(one["better"], one["than"]) for one in about["settings"]["claims"]]
+    return assemble(replace(study, claims=partial(claims, given)), folder, about)
+
+
+def claims(
+    given: Sequence[tuple[str, str]], rows: Columns, tuning: Columns, curves: Columns
+) -> Sequence[Claim]:
+    """The orders of the suite's file, and whether every choice lies inside its grid."""
+    found = [ordered(rows, better, than) for better, than in given]
+    inside = [row == "" for row in rows["edge"]]
+    return [
+        *found,
+        counted(
+            "Every chosen step size lies inside its grid.", inside, "runs",
+            f"{len(inside) - sum(inside)} of {len(inside)} runs have one at an end",
+        ),
+    ]  # fmt: skip
+
+
+def ordered(rows: Columns, better: str, than: str) -> Claim:
+    """Claim that a method is at least as accurate as another, on each model at every alpha."""
+    sentence = f"{better} ends at least as accurate as {than}, each at its own best step sizes."
+    values, reach, places = [], [], []
+    for model, alpha in distinct(rows, "model", "alpha"):
+        here = (rows["model"] == model) & (rows["alpha"] == alpha)
+        one, other = (here & (rows["method"] == name) for name in (better, than))
+        if not one.any() or not other.any():
+            continue
+        away = rows["accuracy"][one].mean() - rows["accuracy"][other].mean()
+        lost = np.isnan(rows["accuracy"][one]).any(), np.isnan(rows["accuracy"][other]).any()
+        values.append((-np.inf if lost[0] else np.inf) if any(lost) else away)
+        reach.append(by_seed(rows, "accuracy", one, other)[1])
+        places.append(f"{model}, α = {alpha:g}")
+    if not places:
+        return unknown(sentence, "one of them was not run")
+    effect = Effect.around(
+        f"accuracy, {better} − {than}", values, reach, places, free_of_seeds(rows), unit=POINTS
+    )
+    detail = "; ".join(
+        f"{place}: {100 * value:+.1f} ± {100 * half:.1f}"
+        for place, value, half in zip(places, values, reach, strict=True)
+    )
+    return Claim(sentence, effect, Rule(low=0.0), detail)
+
+
+def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
+    """A line for each method, by model and alpha, the most accurate first."""
+    head = ("method", "step sizes", "accuracy", "test loss", "rounds to target")
+    lines: Rows = [head]
+    for model, alpha in distinct(rows, "model", "alpha"):
+        part = where(rows, model=model, alpha=alpha)
+        target = part["target"][0]
+        lines.append(heading(f"{model}, α = {alpha:g}; target {target:g}", head))
+        names = distinct(part, "method")
+        means = {name: part["accuracy"][part["method"] == name].mean() for name in names}
+        for name in sorted(names, key=lambda one: -np.nan_to_num(means[one], nan=-1.0)):
+            mine = where(part, method=name)
+            steps = f"{mine['step_sizes'][0]}{' (end of grid)' * bool(mine['edge'][0])}"
+            lost = int(np.isnan(mine["accuracy"]).sum())
+            ends = [f"{lost} of {len(mine['seed'])} diverged"] * 2
+            if not lost:
+                ends = [spread(mine["accuracy"]), spread(mine["test_loss"])]
+            lines.append((f"  {name}", steps, *ends, _rounds(mine["rounds_to_target"])))
+    return lines
+
+
+def _rounds(reached: np.ndarray) -> str:
+    """The mean over the seeds that reached the target, and how many did not."""
+    known = reached[np.isfinite(reached)]
+    if not len(known):
+        return "not reached"
+    missed = len(reached) - len(known)
+    mean = mean_of(known)
+    half = f" ± {number(mean.high - mean.value, 2)}" if len(known) > 1 else ""
+    return f"{number(mean.value, 3)}{half}" + f" ({missed} of {len(reached)} not)" * bool(missed)
+
+
+# How it is drawn.
+
+
+@style.styled
+def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False) -> Figure:
+    """Accuracy of every method on each model, a colour for each alpha, with intervals."""
+    models, methods = distinct(rows, "model"), distinct(rows, "method")
+    figure, panels = style.canvas(len(models), narrow, 0.9 + 0.27 * len(methods))
+    alphas = sorted(distinct(rows, "alpha"), reverse=True)
+    places = np.arange(len(methods))[::-1]
+    for axes, model in zip(panels, models, strict=True):
+        for at, (alpha, (colour, marker)) in enumerate(zip(alphas, style.SERIES, strict=False)):
+            found: list[Slope] = [
+                mean_of(where(rows, model=model, alpha=alpha, method=name)["accuracy"])
+                for name in methods
+            ]
+            mean = np.array([one.value for one in found])
+            reach = np.nan_to_num([one.high - one.value for one in found])
+            if np.isnan(mean).all():
+                continue
+            shift = 0.18 * ((len(alphas) - 1) / 2 - at)
+            axes.errorbar(mean, places + shift, xerr=reach, color=colour, marker=marker, ms=4,
+                          mfc="none", lw=0, elinewidth=0.9, label=f"α = {alpha:g}")  # fmt: skip
+        axes.set_title(model, loc="left")
+        axes.set_xlabel("test accuracy")
+        axes.set_yticks(places, methods if narrow or axes is panels[0] else [""] * len(methods))
+        axes.grid(axis="y", lw=0.4)
+    style.legend_below(figure, panels[0], len(alphas))
+    return figure
+
+
+STUDY = Study(
+    "federated-comparison", Settings, cells, partial(claims, []), numbers, STANDS_ON,
+    {"federated-comparison": by_method}, tables=("rows", "tuning", "curves"), report=report,
+)  # fmt: skip

@@ -1,0 +1,190 @@
+"""The comparison of federated methods: its search, its choice, its claims, which can fail."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study_rows import columns, one_seed
+
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import federated_comparison as comparison
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites.suite import Work
+
+SUITE = """
+kind = "federated-comparison"
+title = "Two methods"
+data = "digits"
+seeds = [0, 1, 2]
+tuning-seeds = [9]
+extend = 2
+every = 2
+alphas = [0.5]
+
+[base.data]
+train = 200
+test = 100
+validation = 60
+
+[base.federation]
+clients = 5
+per-round = 3
+rounds = 4
+
+[base.local]
+steps = 2
+batch = 16
+
+[base.engine]
+dtype = "float64"
+device = "cpu"
+
+[models.matrix]
+target = 0.3
+
+[models.matrix.base.task]
+name = "matrix"
+
+[methods.FedAvg]
+base = { local = { recipe = "fedavg" } }
+grid = { "local.lr" = [10.0, 100.0] }
+
+[methods."FedMuon"]
+base = { local = { recipe = "fedmuon" } }
+grid = { "local.lr" = [0.01, 0.1] }
+
+[[claims]]
+better = "FedMuon"
+than = "FedAvg"
+"""
+
+
+def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
+    text = SUITE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "two.toml").write_text(text)
+    return kinds.find(str(tmp_path / "two.toml"), None, "full", {})
+
+
+def test_the_search_ends_inside_its_grid_or_says_so() -> None:
+    """Against a loss whose minimum is known; the value at an end asks for one more beyond it."""
+
+    def loss(point: tuple[float, ...]) -> float:
+        return abs(math.log10(point[0] / 100))
+
+    losses, edge = comparison.search({"local.lr": [0.1, 1.0]}, loss, 5)
+    assert not edge and sorted(losses) == [(0.1,), (1.0,), (10.0,), (100.0,), (1000.0,)]
+    assert min(losses, key=lambda one: losses[one]) == (100.0,)
+    losses, edge = comparison.search({"local.lr": [0.1, 1.0]}, loss, 1)
+    assert edge == "local.lr" and max(losses) == (10.0,)
+    losses, edge = comparison.search({"local.lr": [1.0, 10.0]}, lambda point: math.inf, 5)
+    assert edge and len(losses) == 2  # all diverged: a larger grid is no answer
+    two = {"local.lr": [1.0, 10.0, 100.0], "local.server-lr": [0.1, 1.0, 10.0]}
+    losses, edge = comparison.search(two, lambda p: abs(p[0] - 10) + abs(p[1] - 1), 0)
+    assert not edge and len(losses) == 9
+
+
+def test_what_is_chosen_has_the_least_validation_loss(tmp_path: Path) -> None:
+    """And what it is judged by is what a run of that step size and seed gives."""
+    cell = found(tmp_path).cells[0]
+    record = cell.compute()
+    (chosen,) = (one for one in record["tuning"] if one["chosen"])
+    assert chosen["validation_loss"] == min(one["validation_loss"] for one in record["tuning"])
+    assert {one["step_sizes"] for one in record["rows"]} == {chosen["step_sizes"]}
+    lr = float(chosen["step_sizes"].removeprefix("lr = "))
+    out = tmp_path / "run"
+    file = tmp_path / "config.toml"
+    file.write_text(f"""
+[data]
+name = "digits"
+train = 200
+test = 100
+validation = 60
+[task]
+name = "matrix"
+[federation]
+clients = 5
+per-round = 3
+rounds = 4
+seed = 2
+[local]
+recipe = "fedavg"
+lr = {lr}
+steps = 2
+batch = 16
+[engine]
+dtype = "float64"
+device = "cpu"
+""")
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(file), "--out", str(out)])
+    summary = json.loads((out / "summary.json").read_text())
+    row = record["rows"][2]
+    assert row["seed"] == 2 and row["accuracy"] == summary["accuracy"]
+    assert row["validation_loss"] == summary["validation_loss"] and not row["note"]
+    assert row["rounds_to_target"] in (0, 2, 4, math.inf)
+    assert [one["round"] for one in record["curves"]] == 3 * [0, 2, 4]
+
+
+def test_a_claim_can_fail() -> None:
+    """Accuracies of two methods at two alphas, seed by seed."""
+    rows = [
+        {"model": "m", "alpha": alpha, "method": method, "seed": seed, "accuracy": accuracy}
+        for alpha in (0.1, 1.0)
+        for method, base in (("A", 0.8), ("B", 0.7))
+        for seed, accuracy in enumerate(base + 0.01 * np.arange(4) * (1 + alpha * (base > 0.75)))
+    ]
+    found = columns(rows)
+    assert comparison.ordered(found, "A", "B").verdict == "holds"
+    assert comparison.ordered(found, "B", "A").verdict == "fails"
+    assert comparison.ordered(found, "A", "C").effect.name == ""
+    alone = comparison.ordered(one_seed(found), "A", "B")
+    assert alone.verdict == "not testable at this scale"
+    found["accuracy"][found["method"] == "A"] = np.nan  # diverged
+    assert comparison.ordered(found, "A", "B").verdict == "fails"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
+        (("validation = 60\n", ""), "validation = 0: step sizes are chosen by it"),
+        (('than = "FedAvg"', 'than = "FedAvq"'), "which is no method: FedAvg, FedMuon"),
+        (("[0.01, 0.1]", "[0.01]"), "grid"),
+        (('{ "local.lr" = [0.01', '{ "local.proximal" = [0.01'), "proximal = 0.1 has no effect"),
+        (('{ "local.lr" = [0.01', '{ "local.rate" = [0.01'), "unknown key .local. rate"),
+        (('"fedmuon" }', '"fedmuon", lr = 0.1 }'), "local.lr has no effect"),
+        (('"fedmuon"', '"fedmoon"'), "fedmuon"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_rejected(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        found(tmp_path, change)
+
+
+@pytest.mark.parametrize("names", [("fashion-mnist", "digits"), ("digits", "fashion-mnist")])
+def test_the_first_data_of_this_machine_are_taken(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [(name, name == "digits", "") for name in names]
+    monkeypatch.setattr(kinds, "available", lambda: there)
+    assert found(tmp_path, ('"digits"', json.dumps(names))).request.data == "digits"
+
+
+def test_from_the_command_to_the_report(tmp_path: Path) -> None:
+    found(tmp_path)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="0"):
+        main(["suite", str(tmp_path / "two.toml"), "--out", str(out)])
+    for name in ("rows", "tuning", "curves"):
+        assert list(csv.DictReader((out / f"{name}.csv").read_text().splitlines()))
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "FedMuon ends at least as accurate as FedAvg" in page and "target 0.3" in page
