@@ -74,8 +74,9 @@ deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and key
 	$(BIN)/fedmuon deploy-demo
 	$(BIN)/fedmuon deploy-demo --insecure
 
-reference: $(STAMP) ## make docs/config.md from the descriptions in fedmuon/config
+reference: $(STAMP) ## make docs/config.md from the descriptions in fedmuon/config, and the table of coefficients
 	$(BIN)/python -m docs.making.config_page docs/config.md
+	$(BIN)/python -m docs.making.coefficients docs/reference/coefficients.md
 
 packages: $(STAMP) ## licences; wheel and sdist, tried in every Python from 3.11 that is here
 	PYTHONPATH=tests $(BIN)/python -m packages.licences

@@ -1,0 +1,104 @@
+"""docs/reference/coefficients.md: what is proved about every set of Newton–Schulz coefficients.
+
+python -m docs.making.coefficients docs/reference/coefficients.md
+"""
+
+import sys
+from decimal import ROUND_CEILING, Context
+from math import prod
+from pathlib import Path
+
+from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Schedule, schedule
+from fedmuon.orthogonalize.lipschitz_constants import max_deviation, max_slope
+
+STEPS = 5  # of a set that repeats one step
+FLOORS = (0.1, 0.01, 0.001)
+DIGITS = 6
+
+HEAD = """# Newton–Schulz coefficients
+
+`[orthogonalizer] coefficients` names a set of polynomials, one per step. Step t maps each singular
+value x of the normalized matrix to a x + b x³ + c x⁵ + …. The composition of the first T steps is
+p_T. A list that is too short repeats its last step; one that is too long is cut.
+
+Each number below is an upper bound, proved by interval arithmetic for the coefficients as doubles,
+and rounded up. Where the arithmetic could not bound it, the table says "unknown".
+
+- **T** is the number of steps of the row: those of the set, or 5 if it repeats one step.
+- **p_T′(0)** is the product of all a. It says how fast small singular values grow.
+- **L** is the maximum of |p_T′| on [0, 1]. It is the Lipschitz constant of the scalar map on [0, 1]
+  and of the matrix map X ↦ U p_T(S) Vᵀ, in the Frobenius norm, on matrices of operator norm at most
+  1. The orthogonalizer also normalizes, so its constant is L / ε with `plus` and `max`, and L with
+  `unit`.
+- **max |p_T|** is the maximum on [0, 1], which bounds the operator norm of the output.
+- **Error** is the maximum of |p_T(x) − 1| on [ε, 1]. An error below 1 proves that p_T is positive
+  there, so no direction of the step changes its sign.
+
+"""
+PROOF = """
+## How it is proved
+
+`max_slope` and `max_deviation` in `fedmuon.orthogonalize.lipschitz_constants` split [0, 1] into
+boxes and enclose p_T, or p_T′, on each of them. Every operation rounds outward by one unit in the
+last place. A box is dropped when its enclosure cannot exceed the largest value seen at a point by a
+relative 10⁻⁹; the others are split. So the number is never below the maximum. It exceeds it by a
+relative 10⁻⁹, or by the effect of rounding, which is below 10⁻⁵ in this table.
+
+The step from scalars to matrices is a theorem: an odd function with the Lipschitz constant L on
+[−1, 1] gives a matrix map with the same constant in the Frobenius norm on the unit ball of the
+operator norm, because the derivative multiplies entries by divided differences, which are slopes of
+chords (Daleckii and Krein). The matrix map attains L wherever p_T is steepest.
+
+The proofs are about exact arithmetic. Rounding in float32 or bfloat16 is not counted.
+
+The tests recompute this page, and compare each number with a dense sample of p_T and p_T′.
+"""
+SIGN = """
+`turbo` has an error above 1: p_T is negative from 0.884 on. Such a step goes uphill along the
+largest singular values. The set is made for matrices whose singular values stay below that.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    head = ("set", "T", "p_T′(0)", "L", "max \\|p_T\\|", *(f"error, ε = {e:g}" for e in FLOORS))
+    rows = [head, ("---",) * len(head), *(row(name) for name in COEFFICIENTS)]
+    table = "".join(f"| {' | '.join(one)} |\n" for one in rows)
+    sources = "".join(f"- `{name}`: {one.source}\n" for name, one in COEFFICIENTS.items())
+    return f"{HEAD}{table}{SIGN}{PROOF}\n## Sources\n\n{sources}"
+
+
+def row(name: str) -> tuple[str, ...]:
+    """The proved numbers of a set."""
+    steps = steps_of(name)
+    slope, size, errors = proved(schedule(name, steps))
+    at_zero = prod(one[0] for one in schedule(name, steps))
+    return (f"`{name}`", str(steps), *map(rounded_up, (at_zero, slope, size, *errors)))
+
+
+def steps_of(name: str) -> int:
+    """How many steps a row of the table takes."""
+    given = len(COEFFICIENTS[name].steps)
+    return given if given > 1 else STEPS
+
+
+def proved(polynomials: Schedule) -> tuple[float | None, float | None, list[float | None]]:
+    """Bounds on |p_T'| and |p_T| over [0, 1], and on |p_T - 1| over each [floor, 1]."""
+    errors = [max_deviation(polynomials, floor, 1.0) for floor in FLOORS]
+    for place in range(len(FLOORS) - 2, -1, -1):  # what holds on an interval holds inside it
+        errors[place] = min((e for e in errors[place:] if e is not None), default=None)
+    return max_slope(polynomials), max_deviation(polynomials, 0.0, 1.0, centre=0.0), errors
+
+
+def rounded_up(value: float | None) -> str:
+    """The number with `DIGITS` digits, never below it."""
+    if value is None:
+        return "unknown"
+    return (
+        f"{float(Context(prec=DIGITS, rounding=ROUND_CEILING).create_decimal_from_float(value)):g}"
+    )
+
+
+if __name__ == "__main__":
+    for place in sys.argv[1:]:
+        Path(place).write_text(page(), encoding="utf-8")
