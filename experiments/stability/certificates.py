@@ -143,8 +143,12 @@ def method_of(config: Config) -> Method:
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:
     """How large the output of the map gets; None if that is not known."""
-    schulz = table.model_dump(include=SCHULZ)
-    return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
+    return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **_schulz(table))
+
+
+def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
+    """The arguments of Newton-Schulz."""
+    return table.model_dump(include=SCHULZ) | {"coefficients": table.polynomials}
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
@@ -346,7 +350,7 @@ def map_constant(case: CertifiedSetting) -> float:
     parameters: dict[str, dict[str, Any]] = {
         "smoothed-polar": {"lam": table.lambda_},
         "clipped-sign": {"gamma": table.clip_level},
-        "newton-schulz": table.model_dump(include=SCHULZ),
+        "newton-schulz": _schulz(table),
         "gaussian-smoothed-sign": {**smoothed, "calls": calls, "shape": case.shape},
     }
     found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))

@@ -22,6 +22,7 @@ from fedmuon.core import choices
 from fedmuon.core.choices import NAMES, PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
+from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
 
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
@@ -242,6 +243,8 @@ POLYNOMIAL_MAPS = (
         "newton-schulz and randomized-polar read",
     ),
 )
+SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
+SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "sets of several steps read")
 WITH_EPSILON = ReadIf(
     "orthogonalizer.normalization", ("plus", "max"), "the normalizations plus and max read"
 )
@@ -540,6 +543,12 @@ class OrthogonalizerTable(Table):
         values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
         "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
+    safety: Annotated[float, Field(ge=1, le=2)] = key(
+        1.0,
+        "all steps of the set but its last take x / `safety` instead of x; Polar Express uses 1.01 "
+        "so that rounding does no harm, and `polar-express` contains it already",
+        read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
+    )
     eps: Positive = key(
         1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
     )
@@ -567,6 +576,12 @@ class OrthogonalizerTable(Table):
         "gaussian", "how the sketch is drawn", read_if=BY_MAP["randomized-polar"]
     )
     options: Options = ()
+
+    @property
+    def polynomials(self) -> Coefficients:
+        """The coefficients with their safety factor, if it is read."""
+        given = self.coefficients
+        return with_safety(given, self.safety) if given in SEVERAL else given
 
 
 class Privacy(Table):
@@ -894,6 +909,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
 
+LATER += (("orthogonalizer", "safety"),)
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.

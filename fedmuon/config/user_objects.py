@@ -59,8 +59,8 @@ OFFERED = {
         "aux", "aux-lr", "adjust",
     ),
     "orthogonalizer": (
-        "lambda", "steps", "coefficients", "eps", "normalization", "sigma", "clip-level", "rank",
-        "oversample", "power", "sketch",
+        "lambda", "steps", "coefficients", "safety", "eps", "normalization", "sigma", "clip-level",
+        "rank", "oversample", "power", "sketch",
     ),
 }  # fmt: skip
 PLACE = {kind: "data" if kind == "partition" else table for kind, (table, _) in NAMED.items()}

@@ -122,11 +122,13 @@ def map_of_table(
     sign = maps.quotient_sign if centred else maps.exact_sign
     lam = table.lambda_ if regularization is None else regularization
     steps, eps, kind = table.steps, table.eps, table.normalization
+    coefficients = table.polynomials
 
     def sketched(m: Tensor, context: Context, block: int) -> Tensor:
         parts = zip(m.chunk(len(context.draws)), context.draws, strict=True)
-        names = ("rank", "oversample", "power", "steps", "coefficients", "sketch")
+        names = ("rank", "oversample", "power", "steps", "sketch")
         given = {name: getattr(table, name) for name in names}
+        given["coefficients"] = coefficients
         return torch.cat([  # replicas of a client share its sketch
             maps.randomized_polar(part, **given, generator=draw(Draw.SKETCH, block=block))
             for part, draw in parts
@@ -135,7 +137,7 @@ def map_of_table(
     table_of_maps: dict[str, Map] = {
         "smoothed-polar": lambda m, context, block: maps.smoothed_polar(m, per_client(lam, m)),
         "newton-schulz": lambda m, context, block: maps.newton_schulz(
-            m, steps, table.coefficients, eps, kind
+            m, steps, coefficients, eps, kind
         ),
         "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
         "exact-sign": lambda m, context, block: sign(m),
@@ -155,7 +157,11 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     made: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
         "newton-schulz": partial(
-            newton_schulz, table.steps, table.coefficients, table.eps, table.normalization
+            newton_schulz,
+            table.steps,
+            table.polynomials,
+            table.eps,
+            table.normalization,
         ),
         "clipped-sign": partial(clipped_sign, table.clip_level),
         "exact-sign": partial(Orthogonalizer, maps.exact_sign),

@@ -7,7 +7,7 @@ certificates, and hence configs and bounds, work without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedmuon.orthogonalize.coefficients import COEFFICIENTS, NORMALIZATIONS, schedule
+from fedmuon.orthogonalize.coefficients import COEFFICIENTS, NORMALIZATIONS, schedule, with_safety
 from fedmuon.orthogonalize.lipschitz_constants import Uncertified, lipschitz
 
 if TYPE_CHECKING:
@@ -45,4 +45,5 @@ __all__ = [
     "randomized_polar",
     "schedule",
     "smoothed_polar",
+    "with_safety",
 ]

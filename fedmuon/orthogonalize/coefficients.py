@@ -152,6 +152,41 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     return tuple(given[min(t, len(given) - 1)] for t in range(steps))
 
 
+def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
+    """Return a set whose steps but the last take x / factor instead of x.
+
+    A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding puts
+    singular values there. The factor divides them before each step, so the coefficient of x^(2k+1)
+    is divided by factor^(2k+1). The last step of the set stays, because it brings singular values
+    to 1. `polar-express-e3` with the factor 1.01 is `polar-express`.
+
+    Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
+
+    Args:
+        coefficients: A name in `COEFFICIENTS`, or a list of steps.
+        factor: The factor, at least 1. With 1 the set is returned as it is.
+
+    Raises:
+        InputError: If the factor is below 1, or if the set has one step, which is its last.
+    """
+    if not 1 <= factor < float("inf"):
+        raise InputError(f"The safety factor is {factor}: choose a number of 1 or more.")
+    if factor == 1:
+        return coefficients
+    named = COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else None
+    single = named is None and not isinstance(coefficients, str) and bool(coefficients)
+    single = single and not isinstance(coefficients[0], Sequence)
+    count = len(named.steps) if named else 1 if single else len(coefficients)
+    *first, last = schedule(coefficients, count)
+    if not first:
+        raise InputError(
+            f"A safety factor of {factor} has no effect: it leaves the last step of a set as it "
+            "is, and this set has one step. Choose coefficients with several steps."
+        )
+    safer = (tuple(c / factor ** (2 * k + 1) for k, c in enumerate(step)) for step in first)
+    return (*safer, last)
+
+
 def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":
     return size.clamp_min(floor)
 

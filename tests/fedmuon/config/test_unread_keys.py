@@ -58,6 +58,7 @@ OTHER: dict[str, Any] = {
     "local.aux-lr": 0.4, "local.adjust": "match-rms",
     "orthogonalizer.name": "newton-schulz", "orthogonalizer.lambda": 0.7,
     "orthogonalizer.steps": 2, "orthogonalizer.coefficients": "jordan",
+    "orthogonalizer.safety": 1.05,
     "orthogonalizer.eps": 0.5, "orthogonalizer.normalization": "unit",
     "orthogonalizer.sigma": 0.4, "orthogonalizer.clip-level": 0.02, "orthogonalizer.rank": 1,
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
@@ -104,6 +105,9 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {"local": {"recipe": "adamw"}},
     "tailed": {"local": {"schedule": "heavy-tailed", "tail-index": 1.8, "steps": 2}},
     "schulz": {"orthogonalizer": {"name": "newton-schulz", "eps": 0.01}},
+    "express": {
+        "orthogonalizer": {"name": "newton-schulz", "coefficients": "polar-express-e3", "steps": 3}
+    },
     "unit": {"orthogonalizer": {"name": "newton-schulz", "normalization": "unit"}},
     "clipped": {"orthogonalizer": {"name": "clipped-sign"}},
     "exact": {"orthogonalizer": {"name": "exact-sign"}},

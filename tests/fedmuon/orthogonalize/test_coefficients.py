@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from docs.making import coefficients as table
-from fedmuon.orthogonalize import COEFFICIENTS, lipschitz, newton_schulz, schedule
+from fedmuon.analysis.theory.corollaries import Uniform
+from fedmuon.config.load import parse
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.stability.certificates import CertifiedSetting, map_constant
+from fedmuon.orthogonalize import COEFFICIENTS, lipschitz, newton_schulz, schedule, with_safety
 from fedmuon.orthogonalize.coefficients import Schedule
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "coefficients.md"
@@ -107,6 +111,59 @@ def test_turbo_changes_the_sign_of_large_singular_values() -> None:
     assert (value(polynomials, np.linspace(1e-6, 0.8836, 10_001)) > 0).all()
     assert (value(polynomials, np.linspace(0.884, 1, 10_001)) < 0).all()
     assert "0.884" in table.SIGN
+
+
+def test_the_safety_factor_is_that_of_polar_express() -> None:
+    """The paper prints the set with its factor of 1.01, and the last step without it."""
+    safe = schedule(with_safety("polar-express-e3", 1.01), 9)
+    printed = schedule("polar-express", 7)
+    assert np.abs(np.array(safe[:7]) - np.array(printed)).max() < 1.1e-4
+    assert safe[-1] == (1.875, -1.25, 0.375) == schedule("polar-express", 8)[-1]
+    other = schedule(with_safety("polar-express-e3", 1.02), 7)  # the control
+    assert np.abs(np.array(other) - np.array(printed)).max() > 0.05
+    assert with_safety("cans", 1) == "cans"
+
+
+@pytest.mark.parametrize("name", ["you", "polar-express-e3", "turbo"])
+def test_safe_steps_take_a_smaller_argument(name: str) -> None:
+    """A loop that divides x before each step but the last, and its slope, which is certified."""
+    steps, factor = table.steps_of(name), 1.03
+    polynomials = schedule(with_safety(name, factor), steps)
+    x = np.linspace(0, 1, 20_001)
+    want = x
+    for place, step in enumerate(schedule(name, steps)):
+        want = value((step,), want / factor if place < steps - 1 else want)
+    assert np.allclose(value(polynomials, x), want, rtol=1e-9, atol=1e-11)
+    assert np.abs(value(schedule(name, steps), x) - want).max() > 1e-3  # the control
+    certified = lipschitz("newton-schulz", "sharp", steps=steps, normalization="unit",
+                          coefficients=with_safety(name, factor))  # fmt: skip
+    seen = np.abs(np.diff(want) / np.diff(x)).max()
+    assert 0.9 * certified < seen <= certified * (1 + 1e-6)
+
+
+def test_a_safety_factor_without_effect_or_below_one_is_rejected() -> None:
+    for coefficients in ("jordan", (1.5, -0.5), ((1.5, -0.5, 0.0),)):
+        with pytest.raises(InputError, match="has one step"):
+            with_safety(coefficients, 1.01)
+    with pytest.raises(InputError, match="1 or more"):
+        with_safety("cans", 0.99)
+    said = "[orthogonalizer] safety = 1.01 has no effect: only sets of several steps read it"
+    with pytest.raises(InputError) as error:
+        parse({"orthogonalizer": {"name": "newton-schulz", "safety": 1.01}})
+    assert said in str(error.value)
+
+
+def test_the_bound_of_a_config_counts_its_safety_factor() -> None:
+    found = []
+    for safety in (1.0, 1.05):
+        given = {"name": "newton-schulz", "coefficients": "cans", "safety": safety, "eps": 0.1}
+        config = parse({"orthogonalizer": given})
+        case = CertifiedSetting(config, np.full(20, 200), Uniform(5, 0.05))
+        found.append(map_constant(case))
+        wanted = lipschitz("newton-schulz", "sharp", steps=5, eps=0.1,
+                           coefficients=with_safety("cans", safety))  # fmt: skip
+        assert found[-1] == wanted
+    assert found[1] < 0.9 * found[0]
 
 
 def test_rounded_numbers_are_never_below() -> None:
