@@ -246,7 +246,9 @@ POLYNOMIAL_MAPS = (
 SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
 SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "sets of several steps read")
 WITH_EPSILON = ReadIf(
-    "orthogonalizer.normalization", ("plus", "max"), "the normalizations plus and max read"
+    "orthogonalizer.normalization",
+    ("plus", "max", "aol"),
+    "the normalizations plus, max and aol read",
 )
 
 # [privacy]
@@ -552,9 +554,11 @@ class OrthogonalizerTable(Table):
     eps: Positive = key(
         1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
     )
-    normalization: Literal["plus", "max", "unit"] = key(
+    normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000)",
+        "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000); or "
+        "each row of the shorter side by the root of Σⱼ |M Mᵀ|ᵢⱼ (aol, Turbo-Muon), which has no "
+        "Lipschitz constant, hence no bound",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(

@@ -33,7 +33,7 @@ from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
 from fedmuon.orthogonalize import schedule
-from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.coefficients import Coefficients, divisor_floor
 
 __all__ = ["NAMED", "Muon", "MuonWithAux", "Orthogonalizer"]
 
@@ -134,6 +134,8 @@ class Muon(PortableOptimizer):
         ns_steps: Number of Newton-Schulz steps.
         adjust_lr_fn: s(m, n), as in torch.
         ns_dtype: The dtype that the map gets.
+        ns_normalization: "max" as in torch, "plus", "unit", or "aol" (Turbo-Muon), as for
+            `fedmuon.orthogonalize.newton_schulz`.
         orthogonalizer: Instead of Newton-Schulz: a function on stacks [B, m, n], a name in `NAMED`,
             or "randomized-polar" (Nesterov Muon). A function must not change its argument, which
             may be the momentum.
@@ -159,6 +161,7 @@ class Muon(PortableOptimizer):
         adjust_lr_fn: str | None = None,
         *,
         ns_dtype: torch.dtype = torch.float32,
+        ns_normalization: str = "max",
         orthogonalizer: Orthogonalizer | str | None = None,
         momentum_form: str = "ema",
         rank: int = 32,
@@ -177,6 +180,7 @@ class Muon(PortableOptimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "ns_dtype": ns_dtype,
+            "ns_normalization": ns_normalization,
             "orthogonalizer": orthogonalizer,
             "momentum_form": momentum_form,
             "rank": rank,
@@ -210,6 +214,8 @@ class Muon(PortableOptimizer):
             int(group["ns_steps"])
         with Guard("ns_coefficients", group["ns_coefficients"]):
             schedule(group["ns_coefficients"], group["ns_steps"])
+        with Guard("ns_normalization", group["ns_normalization"]):
+            divisor_floor(1.0, group["ns_normalization"])
         with Guard("orthogonalizer", group["orthogonalizer"]):
             _check_orthogonalizer(group)
         for param in group["params"]:
@@ -365,7 +371,7 @@ def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
 
 def _newton_schulz(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     steps, coefficients = group["ns_steps"], group["ns_coefficients"]
-    return maps.newton_schulz(stack, steps, coefficients, group["eps"], normalization="max")
+    return maps.newton_schulz(stack, steps, coefficients, group["eps"], group["ns_normalization"])
 
 
 def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:

@@ -23,7 +23,7 @@ from fedmuon.core.registry import require_callable
 from fedmuon.core.rng import Draw
 from fedmuon.optim.chain import Context, Number, gaussian_like, per_client
 from fedmuon.orthogonalize import lipschitz
-from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.coefficients import AOL, Coefficients
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
@@ -86,7 +86,8 @@ def newton_schulz(
 ) -> Orthogonalizer:
     """Newton-Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
 
-    The arguments are those of `fedmuon.orthogonalize.newton_schulz`.
+    The arguments are those of `fedmuon.orthogonalize.newton_schulz`. The normalization `aol` has no
+    Lipschitz constant.
     """
     given: dict[str, Any] = {
         "steps": steps,
@@ -94,9 +95,8 @@ def newton_schulz(
         "eps": eps,
         "normalization": normalization,
     }
-    return Orthogonalizer(
-        partial(maps.newton_schulz, **given), lipschitz("newton-schulz", "sharp", **given)
-    )
+    constant = None if normalization == AOL else lipschitz("newton-schulz", "sharp", **given)
+    return Orthogonalizer(partial(maps.newton_schulz, **given), constant)
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:

@@ -191,6 +191,7 @@ def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":
     return size.clamp_min(floor)
 
 
+AOL = "aol"  # not one divisor, but one for each row or column (`precondition`)
 # (||M||_F, floor) -> divisor of M. The floor is 1 for `unit`, and eps otherwise.
 NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
     "plus": operator.add,  # ||M||_F + eps (Stability note, Lemma D.3)
@@ -202,10 +203,10 @@ NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
 def divisor_floor(eps: float, normalization: str) -> float:
     """Return the floor of a normalization: 1 for `unit`, else eps.
 
-    Dividing by the normalization is 1/floor-Lipschitz.
+    Dividing by the normalization is 1/floor-Lipschitz, except for `aol`.
     """
-    if normalization not in NORMALIZATIONS:
-        names = ", ".join(NORMALIZATIONS)
+    names = ", ".join([*NORMALIZATIONS, AOL])
+    if normalization not in names.split(", "):
         raise InputError(f"No normalization is called {normalization!r}: use one of {names}.")
     if not 0 < eps < float("inf"):
         raise InputError(f"eps is {eps}: choose eps > 0, or no Lipschitz constant exists.")

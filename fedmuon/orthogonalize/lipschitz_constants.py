@@ -15,7 +15,8 @@ L-Lipschitz in Frobenius norm on the ball of operator norm r, which is convex.
 on singular values alone, so phi(s) is a supremum over [0, s]. For rising functions that is the
 value at s, and for signs it is 1, whatever noise is added first. Newton-Schulz divides by
 ||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op. So the argument of its
-polynomial p_T is at most s / (s + eps), min(s / eps, 1) or min(s, 1). phi is the running maximum of
+polynomial p_T is at most s / (s + eps), min(s / eps, 1) or min(s, 1). That of `aol` is at most
+min(s / eps, 1), because its divisors are at least eps. phi is the running maximum of
 |p_T|, enclosed by intervals, or the steepest slope times the argument if that is less.
 
 **Approximation errors** (`newton_schulz_error`, `residual` and others): how far a map is from the
@@ -32,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmuon.core.errors import InputError, instead
-from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
+from fedmuon.orthogonalize.coefficients import AOL, Coefficients, Schedule, divisor_floor, schedule
 
 Growth = Callable[[float], float]
 
@@ -138,6 +139,12 @@ def _newton_schulz(
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
+    if normalization == AOL:
+        raise Uncertified(
+            "Newton-Schulz with the normalization 'aol' has no Lipschitz constant: next to a long "
+            "row, a small change rescales a short one by any factor. Set the normalization to "
+            "plus, max or unit."
+        )
     if kind == "paper":
         constant, radius = 2 / floor, 1.0
         for step in polynomials:

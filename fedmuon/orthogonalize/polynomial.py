@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedmuon.core.device import holds
 from fedmuon.orthogonalize.coefficients import (
+    AOL,
     NORMALIZATIONS,
     Coefficients,
     Schedule,
@@ -21,7 +22,15 @@ from fedmuon.orthogonalize.coefficients import (
     divisor_floor,
     schedule,
 )
-from fedmuon.orthogonalize.spectral import WORK_DTYPES, apply, gram, multiply, norm, peak, wide
+from fedmuon.orthogonalize.spectral import (
+    WORK_DTYPES,
+    apply,
+    gram,
+    multiply,
+    norm,
+    peak,
+    wide,
+)
 
 # Divisors in this range can be squared without overflow, and without an underflow that matters.
 _RANGE = {torch.float16: (1e-2, 6e4), torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
@@ -48,6 +57,7 @@ def newton_schulz(
 
     Guarantee: L-Lipschitz in the Frobenius norm, with L the steepest slope of p_T on [0, 1] over
     the floor of the divisor (eps, or 1 for `unit`). The paper prints a larger constant, Lambda_T.
+    With `aol` there is no such constant, and U and V are those of the preconditioned matrix.
 
     Source: Stability note, Lemma D.3; each table in `COEFFICIENTS` names its own.
 
@@ -58,7 +68,7 @@ def newton_schulz(
             repeats if there are fewer than `steps`.
         eps: Floor of the divisor, > 0. `unit` does not read it.
         normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
-            max(||M||_F, 1).
+            max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning (see `precondition`).
 
     Returns:
         Z after the last step [..., m, n], with the dtype and device of M.
@@ -68,8 +78,42 @@ def newton_schulz(
         NonFinite: If M holds NaN or infinity.
     """
     polynomials = schedule(coefficients, steps)
-    floor, rule = divisor_floor(eps, normalization), NORMALIZATIONS[normalization]
+    floor = divisor_floor(eps, normalization)
+    if normalization == AOL:
+        started = precondition(matrix, floor)
+        return _iterate(started, polynomials, lambda size, scale: torch.ones_like(size) / scale)
+    rule = NORMALIZATIONS[normalization]
     return _iterate(matrix, polynomials, lambda size, scale: rule(size, floor / scale))
+
+
+def precondition(matrix: Tensor, floor: float) -> Tensor:
+    """Divide each row i by max(sqrt(sum_j |G_ij|), floor), G = M M^T (AOL preconditioning).
+
+    Matrices with more rows than columns are transposed first, so their columns are divided and
+    G = M^T M, as in the paper. The result has ||.||_op <= 1: with D the diagonal matrix of
+    divisors, its Gram matrix D^-1 G D^-1 is similar to D^-2 G, whose rows have absolute sums of at
+    most 1. Its singular values are usually nearer to 1 than those of M / ||M||_F. Its polar factor
+    differs from that of M, unless G is diagonal or all divisors are equal.
+
+    Source: Turbo-Muon (arXiv:2512.04632), from almost-orthogonal layers (arXiv:2208.03160). Their
+    code floors sum_j |G_ij| at eps; here its root is floored, so eps has the unit of M.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        floor: Smallest divisor, > 0. Zero rows stay zero.
+    """
+    if matrix.numel() == 0:
+        return matrix.clone()
+    flipped = matrix.shape[-2] > matrix.shape[-1]
+    view = matrix.mT if flipped else matrix
+    work = torch.float64 if view.dtype == torch.float64 else torch.float32
+    largest = peak(view.to(work))[..., None, None]
+    largest = torch.where(largest > 0, largest, 1.0)
+    rows = view.to(work) / largest
+    sums = (rows @ rows.mT).abs().sum(-1, keepdim=True)
+    least = (floor / largest).clamp_min(torch.finfo(work).tiny)
+    out = (rows / torch.maximum(sums.sqrt(), least)).to(view.dtype)
+    return out.mT if flipped else out
 
 
 def scaled_newton_schulz(
