@@ -109,6 +109,11 @@ def method_of(config: Config) -> Method:
             "A run at client level has no certificate: the recursion of 001 has no clipped updates "
             "and no noise. Set [privacy] level = 'example'."
         )
+    if has_map(config) and local.adjust == "polargrad":
+        raise Uncertified(
+            "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, "
+            "so the step has no Lipschitz constant. Set adjust to another scale."
+        )
     if local.schedule == HEAVY:
         raise Uncertified(
             "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "

@@ -56,10 +56,10 @@ def problems(config: Config) -> Iterator[str]:
             f"[data] normalize = '{data.normalize}' leaves the unit ball, where the constants of "
             "the matrix task are proved: use unit or ball, or [task] name = 'network'"
         )
-    if config.task.name == "matrix" and config.local.adjust != "none":
+    if config.task.name == "matrix" and config.local.adjust not in ("none", "polargrad"):
         yield (
             f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
-            "matrix, whose scale is lr, so set adjust = 'none'"
+            "matrix, whose scale is lr, so set adjust = 'none' or 'polargrad'"
         )
     default = type(config.local).model_fields["steps"].default
     if config.local.epochs and config.local.steps != default:

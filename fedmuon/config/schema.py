@@ -514,10 +514,11 @@ class Local(Table):
         "resolved config has the number",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
-    adjust: Literal["none", "original", "match-rms"] = key(
+    adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
-        "scale of an orthogonalized [m, n] step: 1, √max(1, m/n) or 0.2 √max(m, n), as in "
-        "torch.optim.Muon",
+        "scale of an orthogonalized [m, n] step: 1; √max(1, m/n) or 0.2 √max(m, n), as in "
+        "torch.optim.Muon; √(m/n) (scion); or ⟨M, Orth(M)⟩, the nuclear norm of M if Orth is exact "
+        "(polargrad), for which no bound holds",
         read_if=MUON_RECIPE,
     )
     options: Options = ()

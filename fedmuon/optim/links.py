@@ -41,11 +41,14 @@ EQUAL = 1e-12  # a share c this near to 1 counts as 1, because gamma is a rounde
 ADAM_MEMORY, ADAM_SQUARE_MEMORY, ADAM_EPS, ADAM_DECAY = 0.9, 0.999, 1e-8, 0.01
 STACKED_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}  # largest useful stack of matrices, in entries
 PROBES = 1024  # maximum number of probes for one matrix at one step
+POLARGRAD = "polargrad"  # an adjustment that depends on M: <M, Orth(M)>, in `map_matrices`
 # s(m, n), the scale of an orthogonalized step, with the names that torch.optim.Muon uses
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "none": lambda m, n: 1.0,
     "original": lambda m, n: math.sqrt(max(1.0, m / n)),
     "match-rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "scion": lambda m, n: math.sqrt(m / n),
+    POLARGRAD: lambda m, n: 1.0,
 }
 
 
@@ -336,7 +339,7 @@ def orthogonalize(
     Args:
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks [..., m, n].
         adjust: s(m, n): "none" is 1, "original" sqrt(max(1, m/n)), "match-rms"
-            0.2 sqrt(max(m, n)).
+            0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: How many matrices each parameter holds; parameters with 0, or without an entry,
             pass. A recipe that is a function receives this mapping by that name. Without it, all
             parameters with two axes or more are matrices.
@@ -356,7 +359,11 @@ def map_matrices(
 
     Args:
         apply: The map.
-        adjust: A name in `ADJUSTMENTS`.
+        adjust: A name in `ADJUSTMENTS`. "original", sqrt(max(1, m/n)), is Jordan's; "match-rms",
+            0.2 sqrt(max(m, n)), gives the root mean square of AdamW's steps (arXiv:2502.16982);
+            "scion", sqrt(m/n), is the spectral ball of Scion (arXiv:2502.07529). "polargrad" is
+            <M, Orth(M)>, of the momentum: the nuclear norm of M if Orth is exact (PolarGrad,
+            arXiv:2505.21799, in its form that averages gradients first).
         grouped: Whether the map may get small matrices of one shape as one stack. A map that draws
             may not, because every matrix has its own draws.
         blocks: How many matrices a parameter holds, if more than one. They lie along its longer
@@ -378,6 +385,8 @@ def map_matrices(
             scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
             image = apply(stack, context, number[names[0]])
             image = image if scale == 1 else image * scale
+            if adjust == POLARGRAD:
+                image = image * (stack * image).sum((-2, -1), keepdim=True)
             images |= zip(names, image.chunk(len(names)), strict=True)
         parts: dict[str, list[Tensor]] = {name: [] for name in direction}  # put together again
         for name, place in pieces:

@@ -47,10 +47,13 @@ NAMED: dict[str, Orthogonalizer] = {
 }
 RANDOMIZED = "randomized-polar"
 _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
+POLARGRAD = "polargrad"  # <M, Orth(M)>, which depends on M
 _ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
     None: lambda m, n: math.sqrt(max(1.0, m / n)),
     "original": lambda m, n: math.sqrt(max(1.0, m / n)),
     "match_rms_adamw": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "scion": lambda m, n: math.sqrt(m / n),
+    POLARGRAD: lambda m, n: 1.0,
 }
 _STACKED_ENTRIES = {"cpu": 2**18, "cuda": 2**26}  # largest useful stack of matrices, in entries
 _ALONE = 256  # from this side on, oneDNN multiplies half-precision matrices faster one by one
@@ -132,7 +135,8 @@ class Muon(PortableOptimizer):
             `fedmuon.orthogonalize.COEFFICIENTS`.
         eps: Floor of the divisor of Newton-Schulz.
         ns_steps: Number of Newton-Schulz steps.
-        adjust_lr_fn: s(m, n), as in torch.
+        adjust_lr_fn: s(m, n). "original", "match_rms_adamw" and None are torch's; "scion" is
+            sqrt(m/n) (arXiv:2502.07529), and "polargrad" <M, Orth(M)> (arXiv:2505.21799).
         ns_dtype: The dtype that the map gets.
         ns_normalization: "max" as in torch, "plus", "unit", or "aol" (Turbo-Muon), as for
             `fedmuon.orthogonalize.newton_schulz`.
@@ -255,6 +259,10 @@ class Muon(PortableOptimizer):
                     # Products read several tall matrices faster as [B, n, m] in memory.
                     direction = direction.mT.contiguous().mT
                 found = orthogonalize(direction)
+                if group["adjust_lr_fn"] == POLARGRAD:
+                    work = torch.promote_types(found.dtype, torch.float32)
+                    products = direction.to(work) * found.to(work)
+                    found = found * products.sum((-2, -1), keepdim=True).to(found.dtype)
                 _descend([one.param for one in some], found, group)
             group["draws"] += 1
 

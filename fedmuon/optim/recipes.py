@@ -169,7 +169,7 @@ def fedmuon(
             "nesterov" look one step ahead.
         weight_decay: Decoupled: X is also stepped by -lr weight_decay X.
         adjust: Scale of an orthogonalized [m, n] step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)).
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), "polargrad" <M, Orth(M)>.
         routes: How many matrices each parameter of a network holds; 0 leaves it to `aux`.
             All parameters are matrices if not given.
         aux: The step of the other parameters, "sgd" (-aux_lr M) or "adamw".
