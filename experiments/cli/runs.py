@@ -12,7 +12,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.options import console, print_path, print_plain
-from fedmuon.experiments.cli.show import Progress, accounts, summary_table
+from fedmuon.experiments.cli.show import Progress, accounts, brief_routes, summary_table
 from fedmuon.runs.directory import RunDirectory
 
 
@@ -37,6 +37,7 @@ def run(
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
+    from fedmuon.config.schema import reads  # the config
     from fedmuon.experiments.inspect.watch import RunStatus, watched  # the config
     from fedmuon.experiments.run import execute  # torch
 
@@ -48,9 +49,14 @@ def run(
     with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
         with Progress(console, lines=True, before=before) as progress:
-            summary = execute(
-                chosen, folder, resume, progress.on_round_end, progress.on_start, verbose
-            )
+
+            def on_start(done: int, total: int) -> None:
+                table = folder / "routes.txt"  # of a network
+                if done == 0 and table.exists() and chosen and reads(chosen, "local.route"):
+                    print_plain(brief_routes(table.read_text(encoding="utf-8")))
+                progress.on_start(done, total)
+
+            summary = execute(chosen, folder, resume, progress.on_round_end, on_start, verbose)
         console.print(summary_table(summary))
         if note := progress.risen():
             console.print(note)

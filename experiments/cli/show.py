@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,20 @@ NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "larges
 HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and minimum characters of a curve, and between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
 SIGNED = ("test_gap",)
+
+
+def brief_routes(table: str) -> str:
+    """A table like `routes.txt` with one line for layers that differ in their numbers alone."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for line in table.splitlines():
+        name, *rest = re.split(r"\s\s+", line.strip())
+        groups.setdefault((re.sub(r"\d+", "*", name), *rest), []).append(name)
+    rows = [
+        (f"{pattern} ({len(names)})" if len(names) > 1 else names[0], *rest)
+        for (pattern, *rest), names in groups.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _noted(record: Record) -> Record:

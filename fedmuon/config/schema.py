@@ -499,7 +499,8 @@ class Local(Table):
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
         "which parameters of a network are orthogonalized: matrices except first and last layer, "
-        "embeddings and norms, or all matrices; `routes.txt` lists them",
+        "embeddings and norms (or the largest matrix, if that leaves none), or all matrices; "
+        "`routes.txt` lists them",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(

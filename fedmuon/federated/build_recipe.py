@@ -144,10 +144,12 @@ def routes(network: nn.Module, rule: str) -> RoutingTable:
     """Every parameter with its shape, its matrix view [out, -1] and its optimizer; print it.
 
     `hidden` leaves vectors, embeddings, norms, the first and the last layer to the auxiliary
-    optimizer (see `fedmuon.optim.routing`); `all-matrices` only what has fewer than two axes.
-    Fused projections are cut into their matrices.
+    optimizer; where no matrix is left, Muon takes the largest one (see `fedmuon.optim.routing`).
+    `all-matrices` leaves only what has fewer than two axes. Fused projections are cut into their
+    matrices.
     """
-    every = [name for name, param in network.named_parameters() if param.ndim >= 2]
+    learned = [one for one in network.named_parameters() if one[1].requires_grad]
+    every = [name for name, param in learned if param.ndim >= 2]
     return routing_table(network, to_muon=every if rule == "all-matrices" else ())
 
 
@@ -156,9 +158,10 @@ def matrix_counts(network: nn.Module, rule: str) -> dict[str, int]:
     optimizer's, 1 unless it is fused. A rule that finds none is rejected."""
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in routes(network, rule)}
     if not any(found.values()):
+        vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
         raise InputError(
-            f"[local] route = '{rule}' finds no matrix to orthogonalize in this network: set "
-            "route = 'all-matrices', take a deeper [task] model, or recipe = 'fedavg'"
+            f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network has "
+            f"only vectors, norms and scalars: set {vectors}recipe = 'fedavg'"
         )
     return found
 

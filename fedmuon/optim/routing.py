@@ -1,9 +1,11 @@
 """Which parameters Muon takes: a rule, and a table that shows its result.
 
-Muon takes the hidden matrices. The auxiliary optimizer takes vectors and scalars (biases, norms),
+A tensor [out, ...] is read as the matrix [out, -1]. Muon takes the hidden matrices. The auxiliary
+optimizer takes vectors and scalars (biases, norms, and tensors with one row or one column),
 embeddings, normalizations, and the first and the last layer. These are the first and last modules,
-in the order of registration, that own a tensor of two or more axes. A parameter with several names
-(tied weights) is hidden only if it is hidden under all of them.
+in the order of registration, that own a matrix. If a model has no hidden matrix, as a network of
+two layers, Muon takes the largest matrix. A parameter with several names (tied weights) is hidden
+only if it is hidden under all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from fedmuon.optim.muon import matrix_shape
 from fedmuon.tasks.models import owned_parameters
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
+GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}  # matrices in one recurrent weight
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -77,19 +80,23 @@ def routing_table(
             raise InputError(
                 f"No parameter name matches {pattern!r}: print(routing_table(model)) lists them."
             )
-    layers = [layer for _, layer, param in found if param.ndim >= 2]
+    layers = [layer for _, layer, param in found if _is_matrix(param)]
     ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}
-    rows = []
-    for param in dict.fromkeys(param for _, _, param in found):
-        names = [name for name, _, one in found if one is param]
-        owners = [layer for _, layer, one in found if one is param]
-        reasons = [_reason(param, layer, ends.get(id(layer))) for layer in owners]
-        reason = next(filter(None, reasons), "")
+    uses: dict[Tensor, list[tuple[str, nn.Module]]] = {}
+    for name, layer, param in found:
+        uses.setdefault(param, []).append((name, layer))
+    reasons: dict[Tensor, str] = {}
+    for param, own in uses.items():
+        each = (_reason(param, name, layer, ends.get(id(layer))) for name, layer in own)
+        reasons[param] = next(filter(None, each), "")
         for patterns, forced in ((to_muon, ""), (to_aux, "named")):
-            if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
-                reason = forced
-        rows.append(_route(names, param, reason, fused))
-    return RoutingTable(rows)
+            if any(fnmatchcase(name, pattern) for name, _ in own for pattern in patterns):
+                reasons[param] = forced
+    chosen = None if not all(reasons.values()) else _largest(reasons)
+    return RoutingTable(
+        _route(param, uses[param], "" if param is chosen else reason, fused, param is chosen)
+        for param, reason in reasons.items()
+    )
 
 
 def param_groups_for_muon(
@@ -122,17 +129,46 @@ def param_groups_for_muon(
     return [*groups, {"params": others, "use_muon": False}] if others else groups
 
 
-def _reason(param: Tensor, module: nn.Module, end: str | None) -> str:
+def _is_matrix(param: Tensor) -> bool:
+    """Whether [out, -1] has several rows and several columns."""
+    return param.ndim >= 2 and param.shape[0] > 1 and param[0].numel() > 1
+
+
+def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str:
     """Why the parameter is no hidden matrix; empty if it is one."""
-    if param.ndim < 2:
-        return "norm" if isinstance(module, _NORMS) else "vector"
+    if isinstance(module, _NORMS):
+        return "norm"
+    if not _is_matrix(param):
+        return "vector"
     if isinstance(module, _EMBEDDINGS):
         return "embedding"
-    return "norm" if isinstance(module, _NORMS) else end or ""
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase) and "weight_ih" not in name:
+        return ""  # from hidden units to hidden units, even in the first or the last layer
+    return end or ""
 
 
-def _route(names: list[str], param: Tensor, reason: str, fused: Mapping[str, int]) -> Route:
-    shape, name = tuple(param.shape), names[0]
+def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
+    """The largest matrix that nobody named; an embedding only if there is no other."""
+    matrices = [
+        param
+        for param, reason in reasons.items()
+        if reason in ("first layer", "last layer", "embedding")
+    ]
+    return max(
+        matrices,
+        key=lambda param: (reasons[param] != "embedding", param.numel()),
+        default=None,
+    )
+
+
+def _route(
+    param: Tensor,
+    uses: Sequence[tuple[str, nn.Module]],
+    reason: str,
+    fused: Mapping[str, int],
+    largest: bool,
+) -> Route:
+    shape, (name, owner) = tuple(param.shape), uses[0]
     if reason:
         return Route(name, shape, None, "aux", reason, param)
     if param.ndim < 2:
@@ -141,11 +177,14 @@ def _route(names: list[str], param: Tensor, reason: str, fused: Mapping[str, int
     counts = (  # of square matrices side by side
         count
         for part, count in fused.items()
-        if long == count * short and any(part in name for name in names)
+        if long == count * short and any(part in name for name, _ in uses)
     )
     blocks = next(counts, 1)
-    matrices = (blocks, *matrix_shape(param.shape, blocks))
-    return Route(name, shape, matrices, "muon", "fused" if blocks > 1 else "hidden", param)
+    if "weight_ih" in name or "weight_hh" in name:  # one matrix for each gate, one below the other
+        gates = GATES.get(type(owner), 1)
+        blocks = gates if shape[0] >= param.shape[1:].numel() else blocks
+    why = "largest matrix" if largest else "fused" if blocks > 1 else "hidden"
+    return Route(name, shape, (blocks, *matrix_shape(param.shape, blocks)), "muon", why, param)
 
 
 def _times(shape: Sequence[int]) -> str:

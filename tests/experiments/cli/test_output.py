@@ -14,6 +14,7 @@ import click
 import pytest
 from conftest import small
 from rich.console import Console
+from torch import nn
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -29,10 +30,11 @@ from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import apart, changes_of, near, resumable
-from fedmuon.experiments.cli.show import MOST, Progress, Remembered
+from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites.contents import shipped
+from fedmuon.optim import routing_table
 
 EVERY = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
 
@@ -268,6 +270,29 @@ def bar(progress: Progress, width: int = 80) -> str:
     (line,) = file.getvalue().splitlines()
     assert "…" not in line
     return line
+
+
+def test_a_run_of_a_network_prints_who_takes_its_parameters_once(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = ["data.name=digits", "data.train=60", "data.test=20", "federation.clients=2",
+                "federation.per-round=1", "federation.rounds=1", "task.name=network",
+                "task.model=mlp"]  # fmt: skip
+    words = ["run", *(f"--set={one}" for one in settings), f"--out={out}"]
+    said = CliRunner().invoke(app, words).output
+    assert brief_routes((out / "routes.txt").read_text()) in said
+    assert said.count("first.weight") == 1
+    again = CliRunner().invoke(app, ["run", f"--out={out}", "--resume"]).output
+    other = CliRunner().invoke(app, [*words[:-1], "--set=local.recipe=fedavg", f"--out={out}-2"])
+    assert "first.weight" not in again + other.output and (tmp_path / "run-2/routes.txt").exists()
+
+
+def test_layers_that_differ_in_their_numbers_are_one_line() -> None:
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)), nn.Linear(4, 2))
+    lines = [line.split() for line in brief_routes(str(routing_table(net))).splitlines()]
+    assert [line[:2] for line in lines[1:]] == [
+        ["0.weight", "4"], ["*.bias", "(12)"], ["*.weight", "(11)"], ["12.weight", "2"],
+        ["12.bias", "2"],
+    ]  # fmt: skip
 
 
 def test_what_was_last_known_stays_on_the_bar() -> None:

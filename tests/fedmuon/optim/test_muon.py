@@ -519,10 +519,48 @@ def test_the_rule_can_be_overruled() -> None:
         routing_table(model, to_muon=["norm.weight"])
 
 
+@pytest.mark.parametrize(
+    ("layers", "names", "reason"),
+    [
+        ([nn.Linear(4, 3), nn.Linear(3, 2)], {"0.weight"}, "largest matrix"),
+        ([nn.Linear(2, 3), nn.Linear(3, 4)], {"1.weight"}, "largest matrix"),
+        ([nn.Linear(4, 3)], {"0.weight"}, "largest matrix"),
+        ([nn.Embedding(50, 4), nn.Linear(4, 2)], {"1.weight"}, "largest matrix"),
+        ([nn.Embedding(50, 4)], {"0.weight"}, "largest matrix"),
+        ([nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 9)], {"1.weight"}, "hidden"),
+        ([nn.Linear(4, 1), nn.Linear(1, 3), nn.Linear(3, 2)], {"2.weight"}, "largest matrix"),
+        ([nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Linear(4, 9)], {"1.weight"},
+         "hidden"),
+    ],
+)  # fmt: skip
+def test_a_model_is_routed_by_its_shapes(
+    layers: list[nn.Module], names: set[str], reason: str
+) -> None:
+    """Hidden matrices; or the largest one. A matrix with one row or column is a vector."""
+    muon = [row for row in routing_table(nn.Sequential(*layers)) if row.optimizer == "muon"]
+    assert {row.name for row in muon} == names
+    assert {row.reason for row in muon} == {reason}
+
+
+def test_recurrent_weights_are_cut_into_their_gates() -> None:
+    """Those from hidden to hidden units are hidden, even in the first layer."""
+    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)):
+        model = nn.ModuleList([kind(5, 4, num_layers=2), nn.Linear(4, 2)])
+        table = {row.name: row for row in routing_table(model)}
+        assert table["0.weight_ih_l0"].reason == "first layer"
+        assert table["0.weight_hh_l0"].matrices == table["0.weight_hh_l1"].matrices
+        assert table["0.weight_hh_l1"].matrices == (gates, 4, 4)
+    wide = {row.name: row for row in routing_table(nn.ModuleList([nn.GRU(40, 4)]), to_muon=["*w*"])}
+    assert wide["0.weight_ih_l0"].matrices == (1, 12, 40)  # not cut across its gates
+
+
 def test_a_muon_that_never_acts_is_refused() -> None:
     shallow = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    named = ["*.weight"]
     with pytest.raises(InputError, match="to_muon"):
-        param_groups_for_muon(shallow)
+        param_groups_for_muon(shallow, to_aux=named)
+    with pytest.raises(InputError, match="to_muon"):
+        param_groups_for_muon(nn.LayerNorm(4))
     assert param_groups_for_muon(shallow, to_muon=["0.weight"])[0]["use_muon"]
     with pytest.raises(InputError, match="param_groups_for_muon"):
         MuonWithAux([{"params": shallow.parameters(), "use_muon": False}])

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
 from fedmuon.federated.build import _network, resolve
+from fedmuon.federated.build_recipe import matrix_counts
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
@@ -267,16 +270,34 @@ def test_what_makes_no_sense_is_refused(tables: dict, words: str) -> None:
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_network_without_hidden_matrices_is_refused_by_muon_alone(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("hidden", [(), (12,)])
+def test_muon_takes_the_largest_matrix_of_a_shallow_network(
+    monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...]
 ) -> None:
+    """One or two layers have no hidden matrix; all other parameters take the auxiliary step."""
+
     def shallow(shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+        sizes = [math.prod(shape), *hidden, classes]
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        return nn.Sequential(nn.Flatten(), *(part for one in layers for part in (one, nn.Tanh())))
 
     monkeypatch.setitem(MODELS, "mlp", shallow)
     _network.cache_clear()
-    trained(digits(local={"recipe": "fedavg"}))
-    trained(digits(local={"route": "all-matrices"}))
-    with pytest.raises(InputError, match="finds no matrix to orthogonalize"):
-        trained(digits())
+    config = digits(local={"recipe": "local-muon"})
+
+    def step(largest: str, X: dict[str, Tensor], G: Params, M: Params) -> None:
+        for key, value in X.items():
+            M[key].mul_(0.9).add_(0.1 * G[key])
+            value.sub_(0.05 * smoothed_polar(M[key], 0.1) if key == largest else 0.02 * M[key])
+
+    expected, _ = by_hand(config, partial(step, "1.weight"))
+    found = trained(config)[1].params
+    assert_alike(found, expected)
+    assert differ(found, by_hand(config, partial(step, "no matrix"))[0])
     _network.cache_clear()
+
+
+def test_a_network_without_a_matrix_is_rejected_by_muon_alone() -> None:
+    norm = nn.Sequential(nn.Flatten(), nn.LayerNorm(64))
+    with pytest.raises(InputError, match="only vectors, norms and scalars: set recipe = 'fedavg'"):
+        matrix_counts(norm, "all-matrices")
