@@ -179,7 +179,8 @@ class TaskWithCanaries:
         others = []
         for batch in batches:
             kept = batch.labels < MARK
-            others.append(Batch(batch.inputs[kept], batch.labels[kept]))
+            keys = None if batch.keys is None else batch.keys[kept]
+            others.append(Batch(batch.inputs[kept], batch.labels[kept], keys=keys))
         loss, sums = self.task.clipped(points, others, clipping)
         lengths = self.canaries.lengths(clipping)
         coins = torch.from_numpy(self.canaries.included).to(self.task.device)

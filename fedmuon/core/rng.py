@@ -32,6 +32,7 @@ class Draw(IntEnum):
     PROBE = 12
     ORDER = 13
     NODE = 14
+    DROPOUT = 15
 
 
 def generator(

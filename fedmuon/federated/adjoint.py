@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn.functional import one_hot
 
+from fedmuon.core.errors import InputError
 from fedmuon.federated.client_data import Shard
 from fedmuon.federated.rounds import Experiment, ServerState, run_round, run_rounds
 from fedmuon.tasks.base import Batch, Params, Task, blocks
@@ -63,6 +64,13 @@ class Differentiable:
     task: Task
     directions: int
     thread_safe: bool = False  # autograd records the operations of one thread
+
+    def __post_init__(self) -> None:
+        if self.task.keyed:
+            raise InputError(
+                "derivatives in the weights of samples need a network without dropout, because a "
+                "candidate has no mask of its own: set its dropout to 0"
+            )
 
     def __getattr__(self, name: str) -> Any:
         """Forward all other attributes to the task."""
@@ -136,7 +144,9 @@ def _of_network(
     n = len(batch.labels)
 
     def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
-        given = {"inputs": rows.inputs[part], "labels": rows.labels[part], "weights": weights / n}
+        labels = rows.labels[part]
+        given = {"inputs": rows.inputs[part], "labels": labels, "weights": weights / n}
+        given["keys"] = labels  # of no dropout
         total, back = vjp(partial(task.total, **given), at)  # like `grad`, which loads a compiler
         return back(torch.ones_like(total))[0]
 

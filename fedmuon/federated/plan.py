@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
+from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.schedules import as_factor
 from fedmuon.privacy.noise import poisson_rows, secret_stream
+from fedmuon.tasks.dropout import sample_keys
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,13 @@ class RandomnessPlan:
             return None
         rng = generator(self.seed, Draw.BATCH, round=round, client=client, step=step)
         return rng.choice(size, self.batch, replace=False)
+
+    def keys(
+        self, round: int, client: int, step: int, rows: np.ndarray | None, size: int
+    ) -> Tensor:
+        """The keys of the masks of these samples of the client [b]; None is all of them."""
+        rng = generator(self.seed, Draw.DROPOUT, round=round, client=client, step=step)
+        return sample_keys(rng, rows, size)
 
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
         """draw(what, block=...) for one local step."""

@@ -328,9 +328,17 @@ def _context(
     draws = [plan.draws(round, client, step) for client, _ in clients]
     known = any(link.knows_client for link in recipe.chain.links)
     numbers = tuple(client for client, _ in clients) if known else ()
+
+    def batches_of(rows: Sequence[np.ndarray | None]) -> list[Batch]:
+        pairs = list(zip(rows, clients, strict=True))
+        found = [shard.batch(own) for own, (_, shard) in pairs]
+        if not task.keyed:
+            return found
+        keys = [plan.keys(round, client, step, own, shard.size) for own, (client, shard) in pairs]
+        return [replace(batch, keys=own) for batch, own in zip(found, keys, strict=True)]
+
     if mechanism is None:
-        rows = [plan.rows(round, client, step, shard.size) for client, shard in clients]
-        batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
+        batches = batches_of([plan.rows(round, client, step, one.size) for client, one in clients])
 
         def gradient(at: Params) -> tuple[Tensor, Params]:
             loss, slope = task.gradient(at, batches)
@@ -359,7 +367,7 @@ def _context(
         else mechanism.fixed_order.rows(plan.seed, client, turn, shard.size, mechanism.lot)
         for draw, turn, (client, shard) in zip(draws, turns, clients, strict=True)
     ]
-    batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
+    batches = batches_of(rows)
     release = mechanism.releases(task, batches, draws, turns[0])
     return Context(params, forbidden_gradient, draws, release, factor, numbers)
 

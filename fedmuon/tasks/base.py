@@ -39,12 +39,14 @@ class Replaced:
 class Batch:
     """Rows that all replicas share, inputs [n, d] and labels [n], and rows that differ.
 
-    Images are flattened to rows, too; a network knows their shape.
+    Images are flattened to rows, too; a network knows their shape. `keys` [n] are those of the
+    samples' dropout masks; a replaced sample has the key of the sample in whose place it is.
     """
 
     inputs: Tensor
     labels: Tensor
     replaced: Replaced | None = None
+    keys: Tensor | None = None
 
 
 def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
@@ -93,6 +95,10 @@ class Task(Protocol):
     @property
     def thread_safe(self) -> bool:
         """Whether several threads may call the task at once."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the batches of gradients need keys, because the task draws masks."""
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """The initial parameters, the same for all S = `stack` replicas."""

@@ -313,6 +313,7 @@ class MatrixTask:
     device: torch.device = CPU
     kernel: str = "torch"
     start: str = "gaussian"
+    keyed = False
     stack_limit = 1 << 18  # large enough to hide the cost of a call, small enough for a cache
 
     @property

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedmuon.core.errors import InputError, instead
@@ -287,12 +286,8 @@ def reject_layers(network: nn.Module) -> None:
     """Reject layers that mix samples, keep statistics, draw without a key, or change weights."""
     for name, layer in network.named_modules():
         problem = ""
-        draws = (
-            (isinstance(layer, _DropoutNd) and layer.p > 0)
-            or (isinstance(layer, nn.RReLU) and layer.lower < layer.upper)
-            or (isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1)
-            or (isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0)
-            or isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+        draws = (isinstance(layer, nn.RReLU) and layer.lower < layer.upper) or isinstance(
+            layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
         )
         if isinstance(layer, _NormBase) and (
             layer.track_running_stats or not isinstance(layer, _InstanceNorm)
@@ -301,10 +296,15 @@ def reject_layers(network: nn.Module) -> None:
                 "whose running statistics mix samples and are not averaged over clients: use "
                 "GroupNorm"
             )
+        elif isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+            problem = (
+                "whose masks between its layers cannot be keyed: set its dropout to 0, or put "
+                "nn.Dropout between recurrent layers of one layer each"
+            )
         elif draws:  # in training mode
             problem = (
-                "which draws from torch's global generator, so no run could be repeated: remove "
-                "it, or set its dropout to 0"
+                "which draws from torch's global generator, so no run could be repeated: use "
+                "nn.ReLU and nn.MaxPool2d, or nn.Dropout, whose masks follow the run's seed"
             )
         elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             problem = "which rescales its weights when it reads them: remove max_norm"

@@ -4,7 +4,8 @@ Parameters have the module's names, with the replica as first axis: a weight [ou
 [S, out, in]. The values inside the module itself are never read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -35,6 +37,7 @@ from fedmuon.tasks.base import (
     mean_of,
     stack_results,
 )
+from fedmuon.tasks.dropout import Masks
 from fedmuon.tasks.models import reject_layers, torch_law
 from fedmuon.tasks.per_example.clipped_sums import ClippedSums, sums_without_clipping
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -43,12 +46,13 @@ from fedmuon.tasks.work_split import (
     Chunks,
     Samples,
     exact_on,
-    saved_entries,
     size_of,
     split_samples,
+    try_module,
 )
 
 CPU = torch.device("cpu")
+TORCH = "torch.nn.modules."
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
 STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica up to which convolutions are faster in a shared call
@@ -88,6 +92,7 @@ class NetworkTask:
     saved: int = field(init=False)  # activations that autograd keeps for one sample
     products: int = field(init=False)  # approximately, of one sample: for parameters, activations
     convolves: bool = field(init=False)
+    axes: tuple[int, ...] = field(init=False)  # of the samples, in the inputs of dropouts
     stack_limit: int = field(init=False)  # parameters up to which clients train faster as one stack
     chunks: Chunks = field(init=False)
     thread_safe: bool = field(init=False)  # if several threads may call it, each with its own copy
@@ -100,7 +105,8 @@ class NetworkTask:
         reject_layers(self.module)
         device = self.device.type
         entry = torch.empty((), dtype=self.dtype).element_size()
-        saved = max(1, saved_entries(self.module, self.shape, self.whole))
+        trial = try_module(self.module, self.shape, self.whole)
+        saved = max(1, trial.saved)
         # A factor of 3 leaves room for temporaries.
         most = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
@@ -108,6 +114,7 @@ class NetworkTask:
         own = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
         found = {
             "saved": saved,
+            "axes": trial.axes,
             "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
@@ -118,6 +125,11 @@ class NetworkTask:
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the network has a dropout, whose masks follow from the keys of the samples."""
+        return bool(self.axes)
 
     def _vectorizes(self, rows: int) -> bool:
         """Whether replicas with so many samples share one call.
@@ -146,7 +158,8 @@ class NetworkTask:
                 inputs = torch.stack([batch.inputs for batch in batches])
                 labels = torch.stack([batch.labels for batch in batches])
                 weights = inputs.new_full((1, *sizes), 1 / labels.shape[1])
-                return self._weighted_gradient(params, Samples(inputs, labels, weights))
+                keys = torch.stack([self._keys(batch) for batch in batches])
+                return self._weighted_gradient(params, Samples(inputs, labels, weights, keys))
             pairs = zip(blocks(params, len(batches)), batches, strict=True)
             return concatenate(
                 spread([partial(self._mean_gradient, *pair) for pair in pairs], self.thread_safe)
@@ -162,7 +175,9 @@ class NetworkTask:
             batch, there = batches[k], batches[k].replaced
             if there is not None:
                 there = replace(there, labels=self.targets(there.inputs, there.labels))
-            aimed = Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
+            aimed = Batch(
+                batch.inputs, self.targets(batch.inputs, batch.labels), there, self._keys(batch)
+            )
             return self.clipped_sums()([(c, block[k]) for c, block in each], [aimed], clipping)
 
         return concatenate(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
@@ -171,14 +186,16 @@ class NetworkTask:
         module = self.own_module()
         found = find_ghosts(module, self.shape)
         if found is not None and not self.unmixed:  # without ghosts, samples are called one by one
-            reject_mixing(module, found.layers, self.shape)
+            reject_mixing(module, found.layers, self.shape, self.masks)
             object.__setattr__(self, "unmixed", True)  # holds for copies in other threads, too
         each = self.clipped_sums if self.thread_safe else None
-        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found, each)
+        return ClippedSums(
+            module, self.shape, self.loss, self.device, self.saved, found, each, self.masks
+        )
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Return per-sample losses [S, n] and per-sample metrics by name."""
-        samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
+        samples = Samples(batch.inputs[None], *[batch.labels[None]] * 3)
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         with torch.no_grad(), exact_on(self.device):
@@ -195,13 +212,17 @@ class NetworkTask:
         """
         rows, there = len(batch.labels), batch.replaced
         shares = batch.inputs.new_full((1, rows), 1 / rows)
-        shared = Samples(batch.inputs[None], batch.labels[None], shares)
+        keys = self._keys(batch)
+        shared = Samples(batch.inputs[None], batch.labels[None], shares, keys[None])
         if there is None:
             return self._weighted_gradient(params, shared)
         weights = shares.repeat(size_of(params), 1)
         weights[there.replica, there.position] = 0.0
         loss, slope = self._weighted_gradient(params, shared._replace(weights=weights))
-        own = Samples(there.inputs[:, None], there.labels[:, None], shares[:, :1])
+        own = Samples(
+            there.inputs[:, None], there.labels[:, None], shares[:, :1],
+            keys[there.position][:, None],
+        )  # fmt: skip
         changed = {name: value[there.replica] for name, value in params.items()}
         more, steeper = self._weighted_gradient(changed, own)
         loss[there.replica] += more
@@ -232,7 +253,7 @@ class NetworkTask:
     def _map_replicas(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
     ) -> Any:
-        """Stack function(parameters, inputs, labels, weights) of all replicas.
+        """Stack function(parameters, inputs, labels, weights, keys) of all replicas.
 
         They share one call, or take turns.
         """
@@ -247,27 +268,47 @@ class NetworkTask:
 
         return stack_results([turn(r) for r in range(size_of(params))])
 
-    def _outputs(self, params: Params, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, *self.shape)
-        return functional_call(self.own_module(), params, (rows.long() if self.whole else rows,))
+    def _keys(self, batch: Batch) -> Tensor:
+        """The keys of a batch; without dropout, anything of the same length. A batch without keys,
+        as of an estimate of constants, has its rows' numbers."""
+        if not self.keyed:
+            return batch.labels
+        if batch.keys is None:
+            return torch.arange(len(batch.labels), device=self.device)
+        return batch.keys.to(self.device)
 
-    def total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def masks(self, keys: Tensor | None) -> AbstractContextManager[Any]:
+        """What draws the masks in a call of the module; without keys, nothing is dropped."""
+        return Masks(keys, self.axes) if self.keyed else nullcontext()
+
+    def _outputs(self, params: Params, inputs: Tensor, keys: Tensor | None) -> Tensor:
+        rows = inputs.reshape(-1, *self.shape)
+        rows = rows.long() if self.whole else rows
+        with self.masks(keys):
+            return functional_call(self.own_module(), params, (rows,))
+
+    def total(
+        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
+    ) -> Tensor:
         """sum_j w_j loss_j [] of one replica's parameters."""
-        return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
+        outputs = self._outputs(params, inputs, keys)
+        return self.loss(outputs, self.targets(inputs, labels)) @ weights
 
     def _slope(
-        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
+        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
     ) -> tuple[Params, Tensor]:
         """Like grad_and_value(self.total), without the overhead of functorch."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = self.total(leaves, inputs, labels, weights)
+        loss = self.total(leaves, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True)), loss.detach()
 
     def _losses(
-        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
+        self, params: Params, inputs: Tensor, labels: Tensor, *unused: Tensor
     ) -> tuple[Tensor, Params]:
-        outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
+        with evaluating(self.own_module()):
+            outputs = self._outputs(params, inputs, None)
+        targets = self.targets(inputs, labels)
         loss = self.loss(outputs, targets)
         if self.metrics is not None:
             return loss, {name: one(outputs, targets) for name, one in self.metrics.items()}
@@ -276,6 +317,28 @@ class NetworkTask:
         if right.ndim > 1:
             right = mean_of(right.to(self.dtype), targets)
         return loss, {"accuracy": right}
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Let a module compute as in an evaluation, and as before afterwards.
+
+    Layers of torch compute the same in both modes, but for dropouts, whose masks are off, and norms
+    with running statistics. Their mode stays, because some have a second implementation.
+    """
+    changed = [
+        layer
+        for layer in module.modules()
+        if layer.training
+        and (not type(layer).__module__.startswith(TORCH) or isinstance(layer, _NormBase))
+    ]
+    try:
+        for layer in changed:
+            layer.training = False
+        yield
+    finally:
+        for layer in changed:
+            layer.training = True
 
 
 def _add_(total: Found, more: Found) -> Found:
@@ -291,7 +354,7 @@ def _add_(total: Found, more: Found) -> Found:
 # A copy of a user's class may share layers with the original, or keep state between calls. Such a
 # module is not copied, and only one thread calls it. Layers of torch and of fedmuon do neither.
 
-LAYERS = ("torch.nn.modules.", "fedmuon.")
+LAYERS = (TORCH, "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")
 VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, Tensor, type(None))
 EMPTY = vars(nn.Module())

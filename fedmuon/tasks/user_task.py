@@ -1,6 +1,7 @@
 """A user's own module as a task: with its initial weights, its loss and its metrics.
 
-Parameters may be anywhere in the module, and may be tied. Buffers keep their values.
+Parameters may be anywhere in the module, and may be tied. Frozen ones (requires_grad = False) and
+buffers keep their values, and are neither sent nor saved.
 """
 
 import copy
@@ -19,7 +20,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
 from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy
-from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.networks import NetworkTask, evaluating
 from fedmuon.tasks.per_example.clipping import Clipping
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
@@ -117,12 +118,13 @@ class UserNetwork(NetworkTask):
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """The current weights of the module."""
+        """The current weights of the module, without the frozen ones."""
         with self.guard:
             weights = dict(self.module.named_parameters())
             return {
                 name: value.detach().repeat(stack, *[1] * value.ndim)
                 for name, value in weights.items()
+                if value.requires_grad
             }
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
@@ -168,7 +170,7 @@ def require_numbers(module: nn.Module) -> None:
 
 
 def _checked_copy(module: nn.Module) -> nn.Module:
-    """Copy a module, all of whose parameters must be able to learn."""
+    """Copy a module, of which something must be able to learn."""
     require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
@@ -178,11 +180,11 @@ def _checked_copy(module: nn.Module) -> nn.Module:
             raise InputError(
                 f"the parameter {name} of the module holds NaN or infinity: give it finite values"
             )
-        if not param.requires_grad:
-            raise InputError(
-                f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
-                "let it learn"
-            )
+    if not any(param.requires_grad for param in params.values()):
+        raise InputError(
+            "all parameters of the module are frozen (requires_grad = False), so nothing is "
+            "learned: call requires_grad_(True) on the layers that shall learn"
+        )
     try:
         return copy.deepcopy(module)
     except Exception as error:  # raised by any object in the module
@@ -211,7 +213,7 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
 def _width(task: NetworkTask) -> int:
     """The number of outputs for a sample."""
     sample = torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device)
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(task.module), task.masks(None):
         outputs = task.module(sample.long() if task.whole else sample)
     if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != 1:
         raise InputError("the module must return a tensor with one row for each sample")

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.dropout import Masks, Shapes, sample_axes
 
 SMALL = 1 << 22  # parameters
 
@@ -70,18 +71,30 @@ class Chunks:
             start = part.stop
 
 
-def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
-    """Count the numbers that autograd keeps per sample: those of two samples less those of one.
+class Trial(NamedTuple):
+    """What calls with one and two samples show of a module.
+
+    `saved` is how many numbers autograd keeps per sample, and `axes` are the axes of the samples in
+    the inputs of the dropouts of a call.
+    """
+
+    saved: int
+    axes: tuple[int, ...]
+
+
+def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Trial:
+    """Call a module with two samples and with one.
 
     Copies stand in for parameters and buffers, zeros for those on `meta`. Those of a large module
     are on `meta`, where nothing is computed. A call there loads torch's compiler, which takes a
     second or two, so small modules are called on the CPU.
 
     Raises:
-        InputError: If the module writes into its samples, which other calls read, too.
+        InputError: If the module writes into its samples, which other calls read, too, or draws
+            from torch's global generator.
     """
-    params = dict(module.named_parameters())
-    own = {**params, **dict(module.named_buffers())}
+    params = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     large = sum(value.numel() for value in own.values()) > SMALL
     held = {}
     for name, value in own.items():
@@ -96,6 +109,7 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
     first = next(iter(held.values()))
     kind = torch.long if whole else first.dtype
     counts: list[int] = []
+    seen: list[Shapes] = []
 
     def keep(tensor: Tensor) -> Tensor:
         counts[-1] += tensor.numel()
@@ -103,16 +117,17 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
 
     for rows in (2, 1):
         counts.append(0)
+        seen.append(Shapes())
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
+        with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=seen[-1]):
             functional_call(module, held, (samples,))
         if samples._version > before:
             raise InputError(
                 "the module writes into its samples, as a first layer with inplace = True does: "
                 "let it write into a copy"
             )
-    return counts[0] - counts[1]
+    return Trial(counts[0] - counts[1], sample_axes(seen[1], seen[0]))
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
@@ -135,7 +150,8 @@ FEW = 32  # the least number of samples in a piece: with fewer, convolutions los
 
 
 class Samples(NamedTuple):
-    """The samples of B replicas: inputs [B, n, ...], labels [B, n], weights in the loss [B, n].
+    """The samples of B replicas: inputs [B, n, ...], labels [B, n], weights in the loss [B, n], and
+    keys of their masks [B, n].
 
     A first axis of length 1 means that all replicas share the values.
     """
@@ -143,6 +159,7 @@ class Samples(NamedTuple):
     inputs: Tensor
     labels: Tensor
     weights: Tensor
+    keys: Tensor
 
     def rows(self, part: slice) -> "Samples":
         """The same replicas with some of the samples."""

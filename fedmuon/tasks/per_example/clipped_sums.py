@@ -8,8 +8,10 @@ complete, so its sum is final.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +66,7 @@ class ClippedSums:
         ghosts: The layers, or None if only torch's per-example gradients are exact.
         each: Returns the same object with a copy of the module for the calling thread; None if one
             thread does all the work.
+        masks: From the keys of samples, what draws the masks in calls of the module.
     """
 
     module: nn.Module
@@ -73,6 +76,7 @@ class ClippedSums:
     kept: int
     ghosts: Ghosts | None
     each: Callable[[], "ClippedSums"] | None = None
+    masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext()
 
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -84,12 +88,14 @@ class ClippedSums:
         with exact_on(self.device):
             for row in range(stack):
                 own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
-                inputs, labels = _samples_of(batches[row // replicas], row % replicas)
-                found.append(self.one(own, inputs, labels, clipping))
+                batch = batches[row // replicas]
+                inputs, labels = _samples_of(batch, row % replicas)
+                keys = batch.labels if batch.keys is None else batch.keys
+                found.append(self.one(own, inputs, labels, keys, clipping))
         return stack_results(found)
 
     def one(
-        self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
+        self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, clipping: Clipping
     ) -> tuple[Tensor, Params]:
         """Return the mean loss [] at the last point and the clipped sum for one replica."""
         params, rows = points[-1][1], len(labels)
@@ -99,7 +105,7 @@ class ClippedSums:
         def lane(number: int, part: slice) -> None:
             own, sums, read = self.each() if self.each else self, Params(), torch.zeros_like(loss)
             find = own._by_example if own.ghosts is None else own._by_layer
-            work = partial(find, points, inputs, labels)
+            work = partial(find, points, inputs, labels, keys)
             with turns.of(number) as turn:
                 for losses, found in groups.each(work, part.stop, start=part.start):
                     _add_clipped(sums, found, clipping)
@@ -144,16 +150,19 @@ class ClippedSums:
             most = min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
-    def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor, rows: slice) -> Found:
+    def _by_layer(
+        self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
+    ) -> Found:
         """Per-example gradients from records of the layers at each point."""
         assert self.ghosts is not None
         inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
         loss = one_at_a_time(self.loss)
         for c, params in points:
-            losses, layer_uses = record(
-                self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
-            )
+            with self.masks(keys[rows]):
+                losses, layer_uses = record(
+                    self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
+                )
             records.append((c, layer_uses))
         found: dict[str, PerExample] = {}
         for name, layer in layers.items():
@@ -172,17 +181,21 @@ class ClippedSums:
         asked = points[-1][1]  # without frozen parameters
         return losses, {key: one for key, one in found.items() if key in asked}
 
-    def _by_example(self, points: Points, inputs: Tensor, labels: Tensor, rows: slice) -> Found:
+    def _by_example(
+        self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
+    ) -> Found:
         """Per-example gradients of all parameters from torch.func."""
 
-        def loss_of(params: Params, one: Tensor, label: Tensor) -> Tensor:
-            return self.loss(functional_call(self.module, params, (one[None],)), label[None])[0]
+        def loss_of(params: Params, one: Tensor, label: Tensor, key: Tensor) -> Tensor:
+            with self.masks(key[None]):
+                outputs = functional_call(self.module, params, (one[None],))
+            return self.loss(outputs, label[None])[0]
 
         inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
-        each = vmap(grad_and_value(loss_of), (None, 0, 0))
+        each = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
-            slopes, losses = each(params, inputs, labels)
+            slopes, losses = each(params, inputs, labels, keys[rows])
             total = _add(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
 

@@ -7,6 +7,7 @@ gradients of the layer's parameters by name.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -322,7 +323,7 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
     if two is None or three is None:
         return None
     meta = {name: value.detach() for name, value in on_meta(module).items()}
-    samples = torch.empty((2, *shape), device="meta")
+    samples = torch.empty((2, *shape), dtype=next(iter(meta.values())).dtype, device="meta")
     _, found = record(module, owners, meta, samples, lambda out: out.flatten(1))
     if any(use.slope is None for uses in found.uses.values() for use in uses):
         return None
@@ -362,8 +363,10 @@ def _count_entries(
         held.append(entries(layer, args[0], output) if plain else None)
         return output.detach()  # a later gradient shows that a parameter is used elsewhere
 
+    meta = on_meta(module)
+    samples = torch.empty(shape, dtype=next(iter(meta.values())).dtype, device="meta")
     with _hooks(owners, look):
-        outputs = functional_call(module, on_meta(module), (torch.empty(shape, device="meta"),))
+        outputs = functional_call(module, meta, (samples,))
     untouched = all(read._version == version for read, version in reads)
     whole = called == set(owners) and untouched and not outputs.requires_grad
     counts = [count for count in held if count is not None]
@@ -379,7 +382,12 @@ def _hooks(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
         yield
 
 
-def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
+def reject_mixing(
+    module: nn.Module,
+    layers: dict[str, nn.Module],
+    shape: tuple[int, ...],
+    masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext(),
+) -> None:
     """Reject a network that mixes samples, for which clipping bounds no example's influence.
 
     The network is called at random parameters with samples of zeros and ones (valid tokens, too),
@@ -403,9 +411,11 @@ def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
         for size in SIZES:
             more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
             batches.append((list(range(min(size, ROWS))), more))
-        before = _traces(module, layers, params, inputs)
+        with masks(torch.arange(len(inputs))):
+            before = _traces(module, layers, params, inputs)
         for kept, batch in batches:
-            after = _traces(module, layers, params, batch)
+            with masks(torch.arange(len(batch))):
+                after = _traces(module, layers, params, batch)
             alike = len(before) == len(after)
             if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
                 raise InputError(

@@ -293,8 +293,8 @@ def digested(digest: str = "") -> tuple[np.ndarray, np.ndarray]:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
-    "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
-    "dropout": ({"task": module(nn.Dropout())}, "remove it"),
+    "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "are frozen"),
+    "rrelu": ({"task": module(nn.RReLU())}, "use nn.ReLU"),
     "batch-norm": ({"task": module(nn.BatchNorm1d(1))}, "use GroupNorm"),
     "no-parameters": ({"task": nn.Flatten()}, "give it some"),
     "no-task": ({"task": 3}, "give an nn.Module"),

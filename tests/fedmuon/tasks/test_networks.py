@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from fedmuon.optim.links import map_matrices
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks import work_split
 from fedmuon.tasks.base import Batch, Params, Replaced
+from fedmuon.tasks.dropout import Masks
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import (
     LEAST,
@@ -37,7 +39,7 @@ from fedmuon.tasks.models import (
     with_channels,
 )
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.work_split import Chunks, saved_entries
+from fedmuon.tasks.work_split import Chunks, try_module
 
 TOY = (2, 6, 6)
 
@@ -179,14 +181,14 @@ def test_a_device_that_is_full_gets_smaller_chunks() -> None:
     [
         (nn.BatchNorm2d(4), "use GroupNorm"),
         (nn.InstanceNorm2d(4, track_running_stats=True), "use GroupNorm"),
-        (nn.Dropout(0.5), "remove it"),
+        (nn.RReLU(), "use nn.ReLU"),
     ],
 )
 def test_layers_that_no_run_could_repeat_are_refused(layer: nn.Module, words: str) -> None:
     with pytest.raises(InputError, match=words) as refusal:
         NetworkTask(nn.Sequential(nn.Conv2d(2, 4, 3), layer), TOY)
     assert type(layer).__name__ in str(refusal.value)
-    NetworkTask(nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4), nn.Dropout(0.0)), TOY)
+    NetworkTask(nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4), nn.Dropout(0.5)), TOY)
 
 
 # --- Models ---------------------------------------------------------------------------------------
@@ -346,9 +348,9 @@ def test_activations_are_counted_by_trying_as_on_meta(
 ) -> None:
     """Small modules are tried with numbers, large ones without: the matrix_counts are the same."""
     module = network(name, (3, 16, 16), 10)
-    tried = saved_entries(module, with_channels((3, 16, 16)))
+    tried = try_module(module, with_channels((3, 16, 16)))
     monkeypatch.setattr(work_split, "SMALL", 0)
-    assert tried == saved_entries(module, with_channels((3, 16, 16))) > 0
+    assert tried == try_module(module, with_channels((3, 16, 16))) and tried.saved > 0
 
 
 @pytest.mark.slow
@@ -363,21 +365,25 @@ def test_a_network_does_not_load_a_compiler() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
 
 
-# --- Layers that draw without a key or write into other values are refused ------------------------
+# --- Layers that draw get keyed masks, or are refused; so are those that write into other values --
 
 WORDS, IMAGE = torch.zeros(2, 5, 4), torch.ones(2, 3, 8, 8)
-DRAWN: dict[str, tuple[Callable[..., nn.Module], Tensor]] = {  # by how much is dropped
+KEYED: dict[str, tuple[Callable[..., nn.Module], Tensor]] = {  # by how much is dropped
     "Dropout": (nn.Dropout, WORDS),
     "Dropout1d": (nn.Dropout1d, WORDS),
     "Dropout2d": (nn.Dropout2d, IMAGE),
     "Dropout3d": (nn.Dropout3d, IMAGE),
     "AlphaDropout": (nn.AlphaDropout, WORDS),
     "FeatureAlphaDropout": (nn.FeatureAlphaDropout, WORDS),
+    "TransformerEncoderLayer": (
+        lambda p: nn.TransformerEncoderLayer(4, 2, 8, p, batch_first=True), WORDS,
+    ),
+}  # fmt: skip
+DRAWN: dict[str, tuple[Callable[..., nn.Module], Tensor]] = {
     "RReLU": (lambda p: nn.RReLU(0.1, 0.1 + p), -IMAGE),
     "RNN": (lambda p: nn.RNN(4, 4, 2, dropout=p), WORDS),
     "LSTM": (lambda p: nn.LSTM(4, 4, 2, dropout=p), WORDS),
     "GRU": (lambda p: nn.GRU(4, 4, 2, dropout=p), WORDS),
-    "TransformerEncoderLayer": (lambda p: nn.TransformerEncoderLayer(4, 2, 8, p), WORDS),
 }
 
 
@@ -393,7 +399,7 @@ def refused(layer: nn.Module) -> bool:
     try:
         reject_layers(nn.Sequential(layer))
     except InputError as error:
-        assert "which draws from torch's global generator" in str(error)
+        assert re.search("draws from torch's global generator|masks .* cannot be keyed", str(error))
         return True
     return False
 
@@ -405,11 +411,20 @@ def test_what_draws_is_refused_and_nothing_else(name: str) -> None:
     assert not refused(make(0.0)) and (name == "RReLU" or not draws(make(0.0), inputs))
 
 
+@pytest.mark.parametrize("name", KEYED)
+def test_dropout_draws_from_keys_alone(name: str) -> None:
+    make, inputs = KEYED[name]
+    layer = make(0.5)
+    assert draws(layer, inputs) and not refused(layer)
+    with Masks(torch.arange(2)):
+        assert not draws(layer, inputs)
+
+
 def test_so_are_attention_that_drops_and_pools_of_random_regions() -> None:
     attention = nn.MultiheadAttention(4, 2, dropout=0.5)
-    assert draws(attention, WORDS, WORDS, WORDS) and refused(attention)
-    attention = nn.MultiheadAttention(4, 2)
-    assert not draws(attention, WORDS, WORDS, WORDS) and not refused(attention)
+    assert draws(attention, WORDS, WORDS, WORDS) and not refused(attention)
+    with Masks(torch.arange(2)):
+        assert not draws(attention, *[WORDS.transpose(0, 1)] * 3)
     pools = nn.FractionalMaxPool2d(2, output_size=2), nn.FractionalMaxPool3d(2, output_size=2)
     for pool, rows in zip(pools, (IMAGE, torch.ones(2, 1, 4, 4, 4)), strict=True):
         assert draws(pool, rows) and refused(pool)
@@ -428,7 +443,7 @@ def test_all_layers_of_torch_that_take_a_dropout_were_looked_at() -> None:
         and not name.startswith("Lazy")
     }
     with_norms = {"PairwiseDistance", "TripletMarginLoss", "MultiMarginLoss"}  # p of a norm
-    assert taking <= set(DRAWN) | parts | with_norms
+    assert taking <= set(DRAWN) | set(KEYED) | parts | with_norms
 
 
 @pytest.mark.parametrize("first", [nn.LeakyReLU(0.5, inplace=True), nn.ReLU(inplace=True)])

@@ -1,0 +1,240 @@
+"""Dropout with keyed masks: a function of the run's seed, and of nothing that an engine chooses.
+
+Each sample has a key, which depends on the seed, the round, the client, the step and the sample's
+row in its client's data. An entry of a mask is a hash of the sample's key, of the number of the
+dropout in a call of the module, and of the entry's place. So masks are the same on every engine and
+after a resume, in coupled replicas, in pieces of a batch, and for an example alone. In a private
+step, the mask of an example does not depend on the other examples.
+
+While `Masks` is active, it takes the place of torch's dropout, of layers and of functions alike.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fedmuon.core.errors import InputError
+
+# The finalizer of splitmix64 (Steele, Lea and Flood 2014): it maps 0, 1, 2, ... times an odd number
+# to numbers that pass tests of randomness. Products wrap around in 64 bits.
+STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+DIGITS = 53  # of a uniform number
+DROPPED = -1.7580993408473766  # the value of dropped entries of alpha dropout, for unit variance
+RANDOM = (  # functions that draw from torch's global generator; those of dropout have rules
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like,
+    torch.randint_like, torch.normal, torch.bernoulli, torch.multinomial, torch.poisson,
+    Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_,
+    Tensor.bernoulli, Tensor.multinomial, functional.rrelu, functional.gumbel_softmax,
+)  # fmt: skip
+
+
+def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> Tensor:
+    """The keys [n] of a client's samples in these rows; None is all of its `size` samples."""
+    first = rng.integers(2**64, dtype=np.uint64)
+    number = np.arange(size) if rows is None else rows
+    mixed = first + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(STRIDE)
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy((mixed ^ (mixed >> np.uint64(31))).view(np.int64))
+
+
+@dataclass
+class Shapes:
+    """The inputs of the dropouts in a call of a module, and what else draws."""
+
+    inputs: list[tuple[int, ...]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+class Masks(TorchFunctionMode):
+    """Draws the masks of one call of a module.
+
+    Args:
+        keys: Of the samples [n]. None is an evaluation: nothing is dropped.
+        axes: The axis of the samples in the input of each dropout.
+        seen: Takes the shapes of a trial call, in which nothing is dropped either.
+    """
+
+    def __init__(
+        self, keys: Tensor | None, axes: tuple[int, ...] = (), seen: Shapes | None = None
+    ) -> None:
+        super().__init__()
+        self.keys, self.axes, self.seen, self.count = keys, axes, seen, 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function, or the rule in its place."""
+        if self.seen is not None and func in RANDOM:
+            self.seen.others.append(getattr(func, "__name__", str(func)))
+        rule = RULES.get(func)
+        return (rule(self, *args, **kwargs or {})) if rule else func(*args, **kwargs or {})
+
+    def kept(self, like: Tensor, p: float, axes: int | None = None) -> Tensor | None:
+        """Which entries of an input are kept, as ones and zeros; None if all are.
+
+        Args:
+            like: The input.
+            p: The probability that an entry is dropped.
+            axes: How many of the first axes have masks of their own; all other entries share them.
+        """
+        if p == 0:
+            return None
+        if self.seen is not None:
+            self.seen.inputs.append(tuple(like.shape))
+        if self.keys is None:
+            return None
+        axis = self.axes[self.count] if self.count < len(self.axes) else 0
+        number, self.count = self.count, self.count + 1
+        shape = list(like.shape)
+        if axes is not None:
+            shape[axes:] = [1] * (len(shape) - axes)
+        first = shape.pop(axis)
+        n = len(self.keys)
+        if first % n:
+            raise InputError(
+                f"a dropout sees an input of shape {tuple(like.shape)} for {n} samples, so its "
+                "mask cannot be drawn for each sample: let the first axis be that of the samples"
+            )
+        entries = first // n * math.prod(shape)
+        places = torch.arange(1, entries + 1, device=self.keys.device)
+        start = _mixed(self.keys + _signed((number + 1) * FIRST))
+        drawn = _shifted(_mixed(start[:, None] + places * _signed(STRIDE)), 64 - DIGITS)
+        mask = (drawn >= round(p * 2**DIGITS)).to(like.dtype)
+        return mask.reshape(first, *shape).movedim(0, axis)
+
+
+def _signed(number: int) -> int:
+    """Its last 64 bits as a number of int64."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _shifted(values: Tensor, by: int) -> Tensor:
+    """A logical shift to the right; that of int64 copies the sign."""
+    return (values >> by) & (2 ** (64 - by) - 1)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        values = (values ^ _shifted(values, shift)) * _signed(factor)
+    return values ^ _shifted(values, 31)
+
+
+# Rules: what takes the place of torch's functions.
+
+
+def _dropout(
+    masks: Masks, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    kept = masks.kept(input, p) if training else None
+    return input if kept is None else input * (kept / (1 - p) if p < 1 else kept)
+
+
+def _of_channels(
+    masks: Masks, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    kept = masks.kept(input, p, 2) if training else None
+    return input if kept is None else input * (kept / (1 - p) if p < 1 else kept)
+
+
+def _alpha(axes: int | None) -> Callable[..., Tensor]:
+    def rule(
+        masks: Masks, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+    ) -> Tensor:
+        kept = masks.kept(input, p, axes) if training else None
+        if kept is None:
+            return input
+        scale = ((1 - p) * (1 + p * DROPPED**2)) ** -0.5 if p < 1 else 0.0
+        return scale * (input * kept + DROPPED * (1 - kept)) - scale * DROPPED * p
+
+    return rule
+
+
+def _attention(
+    masks: Masks,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """As torch defines it. Without dropout it is torch's own."""
+    if dropout_p == 0:
+        more = {"scale": scale, "enable_gqa": enable_gqa}
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, 0.0, is_causal, **more
+        )
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (one.repeat_interleave(times, -3) for one in (key, value))
+    logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = logits.new_ones(logits.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        logits = logits.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        logits = logits + attn_mask
+    return _dropout(masks, logits.softmax(-1), dropout_p) @ value
+
+
+# torch's own code, which does not ask the mode a second time whether it takes its place.
+_code = functional.multi_head_attention_forward
+_inner = FunctionType(
+    _code.__code__,
+    {**_code.__globals__, "has_torch_function": lambda *_: False},
+    argdefs=_code.__defaults__,
+)
+_inner.__kwdefaults__ = _code.__kwdefaults__
+
+
+def _heads(masks: Masks, *args: Any, **kwargs: Any) -> Any:
+    with masks:
+        return _inner(*args, **kwargs)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    torch.dropout: lambda masks, input, p, train: _dropout(masks, input, p, train),
+    functional.dropout1d: _of_channels,
+    functional.dropout2d: _of_channels,
+    functional.dropout3d: _of_channels,
+    torch.feature_dropout: lambda masks, input, p, train: _of_channels(masks, input, p, train),
+    functional.alpha_dropout: _alpha(None),
+    functional.feature_alpha_dropout: _alpha(2),
+    functional.scaled_dot_product_attention: _attention,
+    functional.multi_head_attention_forward: _heads,
+}
+
+
+def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
+    """The axes of the samples in the inputs of dropouts, from calls with one and two samples.
+
+    Raises:
+        InputError: If one has no such axis, or if the module draws from torch's global generator.
+    """
+    if one.others:
+        raise InputError(
+            f"the module draws from torch's global generator ({one.others[0]}), so no run could be "
+            "repeated: draw with nn.Dropout, whose masks follow the run's seed, or not at all"
+        )
+    found = []
+    for a, b in zip(one.inputs, two.inputs, strict=True):
+        axes = [k for k, (x, y) in enumerate(zip(a, b, strict=True)) if y == 2 * x > 0]
+        if len(a) != len(b) or len(axes) != 1:
+            raise InputError(
+                f"a dropout of the module sees an input of shape {a} for one sample, which has no "
+                "axis for the samples: apply it where each sample has values of its own"
+            )
+        found.append(axes[0])
+    return tuple(found)

@@ -1,0 +1,411 @@
+"""Layers that people bring, in runs: against plain loops of torch, in float64."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cut_off import run_until
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fedmuon
+from fedmuon.config.load import Config, parse
+from fedmuon.config.user_objects import UserObjects
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.experiments.run import execute
+from fedmuon.federated.build import build_plan
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.dropout import Masks, Shapes, sample_axes, sample_keys
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
+
+SEED, FEATURES = 3, 6
+X = np.random.default_rng(0).normal(size=(90, FEATURES))
+Y = (X[:, 0] + X[:, 1] > 0).astype(int)
+WRAP = 2**64
+
+
+def settings(**local: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "data": {"test": 18},
+        "federation": {"clients": 4, "per-round": 3, "rounds": 3, "seed": SEED},
+        "local": {"recipe": "fedavg", "lr": 0.2, "batch": 7, "steps": 2, **local},
+        "engine": {"dtype": "float64"},
+    }
+
+
+def run(module: nn.Module, config: dict | None = None, **more: Any) -> fedmuon.Result:
+    return fedmuon.run(config or settings(), data=(X, Y), task=module, **more)
+
+
+def plain_loop(
+    result: fedmuon.Result,
+    module: nn.Module,
+    forward: Callable[[nn.Module, Tensor, tuple[int, int, int], np.ndarray], Tensor],
+) -> dict[str, Tensor]:
+    """FedAvg with torch.optim.SGD on copies of a module, and the mean of their state dicts."""
+    plan = build_plan(result.config.with_objects(result.given))
+    dealt = np.load(result.path / "partition.npz")
+    module = copy.deepcopy(module).double()
+    for number in range(plan.rounds):
+        ends = []
+        for client in map(int, plan.participants(number)):
+            mine = dealt["train_index"][dealt["client"] == client]
+            own = copy.deepcopy(module).train()
+            learned = [one for one in own.parameters() if one.requires_grad]
+            sgd = torch.optim.SGD(learned, lr=result.config.local.lr)
+            for step in range(plan.steps):
+                rows = plan.rows(number, client, step, len(mine))
+                rows = np.arange(len(mine)) if rows is None else rows
+                inputs, labels = (torch.from_numpy(one[mine[rows]]) for one in (X, Y))
+                sgd.zero_grad()
+                outputs = forward(own, inputs, (number, client, step), rows)
+                functional.cross_entropy(outputs, labels).backward()
+                sgd.step()
+            ends.append(own.state_dict())
+        means = {
+            name: torch.stack([end[name].double() for end in ends]).mean(0) for name in ends[0]
+        }
+        module.load_state_dict(means)
+    return module.state_dict()
+
+
+def without_draws(own: nn.Module, inputs: Tensor, when: Any, rows: np.ndarray) -> Tensor:
+    return own(inputs)
+
+
+def largest_difference(result: fedmuon.Result, expected: dict[str, Tensor]) -> float:
+    apart = [(torch.as_tensor(one) - expected[name]).abs() for name, one in result.model.items()]
+    return max(float(one.max()) for one in apart)
+
+
+# --- Dropout --------------------------------------------------------------------------------------
+
+
+def finalized(value: int) -> int:
+    """splitmix64's, with Python's whole numbers."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WRAP
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WRAP
+    return value ^ (value >> 31)
+
+
+def mask_by_hand(
+    when: tuple[int, int, int], rows: np.ndarray, number: int, entries: int, p: float
+) -> Tensor:
+    """[b, entries] of 0 and 1, for dropout `number` of a call."""
+    round, client, step = when
+    rng = generator(SEED, Draw.DROPOUT, round=round, client=client, step=step)
+    first, stride = int(rng.integers(WRAP, dtype=np.uint64)), 0x9E3779B97F4A7C15
+    found = []
+    for row in map(int, rows):
+        key = finalized((first + (row + 1) * stride) % WRAP)
+        start = finalized((key + (number + 1) * 0xBF58476D1CE4E5B9) % WRAP)
+        hashes = (finalized((start + (k + 1) * stride) % WRAP) for k in range(entries))
+        found.append([float((one >> 11) / 2**53 >= p) for one in hashes])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def dropping(p: float = 0.4) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = [nn.Linear(FEATURES, 9), nn.Tanh(), nn.Dropout(p), nn.Linear(9, 8), nn.Dropout(p / 2)]
+    return nn.Sequential(*layers, nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("batch", [0, 7])
+def test_a_run_with_dropout_is_a_plain_loop_with_the_same_masks(batch: int) -> None:
+    def forward(own: Any, inputs: Tensor, when: Any, rows: np.ndarray) -> Tensor:
+        hidden = own[1](own[0](inputs)) * mask_by_hand(when, rows, 0, 9, 0.4) / 0.6
+        return own[5](own[3](hidden) * mask_by_hand(when, rows, 1, 8, 0.2) / 0.8)
+
+    result = run(dropping(), settings(batch=batch))
+    assert largest_difference(result, plain_loop(result, dropping(), forward)) < 1e-10
+
+    def shifted(own: Any, inputs: Tensor, when: Any, rows: np.ndarray) -> Tensor:
+        return forward(own, inputs, (when[0] + 1, *when[1:]), rows)
+
+    assert largest_difference(result, plain_loop(result, dropping(), shifted)) > 1e-3
+
+
+def test_masks_differ_between_rounds_clients_steps_samples_and_dropouts() -> None:
+    seen = set()
+    for when in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]:
+        for number in (0, 1):
+            mask = mask_by_hand(when, np.arange(3), number, 64, 0.5)
+            seen |= {tuple(row) for row in mask.tolist()}
+    assert len(seen) == 4 * 2 * 3
+
+
+def test_entries_of_masks_are_independent_coins() -> None:
+    """Means of rows, of columns and of products of neighbours, within five standard deviations."""
+    keys = sample_keys(np.random.default_rng(0), None, 400)
+    for p in (0.1, 0.5, 0.9):
+        kept = Masks(keys, (0,)).kept(torch.zeros(400, 500, dtype=torch.float64), p)
+        assert kept is not None and set(kept.unique().tolist()) == {0.0, 1.0}
+        unit = (kept - (1 - p)) / (p * (1 - p)) ** 0.5
+        for scores in (
+            unit.mean(0) * 400**0.5, unit.mean(1) * 500**0.5,
+            (unit[:, 1:] * unit[:, :-1]).mean(1) * 499**0.5,
+            (unit[1:] * unit[:-1]).mean(1) * 500**0.5,
+        ):  # fmt: skip
+            assert float(scores.abs().max()) < 5 and 0.85 < float(scores.std()) < 1.15
+
+
+class Encoder(nn.Module):
+    """Attention and a perceptron with dropout, for samples of two tokens."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.batch_first = batch_first
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, 0.3, batch_first=batch_first)
+        self.read, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.read(x.unflatten(1, (2, 3)))
+        tokens = self.layer(tokens if self.batch_first else tokens.transpose(0, 1))
+        return self.head(tokens.mean(1 if self.batch_first else 0))
+
+
+class Channels(nn.Module):
+    """Dropouts of channels and alpha dropouts, by layers and by functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.head = nn.Conv1d(1, 4, 3, padding=1), nn.Linear(24, 2)
+        self.parts = nn.Sequential(nn.Dropout1d(0.2), nn.AlphaDropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.parts(self.conv(x[:, None]))
+        hidden = functional.feature_alpha_dropout(hidden, 0.2, self.training)
+        return self.head(functional.dropout(hidden.flatten(1), 0.1, self.training))
+
+
+DROPPING: dict[str, Callable[[], nn.Module]] = {
+    "layers": dropping,
+    "encoder": lambda: Encoder(True),
+    "sequence first": lambda: Encoder(False),
+    "channels": Channels,
+}
+
+
+def task_of(module: nn.Module, **more: Any) -> NetworkTask:
+    return NetworkTask(module.double().train(), (FEATURES,), torch.float64, **more)
+
+
+def keyed_batch(seed: int, count: int = 9) -> Batch:
+    rng = np.random.default_rng(seed)
+    inputs = torch.from_numpy(rng.normal(size=(count, FEATURES)))
+    keys = sample_keys(rng, None, count)
+    return Batch(inputs, torch.from_numpy(rng.integers(2, size=count)), keys=keys)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_masks_are_the_same_together_alone_and_in_pieces(name: str) -> None:
+    """Clients in one call or in turns, all samples or one by one, and clipped sums without a bound
+    that clips, have one gradient."""
+    batches = [keyed_batch(seed) for seed in (0, 1)]
+    together = task_of(DROPPING[name](), vectorized=True)
+    start = {n: p.detach()[None].clone() for n, p in together.module.named_parameters()}
+    stack = {n: torch.cat([value, 1.1 * value]) for n, value in start.items()}
+    assert together.keyed
+    loss, slope = together.gradient(stack, batches)
+    turns = task_of(DROPPING[name](), vectorized=False)
+    other_loss, other = turns.gradient(stack, batches)
+    torch.testing.assert_close(loss, other_loss, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(slope, other, rtol=1e-10, atol=1e-12)
+    turns.chunks.most = 1  # one sample at a time
+    pieces = turns.gradient(stack, batches)[1]
+    sums = together.clipped([(1.0, stack)], batches, Clipping("flat", 1e6))[1]
+    for key, value in slope.items():
+        torch.testing.assert_close(pieces[key], value, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(sums[key] / 9, value, rtol=1e-9, atol=1e-12)
+    drawn_anew = [Batch(one.inputs, one.labels, keys=one.keys + 1) for one in batches]  # type: ignore[operator]
+    assert not torch.allclose(together.gradient(stack, drawn_anew)[0], loss, rtol=1e-4)
+
+
+def test_an_evaluation_drops_nothing() -> None:
+    task, batch = task_of(Encoder(True)), keyed_batch(0)
+    params = {n: p.detach()[None] for n, p in task.module.named_parameters()}
+    losses = task.losses(params, batch)[0][0]
+    module = copy.deepcopy(task.module).eval()
+    expected = functional.cross_entropy(module(batch.inputs), batch.labels, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(task.gradient(params, [batch])[0], losses.mean(), rtol=1e-4)
+    assert all(layer.training for layer in task.module.modules())  # as before
+
+
+def test_attention_with_given_masks_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no entry is dropped, against torch's kernel; every kind of attention mask."""
+    monkeypatch.setattr(Masks, "kept", lambda self, like, p, axes=None: torch.ones_like(like))
+    q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
+    added, allowed = torch.randn(5, 5).double(), torch.rand(5, 5) < 0.7
+    allowed.fill_diagonal_(True)
+    for more in ({}, {"is_causal": True}, {"attn_mask": added}, {"attn_mask": allowed},
+                 {"scale": 0.3}):  # fmt: skip
+        expected = functional.scaled_dot_product_attention(q, k, v, **more)
+        with Masks(torch.arange(2)):
+            found = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **more)
+        torch.testing.assert_close(0.8 * found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_torch_draws_nothing_and_stays_as_it_is(name: str) -> None:
+    before = torch.get_rng_state()
+    task, batch = task_of(DROPPING[name]()), keyed_batch(0)
+    torch.set_rng_state(before)
+    params = {n: p.detach()[None] for n, p in task.module.named_parameters()}
+    first = task.gradient(params, [batch])[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(task.gradient(params, [batch])[0], first)
+    hidden = functional.dropout(torch.ones(1000), 0.5)
+    assert not torch.equal(torch.get_rng_state(), before) and 300 < int((hidden > 0).sum()) < 700
+
+
+def test_neighbours_share_the_masks() -> None:
+    """A stack of coupled replicas is a loop over data sets; a replaced sample keeps the mask."""
+    config = settings() | {"stability": {"trials": 2}}
+    result = fedmuon.stability(config, data=(X, Y), task=dropping())
+    assert 0 < max(one for one in _perturbations(result.path)) < 0.5
+
+
+def _perturbations(path: Path) -> Iterator[float]:
+    for line in (path / "neighbours.csv").read_text().splitlines()[1:]:
+        yield float(line.split(",")[4])
+
+
+def test_a_run_with_dropout_resumes_bit_identically(tmp_path: Path) -> None:
+    def configured(module: nn.Module) -> Config:
+        tables = settings() | {"task": {"name": "given"}, "output": {"checkpoint-every": 1}}
+        tables["data"] = tables["data"] | {"name": "given"}
+        return parse(tables).with_objects(UserObjects(data=(X, Y), task=module))
+
+    run_until(2, configured(dropping()), tmp_path / "cut")
+    execute(configured(dropping()), tmp_path / "cut", resume=True)
+    whole = run(dropping())
+    for name, value in fedmuon.Result(tmp_path / "cut").model.items():
+        assert np.array_equal(whole.model[name], value)
+    other = settings()
+    other["federation"]["seed"] = SEED + 1
+    assert not np.array_equal(run(dropping(), other).model["0.bias"], whole.model["0.bias"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_engines_draw_the_same_masks(cluster: str) -> None:
+    ray = settings()
+    ray["engine"] |= {"name": "ray", "ray-address": cluster}
+    here, there = run(dropping()), run(dropping(), ray)
+    for name, value in here.model.items():
+        np.testing.assert_allclose(there.model[name], value, rtol=1e-12, atol=1e-14)
+
+
+def test_a_private_example_keeps_its_mask_whoever_else_is_in_the_lot() -> None:
+    task, batch = task_of(dropping()), keyed_batch(0)
+    params = {n: p.detach()[None] for n, p in task.module.named_parameters()}
+
+    def contribution(rows: list[int]) -> dict[str, Tensor]:
+        assert batch.keys is not None
+        some = Batch(batch.inputs[rows], batch.labels[rows], keys=batch.keys[rows])
+        return task.clipped([(1.0, params)], [some], Clipping("flat", 0.5))[1]
+
+    alone, others, both = (contribution(rows) for rows in ([4], [0, 7], [0, 4, 7]))
+    for name, value in both.items():
+        torch.testing.assert_close(value - others[name], alone[name], rtol=1e-9, atol=1e-12)
+    config = settings(recipe="dp-sgd", batch=0) | {
+        "privacy": {"noise": 1.0, "bound": 1.0, "lot": 8, "insecure-reproducible-noise": True}
+    }
+    one, two = run(dropping(), config), run(dropping(), config)
+    assert np.array_equal(one.model["0.bias"], two.model["0.bias"])
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (lambda x: x + torch.randn_like(x), "global generator \\(randn_like\\)"),
+        (lambda x: x * torch.rand(x.shape[-1]), "global generator \\(rand\\)"),
+        (lambda x: x * functional.dropout(torch.ones(4), 0.5), "no axis for the samples"),
+    ],
+)
+def test_draws_that_cannot_be_keyed_are_rejected(forward: Any, words: str) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(FEATURES, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(forward(self.first(x)))
+
+    with pytest.raises(InputError, match=words):
+        run(Drawing())
+
+
+def test_the_axis_of_the_samples_is_found() -> None:
+    one, two = Shapes([(1, 3), (5, 1, 2), (4, 6)]), Shapes([(2, 3), (5, 2, 2), (8, 6)])
+    assert sample_axes(one, two) == (0, 1, 0)
+    with pytest.raises(InputError, match="no axis"):
+        sample_axes(Shapes([(3,)]), Shapes([(3,)]))
+
+
+# --- Frozen and tied parameters, norms ------------------------------------------------------------
+
+
+def test_frozen_parameters_stay_and_are_not_sent() -> None:
+    def make() -> nn.Module:
+        found = dropping(0.0)
+        found[3].weight.requires_grad_(False)
+        found[0].bias.requires_grad_(False)
+        return found
+
+    result = run(make())
+    assert set(result.model) == {"0.weight", "3.bias", "5.weight", "5.bias"}
+    assert largest_difference(result, plain_loop(result, make(), without_draws)) < 1e-10
+    assert largest_difference(result, plain_loop(result, dropping(0.0), without_draws)) > 1e-3
+    table = (result.path / "routes.txt").read_text()
+    assert "3.weight" not in table and "0.weight" in table
+    private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 1.0, "lot": 8}}
+    assert set(run(make(), private).model) == set(result.model)
+    muon = run(make(), settings(recipe="fedmuon"))
+    assert set(muon.model) == set(result.model)
+    with pytest.raises(InputError, match="all parameters of the module are frozen"):
+        run(dropping().requires_grad_(False))
+
+
+class TiedTwice(nn.Module):
+    """One matrix in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.again = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.again.weight = self.first.weight
+        self.head = nn.Linear(FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.again(self.first(x).tanh()).tanh())
+
+
+def normed(kind: str) -> nn.Module:
+    torch.manual_seed(5)
+    norm = nn.LayerNorm(8) if kind == "layer" else nn.GroupNorm(2, 8)
+    return nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [TiedTwice, lambda: normed("layer"), lambda: normed("group")],
+    ids=["tied", "LayerNorm", "GroupNorm"],
+)
+def test_tied_weights_and_norms_are_those_of_torch(make: Callable[[], nn.Module]) -> None:
+    """A tied parameter is one, and its gradient the sum over its uses."""
+    result, module = run(make()), make()
+    assert set(result.model) == {name for name, _ in module.named_parameters()}
+    assert largest_difference(result, plain_loop(result, module, without_draws)) < 1e-10
+    if isinstance(module, TiedTwice):
+        module.again.weight = nn.Parameter(module.first.weight.detach().clone())
+        assert largest_difference(result, plain_loop(result, module, without_draws)) > 1e-3
