@@ -4,6 +4,7 @@ from fedmuon.core.errors import InputError, instead
 from fedmuon.data.readers import available
 from fedmuon.experiments.studies import (
     attribution,
+    bias,
     disk_regression,
     disk_stationarity,
     dp_bias,
@@ -32,6 +33,7 @@ KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
         stability.STUDY,
         training.STUDY,
         attribution.STUDY,
+        bias.STUDY,
         disk_regression.STUDY,
         disk_stationarity.STUDY,
         dp_bias.STUDY,

@@ -13,7 +13,7 @@ from typing import Any
 from tests.helpers.small_suites import STUDIES
 
 Tables = Mapping[str, Any]
-NEW_STUDIES = ("federated-comparison",)  # that the commit to compare with does not have
+NEW_STUDIES = ("bias", "federated-comparison")  # that the commit to compare with does not have
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,8 @@ STUDIES: dict[str, dict[str, Any]] = {
     "heavy-tail": {"alphas": [1.4, 2.0], "steps": [4, 16], "seeds": 2, "factors": [0.5, 1.0]},
     "rank-dependence": {"ranks": [2, 4], "steps": [2, 4], "seeds": 2, "inputs": 6, "batch": 8},
     "dp-bias": {"rhos": [0.015625, 0.03125], "nodes": 4, "samples": 200},
+    "bias": {"iterations": [1, 2], "lrs": [0.1, 0.2], "rounds": 12, "steps": 2,
+             "seeds": 2, "drawn": 4},
     "disk-regression": {"noises": [0.1, 1.0], "lrs": [0.1, 0.5], "gains": [0.7], "seeds": 2,
                         "steps": 5, "samples": 20, "features": 3},
     "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
