@@ -100,7 +100,7 @@ def train_together(
         memories = [
             Memory(*one)
             for one in zip(messages, contexts, numbers, strict=True)
-            if recipe.persistent
+            if recipe.keeps_states
         ]
         own = {one.client: one.recall(round) for one in memories}
         found = client_updates(recipe, task, plan, pairs, sent, own)
@@ -134,6 +134,11 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     client = _client(config, number, fetch())
     if client.setup.recipe.private:
         raise InputError("a private client measures nothing on its samples: that has no noise")
+    if client.setup.recipe.personal:
+        raise InputError(
+            "a part of this model never leaves a client, and the message does not say of which "
+            "round it must be: set [data] client-test to measure personal models"
+        )
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
     found = risk(client.setup.task, params, client.shard.data.inputs, client.shard.data.labels)

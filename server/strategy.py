@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
+from fedmuon.federated.personal import needs_client_states
 from fedmuon.federated.rounds import (
     Engine,
     Experiment,
@@ -57,6 +58,11 @@ class FedMuonStrategy(Strategy):
     def rounds(self, grid: Grid) -> Iterator[Round]:
         """The remaining rounds under the config's fault policy: the engine of a run."""
         self.keeps_states = isinstance(grid, Stateful)
+        if not self.keeps_states and needs_client_states(self.config, self.experiment.recipe):
+            raise RoundFailed(
+                "[data] client-test would test each client's own model, which stays on its "
+                "SuperNode: set client-test = 0, or [engine] name = 'inline' or 'ray'"
+            )
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
@@ -69,7 +75,7 @@ class FedMuonStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The round's messages. Flower counts rounds from 1, the plan from 0."""
-        if self.experiment.recipe.persistent:
+        if self.experiment.recipe.keeps_states:
             raise InputError(
                 "this recipe keeps states of clients, which Flower's rounds do not carry: use "
                 "`fedmuon run`, or the ServerApp of this package"
@@ -111,7 +117,7 @@ class FedMuonStrategy(Strategy):
             self.experiment.client_states,
             self.state.round,
         )
-        for reply in replies if recipe.persistent else ():
+        for reply in replies if recipe.keeps_states else ():
             own: States = {}
             if isinstance(grid, Stateful):
                 own = states_of(grid.collect_state(reply.client), round)
@@ -140,7 +146,7 @@ class FedMuonStrategy(Strategy):
         content = RecordDict({"arrays": self.arrays(), "config": config})
         if self.keys is not None:
             content["roster"] = self.keys
-        if self.experiment.recipe.persistent:
+        if self.experiment.recipe.keeps_states:
             memory = self.experiment.client_states
             last = [memory.last_round(client, self.state.round) for client in clients]
             content[MEMORY] = ConfigRecord(
@@ -185,7 +191,7 @@ class FedMuonStrategy(Strategy):
         asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
-        if self.experiment.recipe.persistent and isinstance(grid, Stateful):
+        if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
             for client in asked:
                 grid.lend_state(client, self._lent(client))
         messages = self.messages(MessageType.TRAIN, asked)

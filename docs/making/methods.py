@@ -33,7 +33,7 @@ def section(name: str) -> str:
         ("Sent to a client, in models", str(1 + len(made.sent))),
         ("Sent back, in models", str(1 + len(made.returned))),
         ("Kept by the server", listed(made.kept)),
-        ("Kept by each client", listed(made.persistent)),
+        ("Kept by each client", listed(made.persistent + ("personal",) * bool(made.personal))),
         ("At client-level privacy", "yes" if may_be_private(made) else "no: it keeps or returns "
          "what no clipping bounds"),
         ("Guarantee", guarantee[1].rstrip(".") if guarantee else "see `fedmuon`"),
@@ -49,4 +49,4 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def may_be_private(recipe: Recipe) -> bool:
-    return not recipe.persistent and recipe.client is None
+    return not recipe.keeps_states and recipe.client is None

@@ -27,7 +27,7 @@ from fedmuon.experiments.planning.pace import (
 )
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import ServerState, begin, broadcast, run_rounds
+from fedmuon.federated.rounds import ServerState, begin, broadcast, returned_like, run_rounds
 from fedmuon.federated.size_limits import COPIES
 from fedmuon.federated.wire import named
 from fedmuon.runs.directory import Record
@@ -121,8 +121,8 @@ def _engine(run: Run, state: ServerState) -> Engine:
 
 def _model_bytes(run: Run, state: ServerState) -> int:
     """Bytes of one model and of the states that a client returns with it."""
-    states = {name: state.states[name] for name in run.experiment.recipe.returned}
-    return sum(value.nbytes for value in named(state.params, states).values())
+    found = returned_like(run.experiment.recipe, state.params, state.states)
+    return sum(value.nbytes for value in named(*found).values())
 
 
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
@@ -159,7 +159,7 @@ def _record(
     }
     each = {"a round": engine.pace.round, "an evaluation": spent["look"]}
     sent = broadcast(run.experiment.recipe, state)
-    back = {name: state.states[name] for name in run.experiment.recipe.returned}
+    back = returned_like(run.experiment.recipe, state.params, state.states)
     return {
         "engine": config.engine.name,
         "workers": engine.workers,
@@ -175,7 +175,7 @@ def _record(
             "down": engine.down,
             "up": engine.up,
             "a client down": array_bytes(named(sent.params, sent.states)),
-            "a client up": array_bytes(named(state.params, back)),
+            "a client up": array_bytes(named(*back)),
         },
     }
 

@@ -163,11 +163,11 @@ DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads
 RECIPES = tuple(NAMES["local.recipe"])
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 WITHOUT = (  # without local momentum
-    *("fedavg", "fedavgm", "fedprox", "fednova", "scaffold", *ADAPTIVE),
+    *("fedavg", "fedavgm", "fedprox", "fedper", "fednova", "scaffold", *ADAPTIVE),
     *("adamw", "local-adamw", "diloco", "dp-adam", "disk-adam"),
 )
 STATELESS = (  # whose clients send their models alone
-    *("fedavg", "fedavgm", "fedprox", "fednova", *ADAPTIVE),
+    *("fedavg", "fedavgm", "fedprox", "fedper", "fednova", *ADAPTIVE),
     *("local-muon", "muloco", "local-adamw", "diloco"),
 )
 MUON_RECIPE = ReadIf(
@@ -178,6 +178,7 @@ MUON_RECIPE = ReadIf(
 )
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
 FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
+FEDPER = ReadIf("local.recipe", ("fedper",), "fedper reads")
 SERVER_STEP = ReadIf(
     "local.recipe",
     (*ADAPTIVE, "scaffold", "diloco", "muloco"),
@@ -495,6 +496,13 @@ class Local(Table):
     )
     proximal: Amount = key(
         0.01, "μ of FedProx: a step also goes −lr · μ (x − X)", read_if=FEDPROX, symbol="μ"
+    )
+    personal: Text = key(
+        "",
+        "patterns of the names of parameters that never leave a client, such as `head.*`, with "
+        "commas between them; `routes.txt` lists the names",
+        read_if=FEDPER,
+        values="patterns with * and ?",
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
@@ -914,6 +922,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
+LATER += (("local", "personal"),)
 
 LATER += (("orthogonalizer", "safety"),)
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))

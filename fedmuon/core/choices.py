@@ -85,6 +85,7 @@ NAMES: dict[str, dict[str, str]] = {
         "fedmuon-corrected": "local Muon on an estimate of everybody's momentum (arXiv:2509.26337)",
         "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         "fedprox": "local SGD, pulled to the received model (Li et al. 2020)",
+        "fedper": "local SGD; named parameters never leave the client (Arivazhagan et al. 2019)",
         "fednova": "local SGD; each update counts per local step (Wang et al. 2020)",
         "scaffold": "local SGD corrected by control variates (Karimireddy et al. 2020)",
         "fedadam": "local SGD; the server takes Adam's steps (Reddi et al. 2021)",

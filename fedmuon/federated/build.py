@@ -37,7 +37,7 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.optim.chain import Number, States
-from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.recipe import Recipe, initial_states, shared_part
 from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
@@ -353,7 +353,7 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
     states = initial_states(recipe, params)
-    return params, {name: states[name] for name in recipe.sent}
+    return shared_part(recipe, params), {name: states[name] for name in recipe.sent}
 
 
 def build_worker(config: Config, client: int) -> LocalClient:
@@ -383,9 +383,13 @@ def _worker_setup(config: Config) -> WorkerSetup:
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
     stored = source.inputs
-    task = build_task(bare, stored.shape[1:], source.classes, source.vocabulary, stored.dtype)
+    about = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
+    task = build_task(bare, *about)
+    recipe = build_recipe(resolved, task)
+    if recipe.personalizes and bare != resolved:  # what is personal begins as the first model
+        task = build_task(resolved, *about)
     return WorkerSetup(
-        build_recipe(resolved, task),
+        recipe,
         task,
         build_plan(resolved),
         source,

@@ -7,6 +7,7 @@ server's rule and an aggregate take and return.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedmuon.optim.orthogonalizers import (
     same,
     value_of_table,
 )
-from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states
+from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states, shared_part
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
@@ -87,14 +88,15 @@ def build_recipe(
             "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
         )
     _require_countable(config, found, hidden)
-    if found.persistent and found.private:
+    _require_personal(config, found, task)
+    if found.keeps_states and found.private:
         raise InputError(
             "a private recipe keeps a client's states between rounds, which no ledger counts: "
-            "leave `persistent` out"
+            "leave `persistent` and `personal` out"
         )
     if privacy.level != "client":
         return found
-    if found.persistent or found.client is not None or found.counted:
+    if found.keeps_states or found.client is not None or found.counted:
         raise InputError(
             "[privacy] level = 'client' clips and noises what a client returns, and this recipe "
             "also keeps, returns or counts what no clipping bounds: choose one of fedavg, fedavgm, "
@@ -190,6 +192,31 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
         raise InputError(
             "[local] epochs lets clients take different numbers of steps, and this recipe counts "
             "on one: set steps instead"
+        )
+
+
+def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
+    """Reject patterns of personal names that match nothing, or leave nothing to average."""
+    built_in = user_objects(config).recipe is None
+    if built_in and config.local.recipe == "fedper" and not recipe.personal:
+        raise InputError(
+            "[local] recipe = 'fedper' keeps a part of the model at each client and does not know "
+            "which: set [local] personal, such as personal = 'head.*'"
+        )
+    if not recipe.personal:
+        return
+    names = list(task.initial(generator(0, Draw.INITIAL)))
+    some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    for pattern in recipe.personal:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"the pattern {pattern!r} of personal parameters matches none of the model, which "
+                f"has {some}: set [local] personal to patterns of these names"
+            )
+    if all(map(recipe.is_personal, names)):
+        raise InputError(
+            f"the personal patterns {', '.join(recipe.personal)} match every parameter ({some}), "
+            "so clients would share nothing: leave some parameters out of [local] personal"
         )
 
 
@@ -387,6 +414,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
     given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
     counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
     rule = partial(recipe.server, **factor, **counted)
+    start, params = shared_part(recipe, start), shared_part(recipe, params)
     found = _tried("the server's rule", RULE, rule, start, params, given)
     if not _are_mappings(found):
         raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import safe_open
 from safetensors.numpy import save
 from torch import Tensor
@@ -220,9 +221,12 @@ class ClientStates:
 
 
 def flat_states(states: States) -> Flat:
-    """Copies on the CPU, so that no stack of a whole round is kept alive by one client's part."""
+    """Copies on the CPU, so that no stack of a whole round is kept alive by one client's part.
+
+    They have the memory order of a file, because the rounding of products depends on it.
+    """
     return {
-        f"{link}.{name}": value.detach().cpu().clone()
+        f"{link}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
         for link, state in states.items()
         for name, value in state.items()
     }

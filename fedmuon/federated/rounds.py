@@ -12,7 +12,7 @@ neighbours share every draw as one stack.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,15 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.client_data import Shard, Shards
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.optim.chain import Context, States, forbidden_gradient
-from fedmuon.optim.recipe import Recipe, aggregate_state, aggregate_states, initial_states
+from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient
+from fedmuon.optim.recipe import (
+    Recipe,
+    aggregate_state,
+    aggregate_states,
+    initial_states,
+    personal_part,
+    shared_part,
+)
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 
@@ -122,6 +129,12 @@ def begin(recipe: Recipe, task: Task, seed: int, stack: int = 1) -> ServerState:
     return ServerState(0, params, initial_states(recipe, params))
 
 
+@lru_cache(maxsize=2)
+def first_model(task: Task, seed: int, stack: int = 1) -> Params:
+    """The model of `begin`, with which personal models begin; nobody writes to it."""
+    return task.initial(generator(seed, Draw.INITIAL), stack)
+
+
 def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """Run the rounds that remain after `state` in this process."""
     plan, shards = experiment.plan, experiment.shards
@@ -138,18 +151,19 @@ def run_round(
 ) -> tuple[ServerState, list[Reply]]:
     """Run one round of these clients: the next state, and the replies behind it."""
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
-    own = {client: memory.read(client, state.round) for client, _ in clients if recipe.persistent}
+    own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     sent = broadcast(recipe, state)
     replies = client_updates(recipe, experiment.task, plan, clients, sent, own)
     for reply in replies:
-        if recipe.persistent:
+        if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
     return server_update(recipe, state, replies, plan.factor_at(state.round)), replies
 
 
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
     """What every participant of the next round receives."""
-    return Broadcast(state.round, state.params, {name: state.states[name] for name in recipe.sent})
+    states = {name: state.states[name] for name in recipe.sent}
+    return Broadcast(state.round, shared_part(recipe, state.params), states)
 
 
 def client_update(
@@ -167,20 +181,26 @@ def client_update(
     """
     numbers, count = [client for client, _ in clients], len(clients)
     steps = plan.steps_of(clients[0][1].size)  # a stack's clients have the same number
-    params = _repeated(sent.params, count)
     states = {name: _repeated(state, count) for name, state in sent.states.items()}
     with in_round(sent.round, numbers):
-        received = params
-        states = recipe.chain.init(params, states | _resumed(recipe, params, numbers, own))
+        first = {}
+        if recipe.personalizes:
+            stack = len(next(iter(sent.params.values())))
+            first = _repeated(first_model(task, plan.seed, stack), count)
+        params = received = _received(recipe, _repeated(sent.params, count), first, numbers, own)
+        states = recipe.chain.init(params, states | _resumed(recipe, params, first, numbers, own))
         for step in range(steps):
             context = _context(recipe, task, plan, clients, params, (sent.round, step))
+            context = replace(context, received=received)
             params, states = recipe.chain.step(params, states, context)
         if recipe.client is not None:
             given = {"factor": plan.factor_at(sent.round)} if recipe.scaled else {}
             params, states = recipe.client(received, params, states, steps, **given)
-    models = blocks(params, count)
+    models = blocks(shared_part(recipe, params), count)
     returned = {name: blocks(states[name], count) for name in recipe.returned}
     persistent = {name: blocks(states[name], count) for name in recipe.persistent}
+    if recipe.personal:
+        persistent[PERSONAL] = blocks(personal_part(recipe, params), count)
     first = next(iter(params.values()))
     unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
@@ -212,7 +232,7 @@ def server_update(
     """
     with in_round(state.round):
         ordered = sorted(replies, key=lambda reply: reply.client)
-        if recipe.persistent:  # which an aggregator does not see on any engine
+        if recipe.keeps_states:  # which an aggregator does not see on any engine
             ordered = [replace(reply, own={}) for reply in ordered]
         mean, states, kept = _combined(recipe, state, ordered)
         before = {name: one for name, one in state.states.items() if name not in kept}
@@ -222,7 +242,9 @@ def server_update(
             assert weights is not None  # build_recipe requires it
             steps = [reply.steps for reply in ordered]
             given["answered"] = list(zip(weights(ordered), steps, strict=True))
-        params, states = recipe.server(state.params, mean, {**before, **states}, **given)
+        old = shared_part(recipe, state.params)
+        params, states = recipe.server(old, mean, {**before, **states}, **given)
+        params = state.params | params if recipe.personal else params
         states = {name: one for name, one in states.items() if name in recipe.kept}
         return ServerState(state.round + 1, params, states | kept)
 
@@ -305,7 +327,7 @@ def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
     """Tensors like those of a reply, to fit received arrays to."""
-    found = joint(recipe, params, states)
+    found = joint(recipe, shared_part(recipe, params), states)
     if recipe.masked:
         found = mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), found)
     return found.pop("model"), found
@@ -383,16 +405,43 @@ def _repeated(tree: Params, times: int) -> Params:
     }
 
 
+def _received(
+    recipe: Recipe,
+    sent: Params,
+    first: Params,
+    numbers: Sequence[int],
+    own: Mapping[int, States],
+) -> Params:
+    """The models that a stack of clients begins with: the server's, and what is their own of it; of
+    one that has nothing yet, as in the first model."""
+    if not recipe.personal:
+        return sent
+    parts = blocks(personal_part(recipe, first), len(numbers))
+    for place, client in enumerate(numbers):
+        if held := own.get(client):
+            parts[place] = {
+                name: held[PERSONAL][name].to(one) for name, one in parts[place].items()
+            }
+    mine = {name: torch.cat([part[name] for part in parts]).contiguous() for name in parts[0]}
+    return {name: mine[name] if name in mine else sent[name] for name in first}
+
+
 def _resumed(
-    recipe: Recipe, params: Params, numbers: Sequence[int], own: Mapping[int, States]
+    recipe: Recipe,
+    params: Params,
+    first: Params,
+    numbers: Sequence[int],
+    own: Mapping[int, States],
 ) -> States:
     """The persistent states of a stack of clients; of one that has none yet, what its link begins
-    with."""
+    with, which for a personal model is the run's first."""
     found: States = {}
     for link in recipe.chain.links:
-        if link.name not in recipe.persistent or not any(own.get(client) for client in numbers):
+        personal = link.name == PERSONAL
+        known = personal or any(own.get(client) for client in numbers)
+        if link.name not in recipe.persistent or not known:
             continue
-        parts = blocks(link.init(params), len(numbers))
+        parts = blocks(link.init(first if personal else params), len(numbers))
         for place, client in enumerate(numbers):
             if held := own.get(client):
                 first = parts[place]

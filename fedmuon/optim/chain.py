@@ -23,6 +23,7 @@ from fedmuon.tasks.base import Params, Points
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
 State = Params
 States = dict[str, State]
+PERSONAL = "personal"  # the state that holds a client's own model, or its own part of the model
 
 
 def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
@@ -45,6 +46,7 @@ class Context:
             clipping bounds [K S] if they follow a quantile.
         factor: What step sizes are multiplied by in this round.
         clients: The numbers of the K clients, for links that declare `knows_client`.
+        received: The model with which the client began the round.
     """
 
     params: Params
@@ -53,6 +55,7 @@ class Context:
     released: Callable[..., Released] = _no_release
     factor: float = 1.0
     clients: tuple[int, ...] = ()
+    received: Params = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ is the same for all recipes. `recipes.py` has the named ones.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,17 @@ from torch import Tensor
 from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
-from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, per_replica, zeros
+from fedmuon.optim.chain import (
+    PERSONAL,
+    Chain,
+    Context,
+    Link,
+    Number,
+    State,
+    States,
+    per_replica,
+    zeros,
+)
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, stack_results
@@ -49,10 +60,15 @@ class Recipe:
         thread_safe: Whether several threads may train clients at once.
         client_level: How whole updates are released, instead of their mean.
         persistent: Names of the links whose state belongs to the client: it lasts while the client
-            sits rounds out, and nobody else sees it.
+            sits rounds out, and nobody else sees it. The state of a link named `personal` is the
+            client's own model. It begins as the first model of the run, and `data.client-test`
+            tests it, too.
         client: (received model, model after the local steps, states, number of local steps) ->
             (model to return, states), at the end of a client's round.
         initial: What the server's own states begin with, by name; zeros if not here.
+        personal: Patterns of names, such as `head.*`. What they match never leaves the client: each
+            has its own, which lasts like a persistent state and begins as in the first model. The
+            server's model has these first values.
     """
 
     chain: Chain
@@ -70,6 +86,21 @@ class Recipe:
     client: ClientRule | None = None
     counted: bool = False
     initial: Mapping[str, Callable[[Params], State]] = field(default_factory=dict, hash=False)
+    personal: tuple[str, ...] = ()
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether anything belongs to a client and lasts while it sits rounds out."""
+        return bool(self.persistent or self.personal)
+
+    @property
+    def personalizes(self) -> bool:
+        """Whether each client has a model of its own."""
+        return bool(self.personal) or PERSONAL in self.persistent
+
+    def is_personal(self, name: str) -> bool:
+        """Whether what has this name never leaves the client."""
+        return any(fnmatchcase(name, pattern) for pattern in self.personal)
 
     @property
     def private(self) -> bool:
@@ -99,10 +130,10 @@ class Recipe:
                 "a function (received, params, states, steps)",
             )
             wanted["counted"] = isinstance(self.counted, bool), "True or False"
-            for name in ("sent", "returned", "kept", "persistent"):
-                held = getattr(self, name)
+            for name in ("sent", "returned", "kept", "persistent", "personal"):
+                held, of = getattr(self, name), "patterns" if name == "personal" else "states"
                 named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
-                wanted[name] = named, "a tuple of names of states"
+                wanted[name] = named, f"a tuple of names of {of}"
             for name, (sound, mend) in wanted.items():
                 if not sound:
                     kind = type(getattr(self, name)).__name__
@@ -111,6 +142,12 @@ class Recipe:
                 raise InputError(
                     f"the recipe keeps a state {min(clash)!r}, which is also the name of a state "
                     "of its aggregator: give the link another name"
+                )
+            if self.personal and (self.sent or self.returned or PERSONAL in self.persistent):
+                raise InputError(
+                    f"the recipe has personal = {', '.join(self.personal)} and also sends or "
+                    "returns states, or has a link `personal`, which may hold what must stay with "
+                    "a client: leave one of them out"
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
@@ -218,6 +255,21 @@ def centralized(*links: Link) -> Recipe:
     return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
 
 
+# What is a client's own
+
+
+def shared_part(recipe: Recipe, params: Params) -> Params:
+    """What clients receive and return of a model: all but what is personal."""
+    if not recipe.personal:
+        return params
+    return {name: value for name, value in params.items() if not recipe.is_personal(name)}
+
+
+def personal_part(recipe: Recipe, params: Params) -> Params:
+    """What never leaves a client of its model."""
+    return {name: value for name, value in params.items() if recipe.is_personal(name)}
+
+
 # States of the server
 
 
@@ -228,6 +280,7 @@ def initial_states(recipe: Recipe, params: Params) -> States:
     """
     made = {link.name: link.init for link in recipe.chain.links}
     made |= recipe.initial
+    params = shared_part(recipe, params)
     states = {name: made.get(name, zeros)(params) for name in recipe.kept}
     if recipe.aggregate.init is None:
         return states

@@ -46,8 +46,8 @@ from fedmuon.tasks.per_example.clipping import Clipping
 
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "fedadagrad", "fedadam",
            "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected", "fednova",
-           "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon", "normalized_sgd",
-           "scaffold", "sgd"]  # fmt: skip
+           "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon",
+           "normalized_sgd", "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -240,6 +240,27 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
     """
     chain = Chain((gradient(), links.proximal(proximal), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean)
+
+
+@_recipe
+def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
+    """FedPer: FedAvg of a part of the model; each client has the rest to itself.
+
+    (x, z_i) <- (x, z_i) - lr G(x, z_i);  the mean of the clients' x is the next X.
+
+    Args:
+        lr: Step size.
+        personal: Patterns of the names in z, such as "head.*", with commas between them. Without
+            any it is FedAvg.
+        weight_decay: Decoupled: (x, z_i) is also stepped by -lr weight_decay (x, z_i).
+
+    State: z_i stays with its client, and begins as in the first model. With `data.client-test`,
+    each client tests its own (X, z_i), beside the server's X with the first z. Guarantee: no
+    certificate is known. Source: Arivazhagan et al. 2019 (arXiv:1912.00818).
+    """
+    patterns = tuple(filter(None, (one.strip() for one in personal.split(","))))
+    chain = Chain((gradient(), descend(lr, {}, weight_decay)))
+    return Recipe(chain, replace_by_mean, personal=patterns)
 
 
 def _adaptive(
@@ -642,6 +663,7 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "fedmuon-corrected": (fedmuon_corrected, MUON),
     "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
     "fedprox": (fedprox, ("proximal", "weight_decay")),
+    "fedper": (fedper, ("personal", "weight_decay")),
     "fednova": (fednova, ("weight_decay",)),
     "scaffold": (scaffold, ("server_lr", "weight_decay")),
     "fedadam": (fedadam, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),

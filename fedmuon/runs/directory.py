@@ -28,7 +28,7 @@ __all__ = ["Record", "RunDirectory"]
 
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
-MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
+MAYBE = ("routes.txt", "objects.json", "ledger.jsonl", "personal.csv")
 NOT_SHOWN = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
 LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
@@ -140,7 +140,8 @@ class RunDirectory:
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
         finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
-        maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
+        late = () if finished else ("ledger.jsonl", "personal.csv")
+        maybe = [name for name in MAYBE if name in known and name not in late]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
 
@@ -278,9 +279,17 @@ class RunDirectory:
             )
         return lines, records
 
-    def finish(self, model: bytes, momentum: bytes, summary: Record) -> None:
-        """Write the model, the momentum and, last, the summary; the checkpoints have served."""
+    def finish(
+        self,
+        model: bytes,
+        momentum: bytes,
+        summary: Record,
+        tables: Mapping[str, bytes] = NO_FILES,
+    ) -> None:
+        """Write the model, the momentum, tables if there are any and, last, the summary; the
+        checkpoints have served."""
         contents = {
+            **tables,
             "model.safetensors": model,
             "momentum.safetensors": momentum,
             "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),

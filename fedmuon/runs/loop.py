@@ -28,6 +28,7 @@ from fedmuon.federated.build import ResolvedConfig, build_experiment
 from fedmuon.federated.build_recipe import build_recipe, routes
 from fedmuon.federated.client_data import build_data, forget_source, read_source
 from fedmuon.federated.client_states import ClientStates
+from fedmuon.federated.personal import personal_means, tests_personal_models
 from fedmuon.federated.rounds import (
     Engine,
     Experiment,
@@ -121,7 +122,7 @@ def prepare(
     if known or not (out / "summary.json").exists():  # older versions end without it
         fixed |= fingerprints.as_bytes(objects | factors)
     directory.fix(fixed, more_files)
-    if experiment.recipe.persistent:
+    if experiment.recipe.keeps_states:
         memory = ClientStates(out / CLIENT_STATES, directory.mark)
         experiment = dataclasses.replace(experiment, client_states=memory)
     named = make_named(config, "callback", CALLBACKS, (Callback,))
@@ -157,7 +158,7 @@ def train(
     state = restored(directory, fresh)
     earlier, record = directory.cut_back(state.round), {}
     memory = experiment.client_states
-    if experiment.recipe.persistent:
+    if experiment.recipe.keeps_states:
         memory.restore(state.round, _last_rounds(earlier), directory.saved_rounds())
     accountant = None
     if experiment.recipe.private:
@@ -298,23 +299,38 @@ def evaluate(run: Run, state: ServerState) -> Record:
     return {name: one for name, one in found.items() if name not in lost}
 
 
-def _over_clients(run: Run, state: ServerState) -> Record:
-    """How the model does on each client's own test samples, if they have some: mean, standard
-    deviation and worst decile over the clients of what the task measures, or else of the loss."""
+def _over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
+    """How the model does on each client's own test samples, if they have some, and the clients'
+    personal models beside it: mean, standard deviation and worst decile over the clients of what
+    the task measures, or else of the loss. With personal models, also the table of all clients."""
     tests = run.experiment.shards.client_test
     if tests is None or not len(tests.labels):
-        return {}
-    measured = {
-        name: values[0]
-        for name, values in client_means(run.experiment.task, state.params, tests).items()
-    }
-    loss = measured.pop("loss")
+        return {}, NO_FILES
+    shared = client_means(run.experiment.task, state.params, tests)
+    measured = {name: values[0] for name, values in shared.items()}
+    names = [name for name in measured if name != "loss"] or ["loss"]
+    columns, files = {name: measured[name] for name in names}, NO_FILES
+    if tests_personal_models(run.config, run.experiment.recipe):
+        own = personal_means(run.experiment, state)
+        columns |= {f"personal_{name}": own[name] for name in names}
+        clients = np.flatnonzero(np.diff(tests.offsets))
+        head = [
+            "client",
+            "samples",
+            *(f"{of}_{name}" for name in names for of in ("global", "personal")),
+        ]
+        cells = [clients.tolist(), np.diff(tests.offsets)[clients].tolist()]
+        cells += [columns[of + name].tolist() for name in names for of in ("", "personal_")]
+        lines = [",".join(map(str, row)) for row in (head, *zip(*cells, strict=True))]
+        files = {"personal.csv": ("\n".join(lines) + "\n").encode()}
     return {
         f"client_test_{name}{part}": value
-        for name, values in (measured or {"loss": loss}).items()
-        for part, value in distribution(values, name == "accuracy").items()
+        for name, values in columns.items()
+        for part, value in distribution(
+            values, name.removeprefix("personal_") == "accuracy"
+        ).items()
         if np.isfinite(value)
-    }
+    }, files
 
 
 def distribution(values: np.ndarray, rising: bool) -> dict[str, float]:
@@ -337,7 +353,8 @@ def _finish(
     and tell the callbacks."""
     config = run.config
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}
-    summary = (summary or evaluate(run, state)) | _over_clients(run, state)
+    of_clients, tables = _over_clients(run, state)
+    summary = (summary or evaluate(run, state)) | of_clients
     if stopped:
         summary["stopped"] = stopped
     if accountant:
@@ -359,7 +376,7 @@ def _finish(
         "versions": versions(),
         "git_commit": commit(),
     }
-    run.directory.finish(*end_bytes(state), summary)
+    run.directory.finish(*end_bytes(state), summary, tables)
     run.experiment.client_states.remove()
     for callback in run.callbacks:
         callback.on_end(summary)

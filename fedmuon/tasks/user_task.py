@@ -76,7 +76,7 @@ def user_network(
     loss = task.loss or (cross_entropy if classes else squared_error)
     of = guard or Guard("task", task.module)
     measures: dict[str, Metric] | None = {}
-    parts = product(("validation", "client_test"), task.metrics)
+    parts = product(("validation", "client_test", "client_test_personal"), task.metrics)
     taken = {*OF_A_ROUND, *OF_A_RUN, *("_".join(pair) for pair in parts)}
     for name, one in task.metrics.items():
         if name in taken or name.endswith(SPREAD):

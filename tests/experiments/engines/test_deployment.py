@@ -96,8 +96,9 @@ def tiny(rounds: int, **tables: dict) -> Config:
 
 def distance(a: Path, b: Path) -> float:
     """The relative difference of two files' weights."""
-    one, other = (load_file(file)["weight"] for file in (a, b))
-    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+    one, other = (load_file(file) for file in (a, b))
+    ends = (np.linalg.norm(held - other[name]) / np.linalg.norm(held) for name, held in one.items())
+    return float(max(ends))
 
 
 CASES = [
@@ -139,6 +140,22 @@ def test_clients_keep_their_states(deployment: Deployment, tmp_path: Path, recip
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
     held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
     assert len({file.parent for file in held}) >= 2
+
+
+def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_path: Path) -> None:
+    """The model that is shared is that inline; the nodes' own parts cannot be tested."""
+    tables = {
+        "data": {"name": "digits", "train": 60, "test": 20},
+        "task": {"name": "network", "model": "mlp"},
+        "local": {"recipe": "fedper", "personal": "head.*", "steps": 2},
+    }
+    config, inline, out = tiny(3, **tables), tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    deployment.execute(config, out)
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    tables["data"]["client-test"] = 0.3
+    with pytest.raises(InputError, match=r"own model, which stays on its SuperNode: set"):
+        deployment.execute(tiny(3, **tables), tmp_path / "tested")
 
 
 @pytest.mark.slow

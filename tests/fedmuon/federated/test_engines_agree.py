@@ -158,6 +158,28 @@ def test_states_of_clients_on_ray_are_those_inline(
     assert not (ray / "client-states").exists()
 
 
+PERSONAL = {"fedper": {"recipe": "fedper", "personal": "head.*, hidden.bias"}}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, name: str) -> None:
+    """Their parameters, which only clients have, and what each client measures with them."""
+    tables = {
+        "data": {"name": "digits", "train": 120, "test": 20, "client-test": 0.3},
+        "federation": {"rounds": 3},
+        "task": {"name": "network", "model": "mlp"},
+        "local": {"batch": 4, "steps": 2, "lr": 0.05, **PERSONAL[name]},
+    }
+    inline, ray = tmp_path / "inline", tmp_path / "ray"
+    execute(small({}, **tables), inline)
+    on_ray(live, small({}, **tables), ray)
+    assert distance(inline, ray) <= 1e-12
+    found = (inline / "personal.csv").read_bytes()
+    assert found == (ray / "personal.csv").read_bytes() and found.count(b"\n") == 7
+    measured = np.genfromtxt(inline / "personal.csv", delimiter=",", names=True)
+    assert (measured["global_accuracy"] != measured["personal_accuracy"]).any()
+
+
 KNOWN = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 RELEASED = [
     ("fedmuon", 1, {}),  # of six clients, which leaves rounds to nobody

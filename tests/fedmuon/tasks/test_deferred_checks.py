@@ -47,7 +47,8 @@ from fedmuon.tasks.per_example.clipped_sums import _samples_of
 from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-RECIPES, MAPS = tuple(choices.NAMES["local.recipe"]), tuple(choices.NAMES["orthogonalizer.name"])
+MAPS = tuple(choices.NAMES["orthogonalizer.name"])
+RECIPES = tuple(name for name in choices.NAMES["local.recipe"] if name != "fedper")  # for networks
 CASES = [(r, m) for r in RECIPES for m in (MAPS if r in choices.ORTHOGONALIZED else MAPS[:1])]
 QUESTIONS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2")
 # Torch's own: on CUDA they look at their error codes, and so stop the queue themselves, once a

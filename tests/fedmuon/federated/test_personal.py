@@ -1,0 +1,289 @@
+"""Personal parts of models, against loops in NumPy with gradients written out."""
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from torch import nn
+
+import fedmuon
+from fedmuon import links, recipes
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import UserObjects
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.run import execute
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.client_data import build_data
+from fedmuon.federated.rounds import (
+    Experiment,
+    ServerState,
+    begin,
+    broadcast,
+    client_updates,
+    simulate,
+)
+from fedmuon.federated.wire import pack
+from fedmuon.optim.chain import PERSONAL, Chain
+from fedmuon.optim.recipe import Recipe, replace_by_mean
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.per_example.clipping import Clipping
+
+LR, N, STEPS, ROUNDS = 0.5, 5, 3, 7
+Model = dict[str, np.ndarray]
+HEAD = "2.weight, 2.bias"
+
+
+def config(**tables: Mapping[str, Any]) -> Config:
+    """Five clients of 7 features and 3 classes, and a network with one hidden layer of 4."""
+    given = {
+        "federation": {"clients": N, "per-round": 2, "rounds": ROUNDS},
+        "data": {"train": 150, "client-test": 0.3},
+        "task": {"name": "given"},
+        "local": {"recipe": "fedper", "personal": HEAD, "lr": LR, "steps": STEPS, "batch": 7},
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
+    for name, keys in tables.items():
+        given[name] = given.get(name, {}) | dict(keys)
+    return small({}, **given).with_objects(UserObjects(task=module))
+
+
+def experiment(table: Config, recipe: Recipe | None = None) -> Experiment:
+    found = build_experiment(table)
+    return replace(found, recipe=recipe or found.recipe)
+
+
+def ended(made: Experiment) -> ServerState:
+    return simulate(made, begin(made.recipe, made.task, made.plan.seed))
+
+
+# The loops
+
+
+def scores(model: Model, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    hidden = np.tanh(x @ model["0.weight"].T + model["0.bias"])
+    return hidden, hidden @ model["2.weight"].T + model["2.bias"]
+
+
+def slope(model: Model, x: np.ndarray, y: np.ndarray) -> Model:
+    """The gradient of the mean cross-entropy, by hand."""
+    hidden, out = scores(model, x)
+    p = np.exp(out - out.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    p /= len(y)
+    back = (p @ model["2.weight"]) * (1 - hidden**2)
+    return {
+        "0.weight": back.T @ x,
+        "0.bias": back.sum(0),
+        "2.weight": p.T @ hidden,
+        "2.bias": p.sum(0),
+    }
+
+
+class Clients:
+    """What a loop needs of an experiment: who takes part when, with which rows, from which X."""
+
+    def __init__(self, table: Config) -> None:
+        self.made, self.data = build_experiment(table), build_data(table)
+        start = begin(self.made.recipe, self.made.task, table.federation.seed).params
+        self.start: Model = {name: one[0].numpy() for name, one in start.items()}
+
+    def rounds(self) -> list[tuple[int, list[int]]]:
+        return [(r, [int(i) for i in self.made.plan.participants(r)]) for r in range(ROUNDS)]
+
+    def slope(self, model: Model, r: int, i: int, k: int) -> Model:
+        inputs, labels = self.data.samples(i)
+        rows = self.made.plan.rows(r, i, k, len(labels))
+        return slope(model, inputs[rows].astype(float), labels[rows])
+
+
+def mean(models: list[Model]) -> Model:
+    return {name: np.mean([one[name] for one in models], 0) for name in models[0]}
+
+
+def naive_fedper(at: Clients, own: set[str]) -> tuple[Model, dict[int, Model]]:
+    X, mine = dict(at.start), {i: dict(at.start) for i in range(N)}
+    for r, cohort in at.rounds():
+        models = []
+        for i in cohort:
+            x = {name: mine[i][name] if name in own else X[name] for name in X}
+            for k in range(STEPS):
+                g = at.slope(x, r, i, k)
+                x = {name: x[name] - LR * g[name] for name in x}
+            mine[i] = x
+            models.append(x)
+        X = {name: X[name] if name in own else one for name, one in mean(models).items()}
+    return X, {i: {name: mine[i][name] for name in own} for i in mine}
+
+
+def apart(found: Mapping[str, Any], expected: Model) -> float:
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(np.asarray(found[n])[0] - expected[n]).max()) for n in expected)
+
+
+# FedPer
+
+
+@pytest.mark.parametrize("pattern", [HEAD, "0.*", "*.bias"])
+def test_fedper_is_its_loop(pattern: str) -> None:
+    table = config(local={"personal": pattern})
+    made = experiment(table)
+    own = {name for name in Clients(table).start if made.recipe.is_personal(name)}
+    assert 0 < len(own) < 4
+    X, mine = naive_fedper(Clients(table), own)
+    state = ended(made)
+    assert apart(state.params, X) < 1e-12
+    never = set(range(N)) - {i for _, cohort in Clients(table).rounds() for i in cohort}
+    for i in range(N):
+        held = made.client_states.read(i, ROUNDS)
+        assert (not held) == (i in never)
+        if held:
+            assert apart(held[PERSONAL], mine[i]) < 1e-12
+    plain, _ = naive_fedper(Clients(table), set())  # FedAvg is another method
+    assert apart(state.params, plain) > 1e-3
+    assert apart(ended(experiment(table, recipes.fedavg(LR))).params, plain) < 1e-12
+
+
+def test_fedper_that_shares_all_is_fedavg() -> None:
+    table = config()
+    one, other = (ended(experiment(table, x)) for x in (recipes.fedper(LR), recipes.fedavg(LR)))
+    assert all((one.params[name] == held).all() for name, held in other.params.items())
+
+
+def test_personal_parameters_are_in_no_message() -> None:
+    made = experiment(config())
+    state = begin(made.recipe, made.task, 0)
+    sent = broadcast(made.recipe, state)
+    (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], sent)
+    for one in (sent, reply):
+        assert sorted(pack(one.params, one.states)) == ["model.0.bias", "model.0.weight"]
+    assert sorted(reply.own[PERSONAL]) == ["2.bias", "2.weight"]
+
+
+def accuracy(model: Model, x: np.ndarray, y: np.ndarray) -> float:
+    return sum(int(scores(model, one[None])[1].argmax()) == y[j] for j, one in enumerate(x)) / len(
+        y
+    )
+
+
+def columns_of(folder: Path) -> dict[str, list[float]]:
+    rows = list(csv.DictReader((folder / "personal.csv").open()))
+    return {name: [float(row[name]) for row in rows] for name in rows[0]}
+
+
+def require_measured(table: Config, folder: Path, X: Model, mine: dict[int, Model]) -> None:
+    """The table and the summary of a run, sample by sample."""
+    summary, data = execute(table, folder), build_data(table)
+    first, found = data.client_test_offsets, columns_of(folder)
+    for i in range(N):
+        rows = slice(int(first[i]), int(first[i + 1]))
+        x, y = data.client_test_inputs[rows].astype(float), data.client_test_labels[rows]
+        assert (found["client"][i], found["samples"][i]) == (i, len(y))
+        assert found["global_accuracy"][i] == pytest.approx(accuracy(X, x, y), rel=1e-12)
+        own = accuracy(X | mine[i], x, y)
+        assert found["personal_accuracy"][i] == pytest.approx(own, rel=1e-12)
+    for part, column in (("", "global_accuracy"), ("_personal", "personal_accuracy")):
+        values = found[column]
+        assert summary[f"client_test{part}_accuracy"] == pytest.approx(sum(values) / N, rel=1e-12)
+        spread = math.sqrt(sum((one - sum(values) / N) ** 2 for one in values) / N)
+        assert summary[f"client_test{part}_accuracy_std"] == pytest.approx(spread, rel=1e-12)
+        assert summary[f"client_test{part}_accuracy_worst_decile"] == min(values)
+    assert found["global_accuracy"] != found["personal_accuracy"]
+
+
+def test_each_client_tests_its_own_model(tmp_path: Path) -> None:
+    table = config(federation={"partition": "shards"})
+    X, mine = naive_fedper(Clients(table), {"2.weight", "2.bias"})
+    require_measured(table, tmp_path / "run", X, mine)
+    plain = config(federation={"partition": "shards"}, local={"recipe": "fedavg", "personal": ""})
+    assert "client_test_personal_accuracy" not in execute(plain, tmp_path / "plain")
+    assert not (tmp_path / "plain" / "personal.csv").exists()
+
+
+RESUMED = {"fedper": {}}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, name: str) -> None:
+    table, seen = config(**RESUMED[name]), list[Record]()
+
+    def stop(record: Record) -> None:
+        seen.append(record)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    execute(table, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        execute(table, tmp_path / "cut", on_round_end=stop)
+    execute(table, tmp_path / "cut", resume=True)
+    for file in ("model.safetensors", "personal.csv"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
+    again = execute(table, tmp_path / "cut", resume=True)  # a finished run is left alone
+    assert "client_test_personal_accuracy" in again
+    (tmp_path / "cut" / "personal.csv").write_text("client\n")
+    with pytest.raises(InputError, match=r"personal\.csv"):
+        execute(table, tmp_path / "cut", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        (
+            {"local": {"personal": "3.*"}},
+            r"'3\.\*' .*matches none of the model, which has 0\.weight",
+        ),
+        ({"local": {"personal": "*"}}, "match every parameter"),
+        ({"local": {"personal": "0.*, 2.*"}}, "match every parameter"),
+        ({"local": {"personal": " , "}}, "does not know which: set"),
+        ({"privacy": {"level": "client", "noise": 1.0}}, "level = 'client' clips and noises"),
+    ],
+)
+def test_what_fedper_rejects(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build_experiment(config(**tables))
+
+
+def test_only_fedper_reads_the_patterns() -> None:
+    with pytest.raises(
+        InputError, match=r"personal = '2.weight, 2.bias' has no effect: only fedper"
+    ):
+        config(local={"recipe": "fedavg"})
+
+
+def test_what_a_recipe_with_personal_parameters_cannot_have() -> None:
+    fedmuon_ = recipes.fedmuon(LR)
+    with pytest.raises(InputError, match="also sends or returns states"):
+        replace(fedmuon_, personal=("head.*",))
+    with pytest.raises(InputError, match="give a tuple of names of patterns"):
+        replace(recipes.fedavg(LR), personal="head.*")
+    chain = Chain((links.private_gradient(), links.descend(LR)))
+    noisy = Mechanism(Clipping("block", 1.0), 0.5, 4.0)
+    mine = Recipe(chain, replace_by_mean, mechanism=noisy, personal=("2.*",))
+    tables = {"data": {"name": "synthetic", "train": 300, "test": 50}}
+    module = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 4))
+    with pytest.raises(InputError, match="leave `persistent` and `personal` out"):
+        fedmuon.run(tables, recipe=mine, task=module)
+
+
+def test_muon_keeps_a_personal_part_too() -> None:
+    """The mechanism is the recipe's, not FedPer's: here with Local Muon and a server's momentum."""
+    table = config()
+    routes = {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
+    muon = recipes.local_muon(0.05, routes=routes)
+    made = experiment(table, replace(muon, personal=("2.*",)))
+    state = ended(made)
+    start = begin(made.recipe, made.task, table.federation.seed).params
+    assert (state.params["2.weight"] == start["2.weight"]).all()
+    assert (state.params["0.weight"] != start["0.weight"]).any()
+    momenta = experiment(table, replace(recipes.fedavgm(LR), personal=("2.*",)))
+    assert sorted(ended(momenta).states["momentum"]) == ["0.bias", "0.weight"]
