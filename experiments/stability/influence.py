@@ -44,7 +44,7 @@ POOL = 2048  # held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
-KEEPING = ("scaffold", "fedmuon-corrected")  # recipes whose clients keep states
+KEEPING = ("scaffold", "fedmuon-corrected", "fedper", "ditto")  # recipes whose clients keep states
 JUMPS = ("exact-sign", "randomized-polar")
 RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
 PREDICTED = "predicted.csv"
@@ -261,7 +261,7 @@ def smooth(run: FinishedRun) -> Experiment:
     """The run's experiment in float64; rejects a run that has no derivative."""
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
-    require_smooth(config, recipe.private, links, bool(recipe.persistent))
+    require_smooth(config, recipe.private, links, recipe.keeps_states)
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})

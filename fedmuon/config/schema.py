@@ -163,11 +163,11 @@ DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads
 RECIPES = tuple(NAMES["local.recipe"])
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 WITHOUT = (  # without local momentum
-    *("fedavg", "fedavgm", "fedprox", "fedper", "fednova", "scaffold", *ADAPTIVE),
+    *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", "scaffold", *ADAPTIVE),
     *("adamw", "local-adamw", "diloco", "dp-adam", "disk-adam"),
 )
 STATELESS = (  # whose clients send their models alone
-    *("fedavg", "fedavgm", "fedprox", "fedper", "fednova", *ADAPTIVE),
+    *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", *ADAPTIVE),
     *("local-muon", "muloco", "local-adamw", "diloco"),
 )
 MUON_RECIPE = ReadIf(
@@ -179,6 +179,7 @@ MUON_RECIPE = ReadIf(
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
 FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
 FEDPER = ReadIf("local.recipe", ("fedper",), "fedper reads")
+DITTO = ReadIf("local.recipe", ("ditto",), "ditto reads")
 SERVER_STEP = ReadIf(
     "local.recipe",
     (*ADAPTIVE, "scaffold", "diloco", "muloco"),
@@ -503,6 +504,12 @@ class Local(Table):
         "commas between them; `routes.txt` lists the names",
         read_if=FEDPER,
         values="patterns with * and ?",
+    )
+    personal_weight: Amount = key(
+        0.1,
+        "λ of Ditto: the model of a client also goes −lr · λ (v − X); 0 is local training",
+        read_if=DITTO,
+        symbol="λ",
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
@@ -922,7 +929,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
-LATER += (("local", "personal"),)
+LATER += (("local", "personal"), ("local", "personal-weight"))
 
 LATER += (("orthogonalizer", "safety"),)
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))

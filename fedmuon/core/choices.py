@@ -86,6 +86,7 @@ NAMES: dict[str, dict[str, str]] = {
         "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         "fedprox": "local SGD, pulled to the received model (Li et al. 2020)",
         "fedper": "local SGD; named parameters never leave the client (Arivazhagan et al. 2019)",
+        "ditto": "local SGD, and a model of each client pulled to the server's (Li et al. 2021)",
         "fednova": "local SGD; each update counts per local step (Wang et al. 2020)",
         "scaffold": "local SGD corrected by control variates (Karimireddy et al. 2020)",
         "fedadam": "local SGD; the server takes Adam's steps (Reddi et al. 2021)",

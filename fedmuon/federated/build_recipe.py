@@ -337,8 +337,8 @@ def _context(
 
     draws = [partial(generator, 0, client=client, step=step) for client in clients]
     if private:
-        return Context(params, forbidden_gradient, draws, released, factor)
-    return Context(params, gradient, draws, factor=factor)
+        return Context(params, forbidden_gradient, draws, released, factor, received=params)
+    return Context(params, gradient, draws, factor=factor, received=params)
 
 
 # A first round of a custom recipe

@@ -18,6 +18,7 @@ from fedmuon.core.device import at_hand, to_device
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw
 from fedmuon.optim.chain import (
+    PERSONAL,
     Chain,
     Context,
     Link,
@@ -247,6 +248,30 @@ def proximal(weight: float) -> Link:
         return pulled, state
 
     return Link("proximal", dict, update)
+
+
+def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
+    """Ditto's model of a client: v <- v - lr (G(v) + weight (v - X) + decay v).
+
+    X is the model that the client received, and the batch is that of the step. The direction
+    passes unchanged.
+
+    Args:
+        lr: Step size, one number or one per replica [S].
+        weight: lambda, the strength of the pull to X.
+        decay: Decoupled weight decay.
+    """
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        _, slope = context.gradient(state)
+        after = {}
+        for name, value in state.items():
+            towards = slope[name].add(value - context.received[name], alpha=weight)
+            towards = towards.add(value, alpha=decay) if decay else towards
+            after[name] = value - towards * per_replica(lr, value) * context.factor
+        return direction, after
+
+    return Link(PERSONAL, dict, update)
 
 
 def shift(name: str, sign: float) -> Link:

@@ -44,9 +44,9 @@ from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping
 
-__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "fedadagrad", "fedadam",
-           "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected", "fednova",
-           "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon",
+__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "fedadagrad",
+           "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected",
+           "fednova", "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon",
            "normalized_sgd", "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
@@ -261,6 +261,28 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
     patterns = tuple(filter(None, (one.strip() for one in personal.split(","))))
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean, personal=patterns)
+
+
+@_recipe
+def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 0.0) -> Recipe:
+    """Ditto: FedAvg, beside which each client trains a model of its own near the server's.
+
+    x <- x - lr G(x);  v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X));  the mean of the x is
+    the next X.
+
+    Args:
+        lr: Step size of both models.
+        personal_weight: lambda, the strength of the pull to the received model X; 0 is local
+            training of v_i.
+        weight_decay: Decoupled, on both models.
+
+    State: v_i stays with its client, begins as the first model, and takes as many steps as x, with
+    the same batches. With `data.client-test`, each client tests its v_i, beside the server's X.
+    Guarantee: no certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    """
+    own = links.personal_model(lr, personal_weight, weight_decay)
+    chain = Chain((gradient(), own, descend(lr, {}, weight_decay)))
+    return Recipe(chain, replace_by_mean, persistent=(own.name,))
 
 
 def _adaptive(
@@ -664,6 +686,7 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
     "fedprox": (fedprox, ("proximal", "weight_decay")),
     "fedper": (fedper, ("personal", "weight_decay")),
+    "ditto": (ditto, ("personal_weight", "weight_decay")),
     "fednova": (fednova, ("weight_decay",)),
     "scaffold": (scaffold, ("server_lr", "weight_decay")),
     "fedadam": (fedadam, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),

@@ -53,7 +53,8 @@ OTHER: dict[str, Any] = {
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
     "local.server-momentum": 0.4, "local.server-lr": 0.3, "local.server-memory": 0.7,
-    "local.tau": 0.5, "local.proximal": 5.0, "local.personal": "hidden.*", "local.epochs": 1.5,
+    "local.tau": 0.5, "local.proximal": 5.0, "local.epochs": 1.5,
+    "local.personal": "hidden.*", "local.personal-weight": 2.5,
     "local.route": "all-matrices", "local.aux": "adamw",
     "local.aux-lr": 0.4, "local.adjust": "match-rms",
     "orthogonalizer.name": "newton-schulz", "orthogonalizer.lambda": 0.7,
@@ -130,6 +131,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "privacy": {**CLIENTS, "cohorts": "fixed", "trust": "distributed"},
     },
     "network": NETWORK,
+    "ditto": {"data": {"client-test": 0.3}, "local": {"recipe": "ditto", "steps": 2}},
     "fedper": {
         **NETWORK,
         "local": {"recipe": "fedper", "personal": "head.*"},

@@ -158,10 +158,13 @@ def test_states_of_clients_on_ray_are_those_inline(
     assert not (ray / "client-states").exists()
 
 
-PERSONAL = {"fedper": {"recipe": "fedper", "personal": "head.*, hidden.bias"}}
+PERSONAL = {
+    "fedper": {"recipe": "fedper", "personal": "head.*, hidden.bias"},
+    "ditto": {"recipe": "ditto", "personal-weight": 0.3},
+}
 
 
-@pytest.mark.parametrize("name", PERSONAL)
+@pytest.mark.parametrize("name", quick(PERSONAL, ["fedper"]))
 def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, name: str) -> None:
     """Their parameters, which only clients have, and what each client measures with them."""
     tables = {

@@ -126,6 +126,24 @@ def naive_fedper(at: Clients, own: set[str]) -> tuple[Model, dict[int, Model]]:
     return X, {i: {name: mine[i][name] for name in own} for i in mine}
 
 
+def naive_ditto(at: Clients, weight: float) -> tuple[Model, dict[int, Model]]:
+    X, v = dict(at.start), {i: dict(at.start) for i in range(N)}
+    for r, cohort in at.rounds():
+        models = []
+        for i in cohort:
+            x = dict(X)
+            for k in range(STEPS):
+                g, own = at.slope(x, r, i, k), at.slope(v[i], r, i, k)
+                x = {name: x[name] - LR * g[name] for name in x}
+                v[i] = {
+                    name: held - LR * (own[name] + weight * (held - X[name]))
+                    for name, held in v[i].items()
+                }
+            models.append(x)
+        X = mean(models)
+    return X, v
+
+
 def apart(found: Mapping[str, Any], expected: Model) -> float:
     assert found.keys() == expected.keys()
     return max(float(np.abs(np.asarray(found[n])[0] - expected[n]).max()) for n in expected)
@@ -210,7 +228,73 @@ def test_each_client_tests_its_own_model(tmp_path: Path) -> None:
     assert not (tmp_path / "plain" / "personal.csv").exists()
 
 
-RESUMED = {"fedper": {}}
+# Ditto
+
+DITTO = {"recipe": "ditto", "personal": "", "personal-weight": 0.4}
+
+
+@pytest.mark.parametrize("weight", [0.4, 0.0])
+def test_ditto_is_its_loop(weight: float, tmp_path: Path) -> None:
+    table = config(local=DITTO | {"personal-weight": weight}, federation={"partition": "shards"})
+    made, at = experiment(table), Clients(table)
+    X, v = naive_ditto(at, weight)
+    state = ended(made)
+    assert apart(state.params, X) < 1e-12
+    assert apart(ended(experiment(table, recipes.fedavg(LR))).params, X) < 1e-12
+    held = [made.client_states.read(i, ROUNDS) for i in range(N)]
+    assert sum(map(bool, held)) >= 4
+    for i in range(N):
+        if held[i]:
+            assert apart(held[i][PERSONAL], v[i]) < 1e-12
+            assert apart(held[i][PERSONAL], X) > 1e-3
+    require_measured(table, tmp_path / "run", X, v)
+
+
+def test_ditto_without_a_pull_is_local_training() -> None:
+    """Each v follows the gradients of its own client from the first model, whatever others do."""
+    table = config(local=DITTO | {"personal-weight": 0.0})
+    made, at = experiment(table), Clients(table)
+    ended(made)
+    pulled = experiment(config(local=DITTO))
+    ended(pulled)
+    for i in {i for _, cohort in at.rounds() for i in cohort}:
+        alone = at.start
+        for r, cohort in at.rounds():
+            for k in range(STEPS if i in cohort else 0):
+                g = at.slope(alone, r, i, k)
+                alone = {name: alone[name] - LR * g[name] for name in alone}
+        assert apart(made.client_states.read(i, ROUNDS)[PERSONAL], alone) < 1e-12
+        assert apart(pulled.client_states.read(i, ROUNDS)[PERSONAL], alone) > 1e-3
+
+
+def test_a_stronger_pull_keeps_personal_models_nearer() -> None:
+    def drift(weight: float) -> float:
+        made = experiment(config(local=DITTO | {"personal-weight": weight}))
+        X = {name: held[0].numpy() for name, held in ended(made).params.items()}
+        (_, *_, (last, cohort)) = Clients(config()).rounds()
+        return max(apart(made.client_states.read(i, last + 1)[PERSONAL], X) for i in cohort)
+
+    drifts = [drift(weight) for weight in (0.0, 0.2, 0.6, 1.5)]
+    assert drifts == sorted(drifts, reverse=True)
+
+
+def test_ditto_decays_both_models() -> None:
+    table = config(local=DITTO | {"weight-decay": 0.1})
+    made = experiment(table)
+    X, v = naive_ditto(Clients(table), 0.4)
+    assert apart(ended(made).params, X) > 1e-3
+    client = int(made.plan.participants(ROUNDS - 1)[0])
+    assert apart(made.client_states.read(client, ROUNDS)[PERSONAL], v[client]) > 1e-3
+
+
+def test_ditto_is_not_private() -> None:
+    with pytest.raises(InputError, match="clips and noises what a client returns"):
+        build_experiment(config(local=DITTO, privacy={"level": "client", "noise": 1.0}))
+
+
+# Runs
+
+RESUMED = {"fedper": {}, "ditto": {"local": DITTO}}
 
 
 @pytest.mark.parametrize("name", RESUMED)
