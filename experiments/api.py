@@ -1,4 +1,5 @@
-"""The functions of `import fedmuon`: `run`, `plan`, `stability`, `bound`, `compare`, `unlearn`.
+"""The functions of `import fedmuon`: `run`, `sweep`, `plan`, `stability`, `bound`, `compare` and
+`unlearn`.
 
 They do what the commands of the same names do, and take objects in place of names. Without `out`, a
 run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from fedmuon.config.load import Config, load, nested, parse, read, to_resume
-from fedmuon.config.user_objects import NAMED, NOTHING
+from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
@@ -24,7 +25,14 @@ from fedmuon.core.threads import without_autocast
 from fedmuon.experiments import unlearning
 from fedmuon.experiments.cli.show import shown
 from fedmuon.experiments.planning import cost
-from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult, comparison
+from fedmuon.experiments.results import (
+    Comparison,
+    Record,
+    Result,
+    StabilityResult,
+    SweepResult,
+    comparison,
+)
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
@@ -101,6 +109,71 @@ def run(
     with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
         execute(chosen, folder, resume, *bar, callbacks=callbacks)
     return Result(folder, chosen.given, kept)
+
+
+@_plainly()
+def sweep(
+    config: Configured = None,
+    *,
+    grid: Mapping[str, Sequence[Any] | str],
+    seeds: int = 1,
+    select: str | None = None,
+    jobs: int = 1,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> SweepResult:
+    """Run a config at every point of a grid, with several seeds, and choose the best point.
+
+    Args:
+        grid: `table.key` -> a list of values, or a range as "0.01:10:log7" or "0:0.9:lin4". An
+            empty grid repeats one run with several seeds.
+        seeds: Runs per point, with the config's seed and those after it.
+        select: The metric that chooses the best: "validation-loss" (the default), which like
+            "validation-accuracy" needs [data] validation; "train-loss"; "test-loss" or
+            "test-accuracy", whose best value is optimistic; or "max:NAME" or "min:NAME".
+        jobs: Runs at the same time, each in its own process. Objects must then be importable there.
+        out: The folder of the sweep; a temporary one by default.
+        resume: Whether `out` may hold this sweep, or a part of it, to continue.
+        progress: Whether to show a bar.
+
+    The other arguments are those of `run`.
+
+    >>> import fedmuon
+    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+    >>> found = fedmuon.sweep(small, grid={"local.lr": [0.1, 1.0]}, select="train-loss")
+    >>> len(found.runs), sorted(found.best)
+    (2, ['fedmuon'])
+    """
+    from fedmuon.experiments.studies.sweep import grid_search, run_grid  # matplotlib
+    from fedmuon.experiments.suites.suite import here
+    from fedmuon.experiments.suites.workers import Workers
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    with in_python():
+        for name, many in {"seeds": seeds, "jobs": jobs}.items():
+            if isinstance(many, bool) or not isinstance(many, int) or many < 1:
+                raise InputError(f"{name} = {many!r} is no count: give a whole number from 1 on")
+        base, given = _tables_and_objects(config, objects, test)
+        work = grid_search(base, grid, seeds, select, given=given)
+    workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
+    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
+        with workers as by:
+            summary, _ = run_grid(work, folder, resume, by or here, *bar)
+        folders = [folder / "runs" / cell.name for cell in work.cells]
+    return SweepResult(folder, summary, folders, given, kept)
 
 
 @_plainly()
@@ -289,20 +362,28 @@ def _chosen(
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
     """The config, that of the run to resume where nothing is said, beside the objects given."""
-    held = _nested(config)
-    kept = _replacing(held, objects)
+    held, given = _tables_and_objects(config, objects, test)
     for name, values in (more or {}).items():
         held[name] = held.get(name, {}) | dict(values)
+    if resume and config is None and out is not None:
+        with in_python():
+            known = nested(load(to_resume(Path(out))))
+        held = {name: keys | held.get(name, {}) for name, keys in known.items()}
+    return parse(held, own_recipe=given.recipe is not None).with_objects(given)
+
+
+def _tables_and_objects(
+    config: Configured, objects: Mapping[str, Any], test: Any
+) -> tuple[dict[str, Any], UserObjects]:
+    """The config's tables, in which keywords override names, and the objects handed over."""
+    held = _nested(config)
+    kept = _replacing(held, objects)
     if test is not None:
         if kept.get("data") is None:
             raise InputError("test is held out beside data that are given: give data, too")
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
-    if resume and config is None and out is not None:
-        with in_python():
-            known = nested(load(to_resume(Path(out))))
-        held = {name: keys | held.get(name, {}) for name, keys in known.items()}
-    return parse(held, own_recipe=kept.get("recipe") is not None).with_objects(given)
+    return held, given
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,50 @@ class StabilityResult(Result):
 
 
 @dataclass(frozen=True, repr=False)
+class SweepResult:
+    """A finished sweep: its folder, the content of sweep.json, and its runs."""
+
+    path: Path
+    summary: Record
+    folders: Sequence[Path]
+    given: UserObjects = field(default=NOTHING, compare=False)
+    temporary: "Temporary | None" = field(default=None, compare=False)
+
+    @property
+    def best(self) -> dict[str, Record]:
+        """Recipe -> the row of its best point; empty without a grid."""
+        return self.summary.get("best", {})
+
+    @property
+    def table(self) -> list[Record]:
+        """A row per point: its keys, and every metric as mean, `_low` and `_high` over seeds."""
+        return self.summary["table"]
+
+    @property
+    def runs(self) -> list[Result]:
+        """Every run as a result, in the order of the grid."""
+        return [Result(one, self.given, self.temporary) for one in self.folders]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before using the best values."""
+        return self.summary.get("warnings", [])
+
+    def to_pandas(self) -> Any:
+        """The table as a DataFrame, where pandas is installed."""
+        return _frame(self.table)
+
+    def __str__(self) -> str:
+        return "\n".join([*_lines_of(self.table), *(f"Warning: {one}." for one in self.warnings)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return _table(self.table, " ".join(f"Warning: {one}." for one in self.warnings))
+
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs beside each other: those that differ in the seed alone are one line of `rows`."""
 
@@ -180,13 +224,7 @@ class Comparison:
         return _curves(self.curves)
 
     def __str__(self) -> str:
-        cells = _cells(self.rows)
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = (
-            "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
-            for line in cells
-        )
-        return "\n".join([*lines, *filter(None, [self.note, *self._told()])])
+        return "\n".join([*_lines_of(self.rows), *filter(None, [self.note, *self._told()])])
 
     __repr__ = __str__
 
@@ -212,6 +250,16 @@ def _table(rows: Sequence[Record], below: str = "") -> str:
     lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
     found = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table>{found}</table>" + (f"<code>{escape(below)}</code>" if below else "")
+
+
+def _lines_of(rows: Sequence[Record]) -> list[str]:
+    """Rows as lines of text, in columns."""
+    cells = _cells(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
 
 
 def _cells(rows: Sequence[Record]) -> list[list[str]]:

@@ -101,6 +101,22 @@ def columns(
     return shown
 
 
+def short(keys: Sequence[str]) -> list[str]:
+    """The keys without their tables, unless two have the same name."""
+    alone = [name.rpartition(".")[2] for name in keys]
+    return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
+
+
+def record_name(metric: str) -> str:
+    """The name in records of a metric as --select spells it: `test-accuracy` is `accuracy`."""
+    return {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
+
+
+def spelled(name: str) -> str:
+    """A metric of a record as --select spells it."""
+    return "test-accuracy" if name == "accuracy" else name.replace("_", "-")
+
+
 # Words for the account of a private run, as its summary holds it.
 
 

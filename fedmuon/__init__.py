@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fedmuon import optim, orthogonalize
     from fedmuon.config.load import Config
     from fedmuon.core.errors import InputError
-    from fedmuon.experiments.api import bound, compare, plan, run, stability, unlearn
+    from fedmuon.experiments.api import bound, compare, plan, run, stability, sweep, unlearn
     from fedmuon.experiments.engines import flower_simulation as flower
-    from fedmuon.experiments.results import Comparison, Result, StabilityResult
+    from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
     from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
     from fedmuon.optim.aggregators import Aggregator
     from fedmuon.optim.chain import Chain, Context, Link
@@ -51,8 +51,11 @@ _PLACES = {
     "Recipe": "optim.recipe",
     "Result": "experiments.results",
     "StabilityResult": "experiments.results",
+    "SweepResult": "experiments.results",
     "Task": "tasks.user_task",
-    **dict.fromkeys(("bound", "compare", "plan", "run", "stability", "unlearn"), "experiments.api"),
+    **dict.fromkeys(
+        ("bound", "compare", "plan", "run", "stability", "sweep", "unlearn"), "experiments.api"
+    ),
 }
 _MODULES = {
     "aggregators": "optim.aggregators",
@@ -92,10 +95,10 @@ if not any(type(one).__name__ == "_PublicModules" for one in sys.meta_path):  # 
     sys.meta_path.append(_PublicModules())
 
 __all__ = ["Aggregator", "Chain", "Comparison", "Config", "Context", "InputError", "Link",
-           "Orthogonalizer", "Recipe", "Result", "StabilityResult", "Task", "__version__",
-           "aggregators", "bound", "callbacks", "compare", "flower", "links", "optim",
-           "orthogonalize", "orthogonalizers", "plan", "recipes", "run", "schedules", "stability",
-           "unlearn"]  # fmt: skip
+           "Orthogonalizer", "Recipe", "Result", "StabilityResult", "SweepResult", "Task",
+           "__version__", "aggregators", "bound", "callbacks", "compare", "flower", "links",
+           "optim", "orthogonalize", "orthogonalizers", "plan", "recipes", "run", "schedules",
+           "stability", "sweep", "unlearn"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from fedmuon.experiments.cli.look import compare, ls, report, show, watch
 from fedmuon.experiments.cli.options import WithKeys, complain
 from fedmuon.experiments.cli.privacy import app as privacy
 from fedmuon.experiments.cli.project import doctor, make_text, new
-from fedmuon.experiments.cli.runs import deploy_demo, plan, run, stability, suite, unlearn
+from fedmuon.experiments.cli.runs import deploy_demo, plan, run, stability, suite, sweep, unlearn
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ for command in (
     stability,
     unlearn,
     suite,
+    sweep,
     show,
     ls,
     compare,

@@ -68,6 +68,15 @@ DataName = Annotated[
 Seed = Annotated[
     int | None, Option("--seed", help="Random seed for everything except privacy noise.")
 ]
+GivenGrid = Annotated[
+    list[str] | None,
+    Option(
+        "--grid",
+        metavar="TABLE.KEY=VALUES",
+        help="Values of one key: a,b,c, or lo:hi:log7, or lo:hi:lin5; may be repeated.",
+        autocompletion=lambda incomplete: near(incomplete, end="="),
+    ),
+]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -77,6 +86,17 @@ def count(text: str) -> int:
         if (number := int(text)) >= 1:
             return number
     raise typer.BadParameter(f"{text} is no count: give a whole number from 1 on")
+
+
+Jobs = Annotated[
+    int | None,
+    Option(
+        "--jobs",
+        parser=count,
+        metavar="INTEGER",
+        help="Runs at the same time, each in a process of its own; 1 by default.",
+    ),
+]
 
 
 def near(begun: str, key: str = "", end: str = "") -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,17 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.options import console, print_path, print_plain
-from fedmuon.experiments.cli.show import Progress, accounts, brief_routes, summary_table
+from fedmuon.experiments.cli.show import (
+    Progress,
+    accounts,
+    brief_routes,
+    summary_table,
+    sweep_tables,
+    sweep_words,
+)
 from fedmuon.runs.directory import RunDirectory
+
+MOST_JOBS = 256
 
 
 def run(
@@ -25,6 +35,16 @@ def run(
     ray_address: options.RayAddress = None,
     data: options.DataName = None,
     seed: options.Seed = None,
+    seeds: Annotated[
+        int | None,
+        Option(
+            "--seeds",
+            parser=options.count,
+            metavar="INTEGER",
+            help="How many seeds to run, from the seed on: means with intervals in one folder.",
+        ),
+    ] = None,
+    jobs: options.Jobs = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Show the messages of Flower and Ray.")
     ] = False,
@@ -42,6 +62,14 @@ def run(
     from fedmuon.experiments.run import execute  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
+    if seeds is not None:
+        if watch or verbose:
+            raise InputError("--watch and --verbose are for one run: leave them or --seeds out")
+        _search(["run", *_config_words(config, changes)], config, changes, {}, seeds, None, jobs,
+                None, out, resume)  # fmt: skip
+        return
+    if jobs is not None:
+        raise InputError("--jobs is for several runs: give the number of --seeds, too")
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
@@ -189,6 +217,118 @@ def suite(
         for part in report.suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
             console.print(part, soft_wrap=isinstance(part, Text))
         print_path("The report is", page)
+
+
+def sweep(
+    config: options.ConfigFile = None,
+    grid: options.GivenGrid = None,
+    seeds: Annotated[
+        int,
+        Option(
+            "--seeds",
+            parser=options.count,
+            metavar="INTEGER",
+            help="Runs per point, with the config's seed and those after it.",
+        ),
+    ] = 1,
+    select: Annotated[
+        str | None,
+        Option(
+            help="What chooses the best: validation-loss (the default), validation-accuracy, "
+            "train-loss, test-loss, test-accuracy, or a metric of yours as max:NAME or min:NAME."
+        ),
+    ] = None,
+    jobs: options.Jobs = None,
+    out: options.OutFolder = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Compute only what --out lacks, also more values or seeds.")
+    ] = False,
+    overrides: options.Overrides = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
+    ray: Annotated[
+        bool, Option("--ray", help="Start Ray once, and run one point per core.")
+    ] = False,
+    ray_address: options.RayAddress = None,
+) -> None:
+    """Run a config at every point of a grid, and show the best values with their intervals.
+
+    The folder gets sweep.json, cells.csv (a row per run), points.csv (means over seeds), figures.
+    Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
+    """
+    changes = options.changes_of(overrides, None, None, data, seed)
+    words = _config_words(config, changes)
+    words += [f"--grid={one}" for one in grid or ()] + ([f"--select={select}"] if select else [])
+    if ray and ray_address:
+        raise InputError("--ray starts a Ray and --ray-address joins one: leave one of them out")
+    _search(["sweep", *words], config, changes, grid or [], seeds, select, jobs,
+            "local" if ray else ray_address, out, resume)  # fmt: skip
+
+
+def _config_words(config: Path | None, changes: list[str]) -> list[str]:
+    """The words of a command that name its config."""
+    return [*([str(config)] if config else []), *(f"--set={one}" for one in changes)]
+
+
+def _search(
+    words: list[str],
+    config: Path | None,
+    changes: list[str],
+    grid: Sequence[str] | Mapping[str, str],
+    seeds: int,
+    select: str | None,
+    jobs: int | None,
+    ray_address: str | None,
+    out: Path | None,
+    resume: bool,
+) -> None:
+    """Run a grid with several seeds, print its tables, and say how well its jobs were used."""
+    from fedmuon.experiments.suites.workers import Workers  # loads no torch: its processes do
+
+    begun = time.monotonic()
+    if words[0] == "sweep" and not grid:
+        raise InputError(
+            "a sweep needs a grid: give --grid table.key=VALUES, for example "
+            "--grid local.lr=0.01:10:log7; to repeat one run, use fedmuon run --seeds"
+        )
+    if ray_address and jobs is not None:
+        raise InputError("--jobs are processes here, --ray uses its own: leave one of them out")
+    if resume and out is None:
+        raise InputError("--resume needs --out: name the folder of the sweep to resume")
+    words += [f"--seeds={seeds}"]
+    words += [f"--jobs={jobs}"] if jobs else []
+    words += [f"--ray-address={ray_address}"] if ray_address else []
+    options.require_at_most(MOST_JOBS, **{"--jobs": jobs})
+    count = jobs or 1
+    with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
+        from fedmuon.config.load import read  # the config
+        from fedmuon.core.tables import override
+        from fedmuon.experiments.studies.sweep import grid_search, parse_grid, run_grid  # torch
+        from fedmuon.experiments.suites.suite import Spread, here
+
+        settled = override({}, changes)
+        tables = override(read(config) if config else {}, changes)
+        found = parse_grid(grid) if isinstance(grid, list) else {}
+        command = shlex.join(["fedmuon", *words])
+        work = grid_search(tables, found, seeds, select, settled, command)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = out or Path("runs") / f"{words[0]}-{config.stem if config else 'default'}-{stamp}"
+        by = Spread(ray_address) if ray_address else workers or here
+        progress = Progress(console, work.counted, lines=True)
+        with options.resumable(folder, words), progress:
+            summary, trained = run_grid(
+                work, folder, resume, by, progress.on_round_end, progress.on_start
+            )
+    for part in sweep_tables(summary):
+        console.print(part)
+    for sentence in sweep_words(summary):
+        print_plain(sentence)
+    seconds = time.monotonic() - begun
+    print_plain(
+        f"The command took {seconds:.1f} s; its runs trained for {trained:.1f} s in all"
+        + (f", {trained / count:.1f} s per job." if count > 1 else ".")
+    )
+    print_path("Results are in", folder)
 
 
 def deploy_demo(

@@ -15,11 +15,19 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedmuon.analysis.report.numbers import digits, number
+from fedmuon.analysis.report.numbers import count, digits, number
 from fedmuon.core.errors import plain
 from fedmuon.core.files import Record
 from fedmuon.experiments.inspect import plots
-from fedmuon.experiments.tables import columns, facts, standing, unreleased
+from fedmuon.experiments.tables import (
+    columns,
+    facts,
+    record_name,
+    short,
+    spelled,
+    standing,
+    unreleased,
+)
 
 if TYPE_CHECKING:  # they load pydantic and torch
     from fedmuon.experiments.inspect.status import RunStatus
@@ -223,6 +231,74 @@ def summary_table(summary: Record) -> Group:
     }
     numbers = columns(title, list(values), [list(values.values())], left=0)
     return Group(numbers, *accounts(summary))
+
+
+SHOWN_POINTS = 40  # of a grid; the others are in points.csv
+
+
+def sweep_tables(summary: Record) -> Iterator[RenderableType]:
+    """A finished sweep as tables, of the content of sweep.json: every point, and the best."""
+    seeds = len(summary["seeds"])
+    over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
+    if not summary["grid"]:
+        names = [row["metric"].replace("-", " ") for row in summary["table"]]
+        means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])
+        title = f"{summary['title']}: mean {over}"
+        yield columns(title, ["", "mean"], zip(names, means, strict=True))
+        return
+    keys, chosen = [*summary["grid"]], record_name(summary["select"])
+    others = ("accuracy", "test_loss") if chosen not in ("accuracy", "test_loss") else ()
+    names = [chosen, *[one for one in others if one in summary["table"][0]][:1]]
+    rows, title = summary["table"], f"Mean {over}"
+    if len(rows) > SHOWN_POINTS:
+        sign = -1 if summary["better"] == "higher" else 1
+        known = [row for row in rows if row[chosen] is not None]
+        rows = sorted(known, key=lambda row: sign * row[chosen])[:SHOWN_POINTS]
+        title = f"The best {len(rows)} of {len(summary['table'])} points: mean {over}"
+    best = [*summary["best"].values()]
+    marks = ["best" if row in best else "diverged" if row["diverged"] else "" for row in rows]
+    words = [[escape(_shown_value(row[key])) for key in keys] for row in rows]
+    numbers = [_aligned([_with_half(row, name, f"{name}_high") for row in rows]) for name in names]
+    heads = [*short(keys), *(spelled(name).replace("-", " ") for name in names), ""]
+    yield columns(title, heads, [[*one, *told, mark] for one, *told, mark in
+                                 zip(words, *numbers, marks, strict=True)], len(keys))  # fmt: skip
+
+
+def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
+    """`0.793 ± 0.098`, with the ± of all below each other."""
+    wide = max((len(half) for _, half in measured), default=0)
+    return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in measured]
+
+
+def _shown_value(value: Any) -> str:
+    """A value of the grid; a dash where the runs do not read its key."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return number(value, 6) if isinstance(value, int | float) else str(value) or "–"
+
+
+def _with_half(row: Record, mean: str, high: str) -> tuple[str, str]:
+    """A mean and half of its interval, as text; a dash for what is unknown."""
+    if row[mean] is None:
+        return "–", ""
+    return digits(row[mean]), "" if row[high] is None else digits(row[high] - row[mean], 2)
+
+
+def sweep_words(summary: Record) -> Iterator[str]:
+    """What was best, in sentences, and what to know before using it."""
+    test = " (selected on test data, so its value is optimistic)"
+    for recipe, row in summary.get("best", {}).items():
+        values = [f"{key}={_shown_value(row[key])}" for key in summary["grid"]
+                  if key != "local.recipe" and row[key] != ""]  # fmt: skip
+        name = record_name(summary["select"])
+        mean, half = _with_half(row, name, f"{name}_high")
+        seeds = f" (Student's 95% interval of {count(len(summary['seeds']), 'seed')})"
+        found = f"{mean} ± {half}{seeds}" if half else mean
+        chosen = f"{summary['select'].replace('-', ' ')} {found}"
+        chosen += test if summary["selected_on_test_data"] else ""
+        yield f"Best of {recipe}: {', '.join([*values, chosen])}"
+    for why in summary.get("warnings", ()):
+        yield f"Warning: {why}."
 
 
 def accounts(summary: Record | None) -> list[Table]:

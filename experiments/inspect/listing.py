@@ -13,6 +13,7 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import Comparison, comparison
+from fedmuon.experiments.tables import short
 from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
@@ -99,12 +100,6 @@ def names_of(found: Comparison) -> list[str]:
     names = [[str(folder.absolute().relative_to(root)) for folder in one] for one in groups]
     few = [one if len(one) <= MOST else [f"{one[0]} ... {one[-1]}"] for one in names]
     return [plain(", ".join(one), None) for one in few]
-
-
-def short(keys: Sequence[str]) -> list[str]:
-    """The keys without their tables, unless two have the same name."""
-    alone = [name.rpartition(".")[2] for name in keys]
-    return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 
 
 def head(name: str) -> str:

@@ -13,11 +13,11 @@ from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
-from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of, short
+from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
 from fedmuon.experiments.inspect.status import RunStatus, run_status
 from fedmuon.experiments.results import comparison
 from fedmuon.experiments.stability.neighbours_report import account
-from fedmuon.experiments.tables import unreleased
+from fedmuon.experiments.tables import short, unreleased
 from fedmuon.runs.directory import Record
 
 SHORT = 90  # characters of the reason why a run failed

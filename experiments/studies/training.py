@@ -263,11 +263,10 @@ def _settings(cell: TrainingRun) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Training(Work):
-    """Runs of variants; `suite` is the file's content."""
+class WorkOfRuns(Work):
+    """A suite whose cells are runs, each in its own run directory."""
 
     cells: Sequence[TrainingRun]
-    suite: Suite
     counted: ClassVar[str] = "rounds"
 
     @property
@@ -306,6 +305,13 @@ class Training(Work):
                     raise InputError(
                         f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
                     ) from None
+
+
+@dataclass(frozen=True)
+class Training(WorkOfRuns):
+    """Runs of variants; `suite` is the file's content."""
+
+    suite: Suite
 
     @property
     def published(self) -> dict[str, dict[str, float]]:

@@ -65,6 +65,7 @@ class Work(ABC):
     cells: Sequence[Cell]
     place: ClassVar[str] = "cells"  # the folder of the cells' files
     counted: ClassVar[str] = "cells"  # what their sizes add up to
+    noun: ClassVar[str] = "suite"  # what messages call it; the summary is in NOUN.json
 
     @property
     @abstractmethod
@@ -142,7 +143,7 @@ def execute(
         on_start: Called first with the finished size and the total size.
 
     Returns:
-        The content of suite.json.
+        The content of suite.json, or what a work of another noun has in its place.
 
     Raises:
         InputError: If `out` holds something else, or is damaged.
@@ -183,14 +184,14 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(
-                f"{out} holds no suite.lock, so there is no suite to resume: check --out"
+                f"{out} holds no suite.lock, so there is no {work.noun} to resume: check --out"
                 if resume
                 else f"{out} is not empty: choose another folder with --out, or --resume"
             )
         if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
-                f"{lock} is of another suite, of other data, scale, settings or seeds, of an older "
-                "version, or damaged: choose another --out"
+                f"{lock} is of another {work.noun}, of other data, scale, settings or seeds, of an "
+                "older version, or damaged: choose another --out"
             )
         files.remove_drafts(out)
         if not full:  # first of all: what holds no lock is no suite that could be gone on with
@@ -224,7 +225,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         **({"card": settings_card(configs)} if (configs := work.configs) else {}),
     }
     summary = merged(shared, work.summary(records))
-    contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()
+    contents[f"{work.noun}.json"] = (json.dumps(summary, indent=2) + "\n").encode()
     files.announce(out, contents)
     for name, content in contents.items():
         files.write_bytes(out / name, content)
@@ -252,7 +253,7 @@ class Spread:
         if not cells:
             return
         with connected(self.address) as ray:
-            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
+            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(compute_apart)
             longest = sorted(cells, key=cost, reverse=True)
             waiting = {task.remote(one, self.cpus): one for one in longest}
             while waiting:  # briefly each time: signals are heard between two waits
@@ -265,8 +266,8 @@ def cost(cell: Cell) -> float:
     return getattr(cell, "cost", cell.size)
 
 
-def _compute(cell: Cell, cpus: float) -> Record:
-    """Compute one cell in a Ray task, with one thread per core and the machine's shared samples."""
+def compute_apart(cell: Cell, cpus: float) -> Record:
+    """Compute one cell in a worker, with one thread per core and the machine's shared samples."""
     torch.set_num_threads(max(1, int(cpus)))
     with one_copy():
         return timed(cell)

@@ -299,7 +299,7 @@ def evaluate(run: Run, state: ServerState) -> Record:
     return {name: one for name, one in found.items() if name not in lost}
 
 
-def _over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
+def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
     """How the model does on each client's own test samples, if they have some, and the clients'
     personal models beside it: mean, standard deviation and worst decile over the clients of what
     the task measures, or else of the loss. With personal models, also the table of all clients."""
@@ -353,7 +353,7 @@ def _finish(
     and tell the callbacks."""
     config = run.config
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}
-    of_clients, tables = _over_clients(run, state)
+    of_clients, tables = over_clients(run, state)
     summary = (summary or evaluate(run, state)) | of_clients
     if stopped:
         summary["stopped"] = stopped

@@ -1,0 +1,505 @@
+"""`fedmuon sweep` and `fedmuon run --seeds`: a config at every point of a grid, with several seeds.
+
+Each run is a cell of a suite, hence computed once, resumable and apart from the others. Points are
+compared by one metric at the end of their runs, as means over seeds with Student's 95% intervals.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.verdicts import mean_of
+from fedmuon.config.load import Config, nested, only_read
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import NOTHING, UserObjects
+from fedmuon.core.choices import PRIVATE
+from fedmuon.core.errors import InputError, instead, shown
+from fedmuon.core.files import digest, finite
+from fedmuon.core.tables import Scalar, override, put
+from fedmuon.experiments.studies import sweep_figure
+from fedmuon.experiments.studies.training import TrainingRun, WorkOfRuns
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import SuiteRequest, Tables
+from fedmuon.experiments.suites.suite import Cell, Compute, Rows, execute
+from fedmuon.experiments.tables import record_name, short, spelled
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data
+from fedmuon.federated.rounds import begin
+from fedmuon.runs.directory import Record, RunDirectory
+from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, evaluate, over_clients
+
+Grid = Mapping[str, Sequence[Scalar]]
+RANGE = re.compile(r"([^:,]+):([^:,]+):([a-z]*)(\d*)")
+MOST_POINTS, MOST_RUNS = 1000, 10_000  # of a range; of a sweep
+LONG = 100  # characters of a run folder's name, of 255 that file systems take
+RECIPE = "local.recipe"
+TEST_WORDS = "selected on test data"
+PRIVATE_NOTE = (
+    "Each epsilon is of one run. Choosing the best of several private runs spends more: see "
+    "`fedmuon privacy tuned`. Choosing by a loss or accuracy on the private samples has no account."
+)
+
+
+# The grid
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
+    """Read `table.key=VALUES` for each text: `a,b,c`, `lo:hi:log7` or `lo:hi:lin5`.
+
+    Raises:
+        InputError: If a text is not of that form or a key is given twice.
+    """
+    grid: dict[str, list[Scalar]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not (equals and re.fullmatch(r"[^.\s]+\.[^\s]+", key)):
+            raise InputError(
+                f"--grid {text!r} is not table.key=VALUES, for example local.lr=0.01:10:log7"
+            )
+        if key in grid:
+            raise InputError(f"--grid {key} is given twice: list all its values in one --grid")
+        grid[key] = parse_values(key, values)
+    return grid
+
+
+def parse_values(key: str, text: str) -> list[Scalar]:
+    """The values of one key: a comma-separated list, or a range `lo:hi:logN` or `lo:hi:linN`."""
+    if found := RANGE.fullmatch(text.replace(" ", "")):
+        ends = [_number(one) for one in found.groups()[:2]]
+        if None not in ends:
+            return _spaced(f"--grid {key}={text}", found[1], found[2], found[3], found[4])
+    words = [one.strip() for one in text.split(",")]
+    if not all(words):
+        raise InputError(f"--grid {key}={text} has an empty value: write values as a,b,c")
+    found_values = []
+    for word in words:
+        held: Any = override({}, [f"{key}={word}"])
+        while isinstance(held, dict):
+            (held,) = held.values()
+        found_values.append(held)
+    return found_values
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scalar]:
+    """Evenly spaced numbers, or their logarithms are; whole numbers if all of them are whole."""
+    first, last = float(low), float(high)
+    if kind not in ("log", "lin") or not count:
+        raise InputError(f"{place} is no range: write lo:hi:log7 or lo:hi:lin5")
+    if not 2 <= (many := int(count)) <= MOST_POINTS:
+        raise InputError(f"{place} has {many} values: give a range 2 to {MOST_POINTS}")
+    if first == last:
+        raise InputError(f"{place} begins where it ends: give a range two different ends")
+    if kind == "log" and min(first, last) <= 0:
+        raise InputError(f"{place} has an end that is not above 0: use lin{many}")
+    spaced = (np.geomspace if kind == "log" else np.linspace)(first, last, many)
+    values = [float(f"{one:.12g}") for one in spaced]
+    whole = all(re.fullmatch(r"[+-]?\d+", one) for one in (low, high))
+    return [int(one) for one in values] if whole and all(one % 1 == 0 for one in values) else values
+
+
+def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Scalar]]:
+    """A grid whose every key has two or more different values.
+
+    Args:
+        grid: Key -> a list of values, or a text as `parse_values` reads it.
+        settled: Tables whose keys `--set` fixes, so that the grid may not have them.
+    """
+    made: dict[str, list[Scalar]] = {}
+    for key, values in grid.items():
+        if key == "federation.seed":
+            raise InputError("--grid federation.seed is refused: give the number of --seeds")
+        table, _, name = key.partition(".")
+        if name in settled.get(table, {}):
+            raise InputError(f"--grid and --set both give {key}: leave one of them out")
+        made[key] = parse_values(key, values) if isinstance(values, str) else [*values]
+        odd = [one for one in made[key] if not isinstance(one, str | int | float)]
+        if odd:
+            raise InputError(f"--grid {key} = {shown(odd[0])} is refused: give plain values")
+        if len(made[key]) == 1:
+            raise InputError(
+                f"--grid {key} has one value, {_written(made[key][0])}, so there is nothing to "
+                f"compare: list several, or use --set {key}={_written(made[key][0])}"
+            )
+        twice = [one for place, one in enumerate(made[key]) if one in made[key][:place]]
+        if twice:
+            raise InputError(f"--grid {key} has {_written(twice[0])} twice: list each value once")
+    return made
+
+
+def _written(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# The metric by which points are compared
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that runs record at their end: `validation-loss` is the record's validation_loss."""
+
+    name: str
+    rising: bool  # whether more is better
+    on_test: bool
+
+    @classmethod
+    def named(cls, text: str, known: Sequence[str]) -> "Metric":
+        """The metric of that name among those that the runs record.
+
+        `max:NAME` and `min:NAME` say which way is better, where the name does not.
+        """
+        way, _, bare = text.rpartition(":")
+        name = record_name(bare)
+        names = [spelled(one) for one in known]
+        if way not in ("", "max", "min"):
+            raise InputError(f"--select {text} is no metric: write max:NAME or min:NAME")
+        held_out = any(one.startswith("validation") for one in known)
+        if name.startswith("validation") and not held_out:
+            raise InputError(
+                f"--select {text} needs validation samples: set data.validation=0.2, or --select "
+                f"{next((one for one in names if one == 'train-loss'), names[0])}"
+            )
+        if name not in known:
+            mend = instead(bare, names, "choose one of")
+            raise InputError(f"--select {text} is nothing that these runs record: {mend}")
+        if not (way or name.endswith(("loss", "accuracy", "gap"))):
+            raise InputError(f"--select {text} does not say what is better: write max:{bare} or "
+                             f"min:{bare}")  # fmt: skip
+        rising = way == "max" or (not way and name.endswith("accuracy"))
+        return cls(name, rising, not name.startswith(("train", "validation")))
+
+    @property
+    def words(self) -> str:
+        """Its name as people read it."""
+        return spelled(self.name).replace("-", " ")
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether a mean is better than another; nan is worse than everything."""
+        if math.isnan(one) or math.isnan(other):
+            return not math.isnan(one)
+        return one > other if self.rising else one < other
+
+
+def measured_names(config: Config) -> list[str]:
+    """The names of what a run of this config records at its end, from its model before round 1."""
+    data = build_data(config)
+    experiment = build_experiment(config, data)
+    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+    run = Run(config, data, experiment, RunDirectory(Path()))
+    return [*(evaluate(run, fresh) | over_clients(run, fresh)[0])]
+
+
+# The runs
+
+
+@dataclass(frozen=True)
+class SweptRun(TrainingRun):
+    """One run at a point of the grid: the keys that it reads, and their values."""
+
+    point: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The run directory's name: `lr=0.1,recipe=fedavg,seed=0`."""
+        named = f"{self.variant},seed={self.config.federation.seed}".removeprefix(",")
+        slug = re.sub(r"[^A-Za-z0-9.,=+-]+", "-", named).lstrip(".-")
+        return slug if len(slug) <= LONG else f"{slug[:LONG]}-{digest(named.encode())[:8]}"
+
+    def compute(self) -> Record:
+        """The record of a run, with all that its summary measured; nan where it diverged."""
+        found = super().compute()
+        assert self.folder is not None
+        summary = RunDirectory(self.folder).summary() or {}
+        ends = {name: value for name, value in summary.items() if isinstance(value, float)}
+        ends.pop("seconds", None)
+        return found | {"ends": ends, "trained": found["rows"][-1]["train_seconds"]}
+
+
+@dataclass(frozen=True)
+class SweepRequest(SuiteRequest):
+    """What the command line asks for, with the words that ask for it again."""
+
+    command: str = ""
+
+    @property
+    def again(self) -> str:
+        """The command that makes the same request."""
+        return self.command
+
+
+@dataclass(frozen=True)
+class GridSearch(WorkOfRuns):
+    """Runs at every point of a grid; without a grid, the same run with several seeds."""
+
+    cells: Sequence[SweptRun]
+    grid: Grid = field(default_factory=dict)
+    metric: Metric | None = None
+    noun: ClassVar[str] = "sweep"  # also of one without a grid
+
+    def joined(self, lock: bytes) -> bytes | None:
+        """A folder of fewer runs can join, so that a grid can be refined and seeds be added."""
+        return self.lock if super().joined(lock) == self.lock else None
+
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """cells.csv with a row per run, and points.csv with a row per point of the grid."""
+        cells = self.rows(records)
+        return {"cells": cells, "points" if self.grid else "metrics": self.over_seeds(cells)}
+
+    def rows(self, records: list[Record]) -> list[Record]:
+        """A row for each run: its point, its seed and what it measured."""
+        names = dict.fromkeys(name for one in records for name in one["ends"])
+        return [
+            {**self.values_at(cell), "seed": record["head"]["seed"], "run": cell.name}
+            | dict.fromkeys(names, math.nan) | record["ends"] | {"note": record["note"]}
+            for cell, record in zip(self.cells, records, strict=True)
+        ]  # fmt: skip
+
+    def values_at(self, cell: SweptRun) -> dict[str, Scalar]:
+        """The value of every key of the grid; empty where the run does not read it."""
+        return dict.fromkeys(self.grid, "") | dict(cell.point)
+
+    def over_seeds(self, cells: Sequence[Record]) -> list[Record]:
+        """Means over seeds with their intervals: a row per point, or without a grid per metric."""
+        names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
+        if not self.grid:
+            return [{"metric": spelled(name)} | seed_statistics([row[name] for row in cells])
+                    for name in names]  # fmt: skip
+        points: dict[tuple[str, ...], list[Record]] = {}
+        for row in cells:  # as text: 1 and True are equal
+            points.setdefault(tuple(repr(row[key]) for key in self.grid), []).append(row)
+        found = []
+        for rows in points.values():
+            made = {key: rows[0][key] for key in self.grid} | {"runs": len(rows)}
+            made["diverged"] = sum(bool(row["note"]) for row in rows)
+            for name in names:
+                told = seed_statistics([row[name] for row in rows])
+                made |= {
+                    name: told["mean"],
+                    f"{name}_low": told["low"],
+                    f"{name}_high": told["high"],
+                }
+            found.append(made)
+        return found
+
+    def best(self, points: Sequence[Record]) -> dict[str, Record]:
+        """Recipe -> its best point; none for a recipe of which every point diverged."""
+        found: dict[str, Record] = {}
+        assert self.metric is not None
+        for row in points:
+            recipe = str(row.get(RECIPE) or self.cells[0].config.local.recipe)
+            value, least = (
+                row[self.metric.name],
+                found.get(recipe, {}).get(self.metric.name, math.nan),
+            )
+            if self.metric.better(value, least):
+                found[recipe] = row
+        return found
+
+    def warnings(self, points: Sequence[Record], best: Mapping[str, Record]) -> list[str]:
+        """What a reader should know before using the best values."""
+        said = []
+        for recipe, row in best.items():
+            mine = [one for one in points if one.get(RECIPE) == row.get(RECIPE)]
+            for key in self.grid:
+                values = {one[key] for one in mine if not isinstance(one[key], str | bool)}
+                if len(values) > 1 and row[key] in (min(values), max(values)):
+                    end = "largest" if row[key] == max(values) else "smallest"
+                    said.append(
+                        f"the best {key} of {recipe}, {_written(row[key])}, is the {end} of its "
+                        "grid: a better value may lie beyond it, so extend the grid"
+                    )
+        recipes = dict.fromkeys(str(one.get(RECIPE) or "") for one in points)
+        said += [f"every point of {one or 'the grid'} diverged, so it has no best: lower the step "
+                 "sizes" for one in recipes if best.keys().isdisjoint([one] if one else best)
+                 ]  # fmt: skip
+        if any(one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
+               for one in self.cells):  # fmt: skip
+            said.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
+        return said
+
+    def summary(self, records: list[Record]) -> Record:
+        """The grid, the metric, the rows over seeds and, of a grid, the best with warnings."""
+        rows = self.over_seeds(self.rows(records))
+        found: Record = {
+            "runs": len(records),
+            "diverged": sum(bool(one["note"]) for one in records),
+            "grid": {key: [*held] for key, held in self.grid.items()},
+            "table": [*map(_finite, rows)],
+        }
+        if self.metric is None:
+            return found
+        best = self.best(rows)
+        return found | {
+            "select": spelled(self.metric.name),
+            "better": "higher" if self.metric.rising else "lower",
+            "selected_on_test_data": self.metric.on_test,
+            "best": {recipe: _finite(row) for recipe, row in best.items()},
+            "warnings": self.warnings(rows, best),
+        }
+
+
+def _finite(row: Record) -> Record:
+    return {key: finite(one) if isinstance(one, float) else one for key, one in row.items()}
+
+
+def seed_statistics(values: Sequence[float]) -> dict[str, float]:
+    """The mean over seeds, the ends of Student's 95% interval, and the number of seeds."""
+    found = mean_of(np.array(values, dtype=float))
+    return {"mean": found.value, "low": found.low, "high": found.high, "seeds": len(values)}
+
+
+# From what is asked to the runs
+
+
+def grid_search(
+    base: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    seeds: int = 1,
+    select: str | None = None,
+    settled: Tables | None = None,
+    command: str = "",
+    given: UserObjects = NOTHING,
+) -> GridSearch:
+    """The runs of a sweep, checked before any of them begins.
+
+    Args:
+        base: The config's tables, with the changes of --set.
+        grid: `table.key` -> its values; empty to compare seeds alone.
+        seeds: How many, from the config's seed on.
+        select: The metric that chooses the best point; the loss on validation samples by default.
+        settled: The tables that --set changed.
+        command: The words that ask for the same again.
+        given: Objects that the caller handed over in Python.
+
+    Raises:
+        InputError: If the grid has one point, a key does not exist or has no effect, or the runs
+            do not record the metric.
+    """
+    made, held = checked_grid(grid, settled or {}), only_read(base)
+    first = held.get("federation", {}).get("seed", 0)
+    size = math.prod(map(len, made.values())) * seeds
+    if size > MOST_RUNS:
+        raise InputError(
+            f"the sweep has {size} runs: give fewer values or seeds, at most {MOST_RUNS} in all"
+        )
+    cells = [*_cells(base, made, [*range(first, first + seeds)], given)]
+    every = [one.config for one in cells]
+    contents.require_read("the config", base, every)
+    for key, values in made.items():
+        tables: dict[str, Any] = {}
+        put(tables, key, values[-1])
+        if ".options." not in key:
+            contents.require_read("--grid", tables, every)
+    if other := next((one.engine.name for one in every if one.engine.name != "inline"), ""):
+        raise InputError(
+            f"engine.name = {other} would start its processes for every run: set "
+            "engine.name=inline, and spread the runs by --jobs or --ray"
+        )
+    if len({one.name for one in cells}) < len(cells):
+        raise InputError("two points of the grid are called alike: list values that differ more")
+    metric = None
+    if made:
+        metric = Metric.named(select or "validation-loss", measured_names(every[0]))
+    words = f"{len(every)} runs of {every[0].local.recipe} on {every[0].data.name}"
+    repeats = {"seeds": [*range(first, first + seeds)]}
+    request = SweepRequest("sweep", every[0].data.name, "full", {}, None, seeds, repeats, command)
+    return GridSearch(request, "sweep" if made else "seeds", words, cells, made, metric)
+
+
+def _cells(
+    base: Mapping[str, Any], grid: Grid, seeds: Sequence[int], given: UserObjects
+) -> Iterator[SweptRun]:
+    """Every point with every seed. Points that differ in keys that their runs do not read, such as
+    the momentum of an optimizer without one, are one."""
+    names = dict(zip(grid, short([*grid]), strict=True))
+    seen = set()
+    for values in itertools.product(*grid.values()):
+        tables: dict[str, Any] = {}
+        for key, value in zip(grid, values, strict=True):
+            put(tables, key, value)
+        for seed in seeds:
+            config = contents.cell(base, tables, {"federation": {"seed": seed}})
+            config = config.with_objects(given)
+            if (mark := json.dumps(nested(config))) in seen:
+                continue
+            seen.add(mark)
+            point = tuple(
+                (key, value)
+                for key, value in zip(grid, values, strict=True)
+                if ".options." in key or reads(config, key)
+            )
+            label = ",".join(f"{names[key]}={_written(value)}" for key, value in point)
+            yield SweptRun(label, None, resolve(config), None, point)
+
+
+def run_grid(
+    work: GridSearch,
+    out: Path,
+    resume: bool,
+    by: Compute,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
+) -> tuple[Record, float]:
+    """Compute the runs that `out` lacks, write tables, summary and figures.
+
+    Returns:
+        The content of sweep.json, and the seconds of training in the runs computed now.
+    """
+    trained: list[float] = []
+
+    def counting(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+        for cell, record in by(cells):
+            trained.append(record["trained"])
+            yield cell, record
+
+    summary = execute(work, out, resume, counting, on_round_end, on_start)
+    draw(work, out, summary)
+    return summary, sum(trained)
+
+
+def draw(work: GridSearch, out: Path, summary: Record) -> None:
+    """Write the figures: curves of the best points by round, and the metric over the grid."""
+    metric = work.metric
+    if metric is None:
+        curves = {work.title: [_rounds(out, cell) for cell in work.cells]}
+    else:
+        curves = {}
+        for recipe, row in summary["best"].items():
+            mine = [
+                cell
+                for cell in work.cells
+                if work.values_at(cell) == {k: row[k] for k in work.grid}
+            ]
+            words = ", ".join(f"{key.partition('.')[2]} = {_written(row[key])}"
+                              for key in work.grid if key != RECIPE and row[key] != "")  # fmt: skip
+            curves[f"{recipe}, {words}" if words else recipe] = [
+                _rounds(out, cell) for cell in mine
+            ]
+        axes = [key for key, values in work.grid.items()
+                if not any(isinstance(one, str | bool) for one in values)]  # fmt: skip
+        if axes:
+            figure = sweep_figure.over_grid(summary, axes, metric.words, metric.rising)
+            style.saved_as(figure, out / ("heatmap.png" if len(axes) > 1 else "sweep.png"))
+    if any(map(any, curves.values())):
+        style.saved_as(style.by_round(curves), out / "curves.png")
+
+
+def _rounds(out: Path, cell: SweptRun) -> list[Record]:
+    return RunDirectory(out / "runs" / cell.name).records()

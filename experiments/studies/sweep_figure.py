@@ -1,0 +1,162 @@
+"""Figures of a sweep: its metric along one number of the grid, or as a heat map over two."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from fedmuon.analysis.report import style
+from fedmuon.experiments.tables import record_name
+
+RECIPE = "local.recipe"
+Row = Mapping[str, Any]
+CROWDED = 18  # cells across a figure from which on they hold no numbers
+
+
+@style.styled
+def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Figure:
+    """The mean metric over seeds at each point, by recipe, with the best point marked.
+
+    Args:
+        summary: The content of sweep.json.
+        axes: The numeric keys of the grid; the first two are drawn, at the best of all others.
+        words: The metric's name.
+        rising: Whether more is better.
+    """
+    name = record_name(summary["select"])
+    groups: dict[str, list[Row]] = {}
+    for row in summary["table"]:
+        groups.setdefault(str(row.get(RECIPE) or ""), []).append(row)
+    draw = _lines if len(axes) == 1 else _heat_maps
+    return draw(groups, axes[:2], name, words, rising)
+
+
+def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
+    """The best of the rows that have the metric."""
+    held = [row for row in rows if row[name] is not None]
+    return (max if rising else min)(held, key=lambda row: row[name], default=None)
+
+
+def _lines(
+    groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
+) -> Figure:
+    """The metric along one key; a recipe that does not read the key is a dashed line."""
+    figure, (panel,) = style.canvas(1, False, 3.2)
+    (key,) = keys
+    every: dict[str, list[float]] = {"x": [], "y": []}
+    for place, (recipe, rows) in enumerate(groups.items()):
+        look = style.SERIES[place % len(style.SERIES)]
+        levels = sorted({row[key] for row in rows if row[key] != ""})
+        best = {x: _best([row for row in rows if row[key] == x], name, rising) for x in levels}
+        held = {x: row for x, row in best.items() if row is not None}
+        x, y = np.array([*held], dtype=float), np.array([row[name] for row in held.values()])
+        reach = np.array([_half(row, name) for row in held.values()])
+        alone = _best(rows, name, rising)
+        if held:
+            style.errorbars(panel, x, y, reach, look, recipe)
+            at = int((np.argmax if rising else np.argmin)(y))
+            panel.plot(x[at], y[at], look[1], color=look[0], ms=7)
+        elif alone is not None:
+            panel.axhline(alone[name], ls="--", color=look[0], lw=1.2, label=recipe)
+            every["y"].append(alone[name])
+        lost = [one for one in levels if one not in held]
+        panel.plot(lost, [0.98] * len(lost), "x", color=look[0], ms=5,
+                   transform=panel.get_xaxis_transform())  # fmt: skip
+        every["x"] += levels
+        every["y"] += y.tolist()
+    if _wide(every["x"]):
+        style.log_x(panel)
+    if _wide(every["y"]):
+        style.log_y(panel)
+    elif every["y"]:  # long intervals of few seeds are cut off
+        low, high = min(every["y"]), max(every["y"])
+        reach = 0.25 * (high - low) or 0.1 * abs(high) or 1.0
+        panel.set_ylim(low - reach, high + reach)
+    panel.set_xlabel(_title(key))
+    panel.set_ylabel(words)
+    if any(groups):
+        style.legend_below(figure, panel, 3)
+    return figure
+
+
+def _wide(values: Sequence[float]) -> bool:
+    """Whether a logarithmic axis shows them better."""
+    return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+
+
+def _half(row: Row, name: str) -> float:
+    """Half of the interval; nothing for a single seed."""
+    high = row[f"{name}_high"]
+    return 0.0 if high is None else high - row[name]
+
+
+def _title(key: str) -> str:
+    short = key.partition(".")[2]
+    return style.NAMES.get(short, short)
+
+
+def _heat_maps(
+    groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
+) -> Figure:
+    """A panel per recipe that reads both keys; a cross where every seed or one diverged."""
+    groups = {recipe: rows for recipe, rows in groups.items()
+              if any(row[keys[0]] != "" and row[keys[1]] != "" for row in rows)}  # fmt: skip
+    across, up = (
+        sorted({row[key] for rows in groups.values() for row in rows if row[key] != ""})
+        for key in keys
+    )
+    means = {
+        recipe: np.array([[_mean(rows, keys, (x, y), name, rising) for x in across] for y in up])
+        for recipe, rows in groups.items()
+    }
+    known = [float(one) for found in means.values() for one in found[np.isfinite(found)].flat]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    many = max(1, len(means))
+    figure, panels = style.canvas(many, False, 1.3 + 0.3 * len(up), min(2, many))
+    for panel, (recipe, found) in zip(panels, means.items(), strict=False):
+        image = panel.imshow(
+            found, origin="lower", aspect="auto", cmap="viridis" if rising else "viridis_r",
+            norm="log" if _wide(known) else "linear", vmin=low, vmax=high,
+        )  # fmt: skip
+        _annotate(panel, found, rising, many)
+        panel.set_title(recipe)
+        panel.set_xticks(range(len(across)), [f"{x:.3g}" for x in across])
+        panel.set_yticks(range(len(up)), [f"{y:.3g}" for y in up])
+        panel.set_xlabel(_title(keys[0]))
+        panel.set_ylabel(_title(keys[1]))
+        panel.spines[:].set_visible(False)
+        if panel is panels[many - 1]:
+            figure.colorbar(image, ax=panels, fraction=0.05, label=words)
+    return figure
+
+
+def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None:
+    """Write the means into the cells if there is room, and frame the best."""
+    image = panel.images[0]
+    for (row, column), mean in np.ndenumerate(found):
+        lost = not np.isfinite(mean)
+        if not lost and found.shape[1] * min(2, panels) > CROWDED:
+            continue
+        red, green, blue, _ = image.cmap(image.norm(mean)) if not lost else (1.0, 1.0, 1.0, 1.0)
+        light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+        colour = style.GREY if lost else style.ON_LIGHT if light else style.ON_DARK
+        text = "×" if lost else style.compact(mean)
+        panel.text(column, row, text, ha="center", va="center", color=colour, size=7)
+    if np.isfinite(found).any():
+        at = (np.nanargmax if rising else np.nanargmin)(found)
+        row, column = np.unravel_index(at, found.shape)
+        panel.add_patch(Rectangle((float(column) - 0.5, float(row) - 0.5), 1, 1, fill=False,
+                                  ec=style.RED, lw=2, clip_on=False))  # fmt: skip
+
+
+def _mean(
+    rows: Sequence[Row], keys: Sequence[str], at: tuple[Any, Any], name: str, rising: bool
+) -> float:
+    """The best mean among the rows at that point: a grid of more keys has several."""
+    here = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
+    best = _best(here, name, rising)
+    return math.nan if best is None else best[name]
