@@ -114,6 +114,16 @@ def method_of(config: Config) -> Method:
             "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, "
             "so the step has no Lipschitz constant. Set adjust to another scale."
         )
+    if has_map(config) and config.orthogonalizer.row_memory:
+        raise Uncertified(
+            "[orthogonalizer] row-memory (NorMuon) has no certificate: the recursion has no second "
+            "moment, by whose root NorMuon divides rows. Set row-memory = 0."
+        )
+    if has_map(config) and config.orthogonalizer.shards > 1:
+        raise Uncertified(
+            "[orthogonalizer] shards (MuonBP) has no certificate: the recursion applies the same "
+            "map to whole matrices in every step. Set shards = 1."
+        )
     if local.schedule == HEAVY:
         raise Uncertified(
             "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedmuon.core.choices import PRIVATE, TEXTS, is_own
+from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE, TEXTS, is_own
 from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # of the accountant
@@ -61,6 +61,7 @@ def problems(config: Config) -> Iterator[str]:
             f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
             "matrix, whose scale is lr, so set adjust = 'none' or 'polargrad'"
         )
+    yield from _row_and_shard_problems(config)
     default = type(config.local).model_fields["steps"].default
     if config.local.epochs and config.local.steps != default:
         yield (
@@ -87,6 +88,34 @@ def problems(config: Config) -> Iterator[str]:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
         yield f"[orthogonalizer] coefficients: {error}"
+
+
+def _row_and_shard_problems(config: Config) -> Iterator[str]:
+    """What does not go with NorMuon's running sizes of rows, or with MuonBP's two kinds of step."""
+    table, local, privacy = config.orthogonalizer, config.local, config.privacy
+    stateful = [
+        f"{key} = {value:g}"
+        for key, value, off in (("row-memory", table.row_memory, 0), ("shards", table.shards, 1))
+        if value != off
+    ]
+    if not stateful or local.recipe not in ORTHOGONALIZED:
+        return
+    if table.row_memory and local.adjust == "polargrad":
+        yield (
+            f"[orthogonalizer] {stateful[0]} would average sizes that adjust = 'polargrad' changes "
+            "in each step: set adjust to another scale, or row-memory = 0"
+        )
+    if local.recipe.endswith("muonbc") and privacy.probes:
+        yield (
+            f"[orthogonalizer] {stateful[0]} is not for recipe = '{local.recipe}', whose bias "
+            "correction needs one map without a state: choose a recipe ...-muon, or leave it out"
+        )
+    if local.recipe == "muon" and privacy.level == "client":
+        yield (
+            f"[orthogonalizer] {stateful[0]} adds a state to recipe = 'muon' that noise would "
+            "spoil at [privacy] level = 'client': choose fedmuon, whose rounds begin it anew, or "
+            "leave it out"
+        )
 
 
 def _text_problems(config: Config) -> Iterator[str]:

@@ -247,6 +247,7 @@ POLYNOMIAL_MAPS = (
 )
 SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
 SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "sets of several steps read")
+SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP reads", "set shards above 1")
 WITH_EPSILON = ReadIf(
     "orthogonalizer.normalization",
     ("plus", "max", "aol"),
@@ -596,6 +597,25 @@ class OrthogonalizerTable(Table):
     sketch: Literal["gaussian", "kaczmarz"] = key(
         "gaussian", "how the sketch is drawn", read_if=BY_MAP["randomized-polar"]
     )
+    row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0,
+        "β₂ of NorMuon: each row of an orthogonalized matrix is divided by the root of a running "
+        "mean of its squares, and the matrix keeps its norm; 0 does not",
+        read_if=MUON_RECIPE,
+        values="0 to below 1; NorMuon has 0.95",
+    )
+    shards: Annotated[int, Field(ge=1, le=1024)] = key(
+        1,
+        "MuonBP: the pieces of a matrix, cut along its longer side, that are orthogonalized alone "
+        "in all steps that are not whole",
+        read_if=MUON_RECIPE,
+    )
+    full_every: Count = key(
+        5,
+        "P of MuonBP: each P-th step of a round, from its first on, is a whole one",
+        read_if=(MUON_RECIPE, SHARDED),
+        symbol="P",
+    )
     options: Options = ()
 
     @property
@@ -931,7 +951,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
 LATER += (("local", "personal"), ("local", "personal-weight"))
 
-LATER += (("orthogonalizer", "safety"),)
+LATER += tuple(("orthogonalizer", key) for key in ("safety", "row-memory", "shards", "full-every"))
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.

@@ -33,14 +33,16 @@ from fedmuon.optim.orthogonalizers import Map, as_orthogonalizer, map_of_value
 from fedmuon.privacy.mechanisms.gaussian import Quantile, Released
 from fedmuon.tasks.base import Params, Points, concatenate
 
-__all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "gradient",
-           "momentum", "normalize", "only", "orthogonalize", "stateless", "zeros"]  # fmt: skip
+__all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "block_periodic", "descend",
+           "gradient", "momentum", "normalize", "normalize_rows", "only",
+           "orthogonalize", "stateless", "zeros"]  # fmt: skip
 
 LOG_BOUND = "log-bound"  # a state: the logarithm of the clipping bound [S]
 EQUAL = 1e-12  # a share c this near to 1 counts as 1, because gamma is a rounded quotient
 # Defaults of torch.optim.AdamW
 ADAM_MEMORY, ADAM_SQUARE_MEMORY, ADAM_EPS, ADAM_DECAY = 0.9, 0.999, 1e-8, 0.01
 STACKED_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}  # largest useful stack of matrices, in entries
+ROW_EPS = 1e-10  # of NorMuon's divisions
 PROBES = 1024  # maximum number of probes for one matrix at one step
 POLARGRAD = "polargrad"  # an adjustment that depends on M: <M, Orth(M)>, in `map_matrices`
 # s(m, n), the scale of an orthogonalized step, with the names that torch.optim.Muon uses
@@ -357,7 +359,10 @@ def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
 
 
 def orthogonalize(
-    orthogonalizer: Any, adjust: str = "none", routes: Mapping[str, int] | None = None
+    orthogonalizer: Any,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    shards: int = 1,
 ) -> Link:
     """Replace matrices by their images under an orthogonalizer, times s(m, n).
 
@@ -368,15 +373,24 @@ def orthogonalize(
         routes: How many matrices each parameter holds; parameters with 0, or without an entry,
             pass. A recipe that is a function receives this mapping by that name. Without it, all
             parameters with two axes or more are matrices.
+        shards: Into how many pieces each matrix is cut along its longer side, to map them alone
+            (see `block_periodic`).
     """
-    link = map_matrices(map_of_value(as_orthogonalizer(orthogonalizer)), adjust, True, routes)
+    if not isinstance(shards, int) or shards < 1:
+        raise InputError(f"shards is {shards!r}: give a whole number of 1 or more.")
+    apply = map_of_value(as_orthogonalizer(orthogonalizer))
+    link = map_matrices(apply, adjust, True, routes, shards)
     if routes is None:
         return _only_where(lambda name, value: value.ndim > 2, link)
     return only(lambda name: bool(routes.get(name)), link)
 
 
 def map_matrices(
-    apply: Map, adjust: str = "none", grouped: bool = False, blocks: Mapping[str, int] | None = None
+    apply: Map,
+    adjust: str = "none",
+    grouped: bool = False,
+    blocks: Mapping[str, int] | None = None,
+    shards: int = 1,
 ) -> Link:
     """Replace every matrix by its image under a map, times s(m, n) (Stability note, eq. (2)).
 
@@ -393,6 +407,7 @@ def map_matrices(
             may not, because every matrix has its own draws.
         blocks: How many matrices a parameter holds, if more than one. They lie along its longer
             side.
+        shards: Into how many pieces each matrix is cut along the same side, to map them alone.
     """
     counts = blocks or {}
 
@@ -400,8 +415,7 @@ def map_matrices(
         pieces: dict[tuple[str, int], Tensor] = {}  # (name, place in it) -> matrices [S, m, n]
         longer = {}  # the longer axis of a parameter's matrices, along which they are cut
         for name, value in direction.items():
-            longer[name] = 1 if value.shape[1] >= value.shape[2:].numel() else 2
-            cut = value.flatten(2).chunk(counts.get(name, 1), longer[name])
+            longer[name], cut = _matrices(value, counts.get(name, 1), shards)
             pieces |= {(name, place): piece for place, piece in enumerate(cut)}
         number = {piece: block for block, piece in enumerate(pieces)}
         images: dict[tuple[str, int], Tensor] = {}
@@ -422,6 +436,106 @@ def map_matrices(
         }
 
     return stateless("orthogonalize", update)
+
+
+def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
+    """The matrices [S, m, n] of a parameter [S, out, ...], and the axis along which they lie."""
+    axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
+    whole = value.flatten(2).chunk(count, axis)
+    if shards == 1:
+        return axis, list(whole)
+    return axis, [one for m in whole for one in m.tensor_split(min(shards, m.shape[axis]), axis)]
+
+
+def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
+    """MuonBP: orthogonalize whole matrices in every `period`-th step, and their shards otherwise.
+
+    The first step is a whole one. On model-parallel devices only whole steps need communication.
+    Here the shards are pieces of one matrix, so this tells what MuonBP does to training. The paper
+    takes two step sizes, which match root mean squares: give both links adjust="match-rms".
+
+    Source: MuonBP (arXiv:2510.16981), Algorithm 1, of which t mod P = 0 is a whole step.
+
+    Args:
+        whole: From `orthogonalize`.
+        sharded: The same with `shards`.
+        period: P, 1 or more. With 1 it is `whole`.
+
+    Returns:
+        A link whose state is the number of steps [S]. Recipes that send no such state begin each
+        round with a whole step.
+    """
+
+    if not isinstance(period, int) or period < 1:
+        raise InputError(f"period is {period!r}: give a whole number of 1 or more.")
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        return {"steps": first.new_zeros(len(first))}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        done = round(float(state["steps"][0]))  # the same in every replica
+        link = whole if done % period == 0 else sharded
+        return link.update(direction, {}, context)[0], {"steps": state["steps"] + 1}
+
+    return Link("orthogonalize", init, update, lasting=True)
+
+
+def normalize_rows(
+    orthogonal: Link, memory: float, blocks: Mapping[str, int] | None = None
+) -> Link:
+    """NorMuon: divide the rows (neurons) of orthogonalized matrices by their running size.
+
+        v <- memory v + (1 - memory) mean of the squares of each row of O
+        N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
+
+    A tensor [out, ...] has `out` rows. The step keeps the Frobenius norm of O, as the authors' code
+    does. The paper instead sets the root mean square to 0.2. With an exact map of full rank and the
+    scale "match-rms" both are the same.
+
+    Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v: a common factor
+    of v cancels in the last equation.
+
+    Args:
+        orthogonal: The link that orthogonalizes; its state is kept beside v.
+        memory: beta_2, in [0, 1).
+        blocks: How many matrices each parameter holds, as `routes` of `orthogonalize`; parameters
+            with 0, and vectors, pass.
+
+    Returns:
+        A link whose state has v [S, matrices, rows, 1] of every parameter. Recipes that send no
+        such state begin each round with v = 0, so that their first step has rows of equal size.
+    """
+    if not 0 <= memory < 1:
+        raise InputError(f"memory is {memory!r}: give a number from 0 to below 1.")
+    counts, prefix = blocks or {}, "rows "
+
+    def parts(values: Params) -> Iterator[tuple[str, Tensor, int, list[Tensor]]]:
+        for name, value in values.items():
+            if value.ndim > 2 and counts.get(name, 1):
+                yield name, value, *_matrices(value, counts.get(name, 1))
+
+    def init(params: Params) -> State:
+        own = {}
+        for name, _, _, pieces in parts(params):
+            own[prefix + name] = torch.stack([p.new_zeros(*p.shape[:2], 1) for p in pieces], 1)
+        return orthogonal.init(params) | own
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        inner = {key: value for key, value in state.items() if not key.startswith(prefix)}
+        images, after = orthogonal.update(direction, inner, context)
+        found = {}
+        for name, value, axis, pieces in parts(images):
+            stack = torch.stack(pieces, 1)  # [S, matrices, m, n]
+            seen = state[prefix + name].lerp(stack.square().mean(-1, keepdim=True), 1 - memory)
+            even = stack / (seen.sqrt() + ROW_EPS)
+            size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (stack, even))
+            even = even * (size / (new + ROW_EPS))
+            found[name] = concatenate(list(even.unbind(1)), axis).reshape(value.shape)
+            after = {**after, prefix + name: seen}
+        return images | found, after
+
+    return replace(orthogonal, init=init, update=update, lasting=True)
 
 
 def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str, int]]]:

@@ -46,6 +46,7 @@ NAMED: dict[str, Orthogonalizer] = {
     "exact-sign": maps.exact_sign,
 }
 RANDOMIZED = "randomized-polar"
+ROW_EPS = 1e-10  # of NorMuon's divisions
 _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
 POLARGRAD = "polargrad"  # <M, Orth(M)>, which depends on M
 _ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
@@ -144,6 +145,8 @@ class Muon(PortableOptimizer):
             or "randomized-polar" (Nesterov Muon). A function must not change its argument, which
             may be the momentum.
         momentum_form: "ema" or "polyak".
+        row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`:
+            rows of the orthogonalized matrix are divided by their running size. 0 does not.
         rank: Of randomized-polar, as the following ones. The state dictionary says which sketch is
             next.
         oversample: Further columns of its sketch.
@@ -168,6 +171,7 @@ class Muon(PortableOptimizer):
         ns_normalization: str = "max",
         orthogonalizer: Orthogonalizer | str | None = None,
         momentum_form: str = "ema",
+        row_memory: float = 0.0,
         rank: int = 32,
         oversample: int = 10,
         power: int = 1,
@@ -187,6 +191,7 @@ class Muon(PortableOptimizer):
             "ns_normalization": ns_normalization,
             "orthogonalizer": orthogonalizer,
             "momentum_form": momentum_form,
+            "row_memory": row_memory,
             "rank": rank,
             "oversample": oversample,
             "power": power,
@@ -214,6 +219,11 @@ class Muon(PortableOptimizer):
             raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
+        with Guard("row_memory", group["row_memory"]):
+            if not 0 <= float(group["row_memory"]) < 1:
+                raise InputError(
+                    f"row_memory is {group['row_memory']}: choose a number from 0 to below 1."
+                )
         with Guard("ns_steps", group["ns_steps"]):
             int(group["ns_steps"])
         with Guard("ns_coefficients", group["ns_coefficients"]):
@@ -263,6 +273,9 @@ class Muon(PortableOptimizer):
                     work = torch.promote_types(found.dtype, torch.float32)
                     products = direction.to(work) * found.to(work)
                     found = found * products.sum((-2, -1), keepdim=True).to(found.dtype)
+                if group["row_memory"]:
+                    states = [self.state[one.param] for one in some]
+                    found = _even_rows(found, states, group["row_memory"])
                 _descend([one.param for one in some], found, group)
             group["draws"] += 1
 
@@ -401,6 +414,22 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
         generator=draw,
         axis="rows" if stack.shape[-2] < stack.shape[-1] else "columns",
     )
+
+
+def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
+    """NorMuon's step [B, m, n], which keeps the norm of each matrix, from O [B, m, n].
+
+    The matrices of a parameter lie together. Its state has v [matrices, m, 1].
+    """
+    squares = found.square().mean(-1, keepdim=True)
+    for state, seen in zip(states, squares.chunk(len(states)), strict=True):
+        if "row_squares" not in state:
+            state["row_squares"] = torch.zeros_like(seen)
+        state["row_squares"].lerp_(seen.to(state["row_squares"].dtype), 1 - memory)
+    rows = torch.cat([state["row_squares"] for state in states]).to(found.dtype)
+    even = found / (rows.sqrt() + ROW_EPS)
+    size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (found, even))
+    return even * (size / (new + ROW_EPS))
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:

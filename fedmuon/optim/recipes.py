@@ -25,6 +25,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica, zeros
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.orthogonalizers import (
+    Map,
     Orthogonalizer,
     as_orthogonalizer,
     map_of_table,
@@ -730,7 +731,7 @@ def make_recipe(
         apply = map_of_table(orthogonalizer, regularization, centred)
     grouped = custom_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
     of_map = {
-        "orthogonalizer": links.map_matrices(apply, local.adjust, grouped, routed),
+        "orthogonalizer": _orthogonal(apply, local.adjust, grouped, routed, orthogonalizer),
         "routes": routed,
     }
     rate = local.lr if lr is None else lr
@@ -741,6 +742,21 @@ def make_recipe(
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
     unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
     return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
+
+
+def _orthogonal(
+    apply: Map,
+    adjust: str,
+    grouped: bool,
+    routed: Mapping[str, int] | None,
+    table: OrthogonalizerTable,
+) -> Link:
+    """The link that orthogonalizes, in MuonBP's or NorMuon's way if the table says so."""
+    link = links.map_matrices(apply, adjust, grouped, routed)
+    if table.shards > 1:
+        sharded = links.map_matrices(apply, adjust, grouped, routed, table.shards)
+        link = links.block_periodic(link, sharded, table.full_every)
+    return links.normalize_rows(link, table.row_memory, routed) if table.row_memory else link
 
 
 def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any]) -> Recipe:

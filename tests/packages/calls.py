@@ -15,10 +15,13 @@ SMALL = {
     "orthogonalizer": {"lambda": 0.1},
 }
 NEED = {"Link", "Chain", "Context", "Params", "Recipe", "Orthogonalizer", "Aggregator"}
+MAP = fedmuon.links.orthogonalize(torch.sign)
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "adamw": (), "align": (0.5,), "descend": (0.1,), "gradient": (), "momentum": (0.9,),
     "normalize": (), "only": (lambda name: True, fedmuon.links.descend(0.1)),
     "orthogonalize": (torch.sign,), "stateless": ("mine", lambda direction, context: direction),
+    "block_periodic": (MAP, fedmuon.links.orthogonalize(torch.sign, shards=2), 5),
+    "normalize_rows": (MAP, 0.95),
     "zeros": ({"weight": torch.ones(1, 2, 2)},),
 }  # fmt: skip
 KEYWORDS = {"scaffold": {"clients": 3}, "fedmuon_corrected": {"clients": 3}}

@@ -63,7 +63,8 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.eps": 0.5, "orthogonalizer.normalization": "unit",
     "orthogonalizer.sigma": 0.4, "orthogonalizer.clip-level": 0.02, "orthogonalizer.rank": 1,
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
-    "orthogonalizer.sketch": "kaczmarz",
+    "orthogonalizer.sketch": "kaczmarz", "orthogonalizer.row-memory": 0.5,
+    "orthogonalizer.shards": 3, "orthogonalizer.full-every": 2,
     "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
     "privacy.trust": "local", "privacy.cohorts": "fixed", "privacy.honest": 1.0,
@@ -109,6 +110,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "express": {
         "orthogonalizer": {"name": "newton-schulz", "coefficients": "polar-express-e3", "steps": 3}
     },
+    "shards": {"orthogonalizer": {"shards": 2}, "local": {"steps": 4}},
     "unit": {"orthogonalizer": {"name": "newton-schulz", "normalization": "unit"}},
     "clipped": {"orthogonalizer": {"name": "clipped-sign"}},
     "exact": {"orthogonalizer": {"name": "exact-sign"}},
