@@ -22,12 +22,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmuon.optim.muon import Muon, MuonWithAux
     from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
-    from fedmuon.optim.routing import Route, RoutingTable, param_groups_for_muon, routing_table
+    from fedmuon.optim.routing import (
+        Route,
+        RoutingTable,
+        groups,
+        param_groups_for_muon,
+        routing_table,
+    )
 
 _MODULES = {
     "muon": ("Muon", "MuonWithAux"),
     "private": ("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "Lot", "Private"),
-    "routing": ("Route", "RoutingTable", "param_groups_for_muon", "routing_table"),
+    "routing": ("Route", "RoutingTable", "groups", "param_groups_for_muon", "routing_table"),
 }
 
 __all__ = [
@@ -41,6 +47,7 @@ __all__ = [
     "Private",
     "Route",
     "RoutingTable",
+    "groups",
     "param_groups_for_muon",
     "routing_table",
 ]

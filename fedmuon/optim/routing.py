@@ -3,7 +3,8 @@
 A tensor [out, ...] is read as the matrix [out, -1]. Muon takes the hidden matrices. The auxiliary
 optimizer takes vectors and scalars (biases, norms, and tensors with one row or one column),
 embeddings, normalizations, and the first and the last layer. These are the first and last modules,
-in the order of registration, that own a matrix. If a model has no hidden matrix, as a network of
+in the order of registration, that own a matrix. Tensors [1, ..., n] that belong to no convolution
+are tokens or positions, and count as embeddings. If a model has no hidden matrix, as a network of
 two layers, Muon takes the largest matrix. A parameter with several names (tied weights) is hidden
 only if it is hidden under all of them.
 """
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from fedmuon.core.errors import InputError
 from fedmuon.optim.muon import matrix_shape
@@ -60,6 +62,7 @@ def routing_table(
     to_muon: Sequence[str] = (),
     to_aux: Sequence[str] = (),
     fused: Mapping[str, int] = FUSED,
+    ends: bool = True,
 ) -> RoutingTable:
     """Every trainable parameter once, with its optimizer and the reason.
 
@@ -69,6 +72,8 @@ def routing_table(
         to_aux: The same for the auxiliary optimizer.
         fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
             into its k square matrices.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
+            for a part of a network, such as one block.
     """
     found = [
         (name, layer, param)
@@ -81,13 +86,13 @@ def routing_table(
                 f"No parameter name matches {pattern!r}: print(routing_table(model)) lists them."
             )
     layers = [layer for _, layer, param in found if _is_matrix(param)]
-    ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}
+    outer = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers and ends else {}
     uses: dict[Tensor, list[tuple[str, nn.Module]]] = {}
     for name, layer, param in found:
         uses.setdefault(param, []).append((name, layer))
     reasons: dict[Tensor, str] = {}
     for param, own in uses.items():
-        each = (_reason(param, name, layer, ends.get(id(layer))) for name, layer in own)
+        each = (_reason(param, name, layer, outer.get(id(layer))) for name, layer in own)
         reasons[param] = next(filter(None, each), "")
         for patterns, forced in ((to_muon, ""), (to_aux, "named")):
             if any(fnmatchcase(name, pattern) for name, _ in own for pattern in patterns):
@@ -111,7 +116,54 @@ def param_groups_for_muon(
     The arguments are those of `routing_table`. Each group has `use_muon`, `blocks` if that is True,
     and its parameters with their names.
     """
-    table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused)
+    return _groups_of(routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused))
+
+
+def groups(
+    model: nn.Module,
+    *,
+    split_qkv: bool = True,
+    ends: bool = True,
+    to_muon: Sequence[str] = (),
+    to_aux: Sequence[str] = (),
+    show: bool = True,
+) -> list[dict[str, Any]]:
+    """Groups for `MuonWithAux`, with a printed table of who takes which parameter, and why.
+
+        optimizer = MuonWithAux(groups(model), muon={"lr": 0.02}, aux={"lr": 3e-4})
+
+    Muon takes the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
+    auxiliary optimizer, AdamW by default, takes embeddings, class tokens, the first and the last
+    layer, norms and vectors.
+
+    Args:
+        model: The model.
+        split_qkv: Whether query, key and value projections that share one parameter are
+            orthogonalized as three matrices. Without it they are one matrix.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
+            for a part of a network, such as one encoder layer.
+        to_muon: Name patterns ("blocks.*.weight") that override these rules.
+        to_aux: The same for the auxiliary optimizer.
+        show: Whether to print the table.
+
+    Returns:
+        One group with `use_muon: True` for each number of `blocks`, and one with False.
+
+    Raises:
+        InputError: If a pattern matches no name, or if nothing is left for Muon.
+    """
+    fused = FUSED if split_qkv else {}
+    table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused, ends=ends)
+    if show:
+        sizes = {which: [one.param.numel() for one in table if one.optimizer == which]
+                 for which in ("muon", "aux")}  # fmt: skip
+        print(table)
+        print(*(f"{which}: {len(found)} parameters, {sum(found):,} entries"
+                for which, found in sizes.items()), sep="; ")  # fmt: skip
+    return _groups_of(table)
+
+
+def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
     hidden: dict[int, list[tuple[str, Tensor]]] = {}
     for one in table:
         if one.matrices:
@@ -121,12 +173,12 @@ def param_groups_for_muon(
             "No parameter of this model is a hidden matrix, so Muon would never act: name some by "
             'to_muon=["*.weight"], or use torch.optim.AdamW alone.'
         )
-    groups: list[dict[str, Any]] = [
+    made: list[dict[str, Any]] = [
         {"params": params, "use_muon": True, "blocks": blocks}
         for blocks, params in sorted(hidden.items())
     ]
     others = [(one.name, one.param) for one in table if not one.matrices]
-    return [*groups, {"params": others, "use_muon": False}] if others else groups
+    return [*made, {"params": others, "use_muon": False}] if others else made
 
 
 def _is_matrix(param: Tensor) -> bool:
@@ -138,10 +190,10 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
     """Why the parameter is no hidden matrix; empty if it is one."""
     if isinstance(module, _NORMS):
         return "norm"
+    if isinstance(module, _EMBEDDINGS) or _token(param, module):
+        return "embedding"
     if not _is_matrix(param):
         return "vector"
-    if isinstance(module, _EMBEDDINGS):
-        return "embedding"
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and "weight_ih" not in name:
         return ""  # from hidden units to hidden units, even in the first or the last layer
     return end or ""
@@ -152,13 +204,18 @@ def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
     matrices = [
         param
         for param, reason in reasons.items()
-        if reason in ("first layer", "last layer", "embedding")
+        if reason in ("first layer", "last layer", "embedding") and _is_matrix(param)
     ]
     return max(
         matrices,
         key=lambda param: (reasons[param] != "embedding", param.numel()),
         default=None,
     )
+
+
+def _token(param: Tensor, module: nn.Module) -> bool:
+    """Whether it is a class token or a table of positions: [1, ..., n], and no filter."""
+    return param.ndim > 2 and param.shape[0] == 1 and not isinstance(module, _ConvNd)
 
 
 def _route(
