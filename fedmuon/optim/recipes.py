@@ -165,7 +165,8 @@ def fedmuon(
         lr: Step size.
         momentum: beta, the memory of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks of matrices
-            [..., m, n]. Smoothed polar with lambda = 1e-4 if not given.
+            [..., m, n]; or a link, such as `links.normalize_rows(links.orthogonalize(map), 0.95)`.
+            Smoothed polar with lambda = 1e-4 if not given.
         momentum_form: "ema" as above; "polyak" is M <- momentum M + G; "ema-nesterov" and
             "nesterov" look one step ahead.
         weight_decay: Decoupled: X is also stepped by -lr weight_decay X.

@@ -116,4 +116,4 @@ def test_training_with_the_groups_lowers_the_loss_and_errors_say_what_to_do() ->
     with pytest.raises(InputError, match="No parameter name matches"):
         groups(model, to_aux=["nothing.*"])
     with pytest.raises(InputError, match="Muon would never act"):
-        groups(nn.Linear(3, 3), show=False)
+        groups(nn.LayerNorm(3), show=False)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from test_federated_methods import LR, STEPS, Naive, config, ended
+from test_federated_methods import LR, POLAR, STEPS, Naive, config, ended
 from torch import Tensor
 
-from fedmuon import links
+from fedmuon import links, recipes
 from fedmuon.analysis.theory.corollaries import Uniform
 from fedmuon.config.load import Config, parse
 from fedmuon.core.errors import InputError
@@ -211,6 +211,17 @@ def test_runs_of_fedmuon_are_the_loops(memory: float, shards: int, period: int) 
     assert np.abs(found - wanted).max() < 1e-9
     if memory or shards > 1:  # the control
         assert np.abs(found - naive(Naive(run), 0.0, 1, 1)).max() > 1e-3
+
+
+def test_a_recipe_in_python_takes_the_links() -> None:
+    run = chosen(**{"row-memory": 0.8, "shards": 2, "full-every": 2})
+    shards = [links.orthogonalize(POLAR, shards=count) for count in (1, 2)]
+    link = links.normalize_rows(links.block_periodic(*shards, 2), 0.8)
+    found = ended(recipes.fedmuon(LR, 0.9, link), run).params["weight"]
+    same = ended(build_experiment(run).recipe, run).params["weight"]
+    assert float((found - same).abs().max()) < 1e-12
+    other = ended(recipes.fedmuon(LR, 0.9, POLAR), run).params["weight"]
+    assert float((found - other).abs().max()) > 1e-3  # the control
 
 
 def test_other_recipes_take_them() -> None:
