@@ -303,6 +303,11 @@ def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
     return np.array(observe_momenta(FinishedRun.open(folder, given).experiment, gap))
 
 
+OF_BATCHES = (
+    "BatchNorm lets a sample change the gradients of all others in its batch, and its running "
+    "statistics are no gradient step, so no bound covers this network: use GroupNorm."
+)
+
 # Constants of a network. No supremum over all models and samples is known, so the largest values
 # are taken over the first and the last model of a run and some of its samples. They are lower
 # estimates, which prove nothing: a bound that stands on them is `estimated`.
@@ -312,6 +317,8 @@ def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
     """The setting of a network's run, with constants that were seen in its folder."""
     run = FinishedRun.of(resolve(case.config), folder)
     task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
+    if isinstance(task, NetworkTask) and task.statistics:
+        return replace(case, refusal=OF_BATCHES)
     count = min(SAMPLES, rows)
     models = [
         {name: value[None].to(task.device, task.dtype) for name, value in held.items()}

@@ -66,10 +66,11 @@ class Differentiable:
     thread_safe: bool = False  # autograd records the operations of one thread
 
     def __post_init__(self) -> None:
-        if self.task.keyed:
+        if self.task.keyed or getattr(self.task, "statistics", ()):
             raise InputError(
-                "derivatives in the weights of samples need a network without dropout, because a "
-                "candidate has no mask of its own: set its dropout to 0"
+                "derivatives in the weights of samples need a network without dropout and "
+                "BatchNorm, because a candidate has no mask, and its gradient depends on the other "
+                "samples: set dropout to 0, and use GroupNorm"
             )
 
     def __getattr__(self, name: str) -> Any:

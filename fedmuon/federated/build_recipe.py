@@ -39,7 +39,7 @@ from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Released
-from fedmuon.tasks.base import Params, Points, Task
+from fedmuon.tasks.base import Params, Points, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
@@ -76,6 +76,8 @@ def build_recipe(
         found = replace(found, thread_safe=mine is None)
     else:  # its links may keep something between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
+    if isinstance(task, NetworkTask) and (found.mechanism is not None or privacy.level == "client"):
+        task.require_unmixed()
     # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
     if brought.recipe is None or not is_default(AGGREGATE, federation.aggregate):
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
@@ -240,7 +242,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
     ]
     if problems:
         raise InputError(problems[0])
-    start = task.initial(generator(0, Draw.INITIAL))
+    start, _ = split_statistics(task.initial(generator(0, Draw.INITIAL)))
     with within:
         seen = not private and not found.scaled  # by a probe of the links alone
         if seen and not is_default("local.schedule", local.schedule):
@@ -475,7 +477,7 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
                 name: torch.randn(one.shape, generator=drawn).to(one) for name, one in start.items()
             }
             states = {
-                one.name: one.init(params)
+                one.name: one.init(split_statistics(params)[0])
                 for one in recipe.chain.links
                 if one.name in recipe.returned
             }

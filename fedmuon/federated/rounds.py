@@ -37,7 +37,7 @@ from fedmuon.optim.recipe import (
     shared_part,
 )
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
-from fedmuon.tasks.base import Batch, Params, Task, blocks
+from fedmuon.tasks.base import Batch, Params, Task, blocks, split_statistics
 
 LARGE = 1e15  # float32 holds its square, and sums of such squares
 CHUNK = 1 << 24  # logits held at once by a thread
@@ -187,20 +187,26 @@ def client_update(
         if recipe.personalizes:
             stack = len(next(iter(sent.params.values())))
             first = _repeated(first_model(task, plan.seed, stack), count)
-        params = received = _received(recipe, _repeated(sent.params, count), first, numbers, own)
+        whole = _received(recipe, _repeated(sent.params, count), first, numbers, own)
+        (params, statistics), (first, _) = map(split_statistics, (whole, first))
+        received = params
         states = recipe.chain.init(params, states | _resumed(recipe, params, first, numbers, own))
         for step in range(steps):
-            context = _context(recipe, task, plan, clients, params, (sent.round, step))
+            after: Params = {}  # running statistics follow the first gradient of a step
+            now = (sent.round, step)
+            context = _context(recipe, task, plan, clients, params, now, statistics, after)
             context = replace(context, received=received)
             params, states = recipe.chain.step(params, states, context)
+            statistics = after or statistics
         if recipe.client is not None:
             given = {"factor": plan.factor_at(sent.round)} if recipe.scaled else {}
             params, states = recipe.client(received, params, states, steps, **given)
-    models = blocks(shared_part(recipe, params), count)
+    whole = {**params, **statistics}
+    models = blocks(shared_part(recipe, whole), count)
     returned = {name: blocks(states[name], count) for name in recipe.returned}
     persistent = {name: blocks(states[name], count) for name in recipe.persistent}
     if recipe.personal:
-        persistent[PERSONAL] = blocks(personal_part(recipe, params), count)
+        persistent[PERSONAL] = blocks(personal_part(recipe, whole), count)
     first = next(iter(params.values()))
     unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
@@ -242,8 +248,10 @@ def server_update(
             assert weights is not None  # build_recipe requires it
             steps = [reply.steps for reply in ordered]
             given["answered"] = list(zip(weights(ordered), steps, strict=True))
-        old = shared_part(recipe, state.params)
+        mean, statistics = split_statistics(mean)  # the average is their next value
+        old, _ = split_statistics(shared_part(recipe, state.params))
         params, states = recipe.server(old, mean, {**before, **states}, **given)
+        params = {**params, **statistics}
         params = state.params | params if recipe.personal else params
         states = {name: one for name, one in states.items() if name in recipe.kept}
         return ServerState(state.round + 1, params, states | kept)
@@ -322,7 +330,8 @@ def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: 
 
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """The model and the states that come back: everything that a client's update is part of."""
-    return {"model": params, **{name: states.get(name, params) for name in recipe.returned}}
+    learned, _ = split_statistics(params)
+    return {"model": params, **{name: states.get(name, learned) for name in recipe.returned}}
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
@@ -343,8 +352,14 @@ def _context(
     clients: Sequence[Client],
     params: Params,
     now: tuple[int, int],
+    statistics: Params,
+    after: Params,
 ) -> Context:
-    """What the links of a step may see: mini-batch gradients, or only what a mechanism releases."""
+    """What the links of a step may see: mini-batch gradients, or only what a mechanism releases.
+
+    A gradient begins with the running `statistics`, and puts their next values into `after` if
+    it is empty.
+    """
     round, step = now
     factor, mechanism = plan.factor_at(round), recipe.mechanism
     draws = [plan.draws(round, client, step) for client, _ in clients]
@@ -363,7 +378,11 @@ def _context(
         batches = batches_of([plan.rows(round, client, step, one.size) for client, one in clients])
 
         def gradient(at: Params) -> tuple[Tensor, Params]:
-            loss, slope = task.gradient(at, batches)
+            loss, slope = task.gradient({**at, **statistics}, batches)
+            if statistics:
+                slope, moved = split_statistics(slope)
+                if not after:
+                    after.update(moved)
             if recipe.client_level is not None:
                 # No NaN, infinity or huge entry, so that no map fails: a run that stops because of
                 # one client would disclose that client's data.

@@ -30,7 +30,7 @@ from fedmuon.optim.chain import (
 )
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.tasks.base import Params, stack_results
+from fedmuon.tasks.base import Params, split_statistics, stack_results
 from fedmuon.tasks.per_example.clipping import Clipping
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
@@ -276,17 +276,19 @@ def personal_part(recipe: Recipe, params: Params) -> Params:
 def initial_states(recipe: Recipe, params: Params) -> States:
     """The server's states before the first round.
 
-    These are the states of its links, zeros for its own, and what its aggregator declares.
+    These are the states of its links, zeros for its own, and what its aggregator declares. Only
+    the aggregator sees running statistics, which no gradient moves.
     """
+    params = shared_part(recipe, params)
+    learned, _ = split_statistics(params)
     made = {link.name: link.init for link in recipe.chain.links}
     made |= recipe.initial
-    params = shared_part(recipe, params)
-    states = {name: made.get(name, zeros)(params) for name in recipe.kept}
+    states = {name: made.get(name, zeros)(learned) for name in recipe.kept}
     if recipe.aggregate.init is None:
         return states
     first = _declared_state(recipe.aggregate, params)
     others = {
-        one: _declared_state(recipe.aggregate, made.get(one, zeros)(params))
+        one: _declared_state(recipe.aggregate, made.get(one, zeros)(learned))
         for one in recipe.returned
     }
     named = {aggregate_state(name): state for name, state in others.items()}

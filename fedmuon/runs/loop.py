@@ -44,6 +44,7 @@ from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
 from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory
 from fedmuon.runs.provenance import commit, machine, versions
+from fedmuon.tasks.base import split_statistics
 from fedmuon.tasks.networks import NetworkTask
 
 LOSSES = ("train_loss", "test_loss", "test_gap", "validation_loss")
@@ -237,7 +238,8 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
 
 def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
     """The files of the last model and of its momentum, which is 0 without one."""
-    zeros = {name: torch.zeros_like(value) for name, value in state.params.items()}
+    learned, _ = split_statistics(state.params)
+    zeros = {name: torch.zeros_like(value) for name, value in learned.items()}
     return tensor_bytes(state.params), tensor_bytes(state.states.get("momentum", zeros))
 
 

@@ -49,6 +49,23 @@ class Batch:
     keys: Tensor | None = None
 
 
+# Running statistics of norms are part of the model, under the names that torch gives them. They
+# have no gradient: a task returns their next values in its place.
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def is_statistic(name: str) -> bool:
+    """Whether the tensor of a model is a running statistic of a norm."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
+def split_statistics(params: Params) -> tuple[Params, Params]:
+    """The parameters that gradients move, and the running statistics."""
+    learned = {name: one for name, one in params.items() if not is_statistic(name)}
+    return learned, {name: one for name, one in params.items() if is_statistic(name)}
+
+
 def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
     """Concatenate tensors, or tuples and dictionaries of them, along an axis.
 
@@ -106,7 +123,8 @@ class Task(Protocol):
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] and its gradient at the parameters of each replica.
 
-        The stack consists of K blocks of S replicas, one block for each of the K batches.
+        The stack consists of K blocks of S replicas, one block for each of the K batches. In the
+        place of a gradient, running statistics have their values after the step.
         """
 
     def clipped(

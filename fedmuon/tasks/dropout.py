@@ -218,7 +218,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
-    """The axes of the samples in the inputs of dropouts, from calls with one and two samples.
+    """The axes of the samples in the inputs of dropouts, from calls with few and more samples.
 
     Raises:
         InputError: If one has no such axis, or if the module draws from torch's global generator.
@@ -230,11 +230,11 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
         )
     found = []
     for a, b in zip(one.inputs, two.inputs, strict=True):
-        axes = [k for k, (x, y) in enumerate(zip(a, b, strict=True)) if y == 2 * x > 0]
+        axes = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
         if len(a) != len(b) or len(axes) != 1:
             raise InputError(
-                f"a dropout of the module sees an input of shape {a} for one sample, which has no "
-                "axis for the samples: apply it where each sample has values of its own"
+                f"a dropout of the module sees an input of shape {a}, which has no axis for the "
+                "samples: apply it where each sample has values of its own"
             )
         found.append(axes[0])
     return tuple(found)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedmuon.core.errors import InputError, instead
+from fedmuon.tasks.base import STATISTICS
 
 SLOWEST = 10_000.0  # ratio of the longest to the shortest wave length in a position's encoding
 
@@ -283,18 +284,23 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
 
 def reject_layers(network: nn.Module) -> None:
-    """Reject layers that mix samples, keep statistics, draw without a key, or change weights."""
+    """Reject layers that evaluate samples together, draw without a key, or change weights."""
     for name, layer in network.named_modules():
         problem = ""
         draws = (isinstance(layer, nn.RReLU) and layer.lower < layer.upper) or isinstance(
             layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
         )
-        if isinstance(layer, _NormBase) and (
-            layer.track_running_stats or not isinstance(layer, _InstanceNorm)
-        ):
+        if isinstance(layer, nn.SyncBatchNorm):
+            problem = "which waits for other processes: use BatchNorm of the same size"
+        elif isinstance(layer, _BatchNorm) and not layer.track_running_stats:
             problem = (
-                "whose running statistics mix samples and are not averaged over clients: use "
-                "GroupNorm"
+                "which normalizes a sample by the others of its evaluation: set "
+                "track_running_stats=True, or use GroupNorm"
+            )
+        elif isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
+            problem = (
+                "whose statistics would depend on how many batches each client has seen: give it a "
+                "momentum, such as 0.1"
             )
         elif isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             problem = (
@@ -310,6 +316,16 @@ def reject_layers(network: nn.Module) -> None:
             problem = "which rescales its weights when it reads them: remove max_norm"
         if problem:
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
+
+
+def statistics_of(network: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of the norms in a network, by name."""
+    return {
+        f"{prefix}.{key}" if prefix else key: layer.get_buffer(key)
+        for prefix, layer in network.named_modules()
+        if isinstance(layer, _NormBase) and layer.track_running_stats
+        for key in STATISTICS
+    }
 
 
 def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedmuon.core.errors import Guard
+from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.threads import PerThread, spread
 from fedmuon.tasks.base import (
     Batch,
@@ -35,11 +35,16 @@ from fedmuon.tasks.base import (
     cross_entropy,
     labels_as_targets,
     mean_of,
+    split_statistics,
     stack_results,
 )
 from fedmuon.tasks.dropout import Masks
-from fedmuon.tasks.models import reject_layers, torch_law
-from fedmuon.tasks.per_example.clipped_sums import ClippedSums, sums_without_clipping
+from fedmuon.tasks.models import reject_layers, statistics_of, torch_law
+from fedmuon.tasks.per_example.clipped_sums import (
+    ClippedSums,
+    samples_of,
+    sums_without_clipping,
+)
 from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import find_ghosts, reject_mixing
 from fedmuon.tasks.work_split import (
@@ -53,6 +58,7 @@ from fedmuon.tasks.work_split import (
 
 CPU = torch.device("cpu")
 TORCH = "torch.nn.modules."
+NO_STATISTICS: Params = {}
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
 STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica up to which convolutions are faster in a shared call
@@ -92,6 +98,7 @@ class NetworkTask:
     saved: int = field(init=False)  # activations that autograd keeps for one sample
     products: int = field(init=False)  # approximately, of one sample: for parameters, activations
     convolves: bool = field(init=False)
+    statistics: tuple[str, ...] = field(init=False)  # names of running statistics
     axes: tuple[int, ...] = field(init=False)  # of the samples, in the inputs of dropouts
     stack_limit: int = field(init=False)  # parameters up to which clients train faster as one stack
     chunks: Chunks = field(init=False)
@@ -101,7 +108,7 @@ class NetworkTask:
     unmixed: bool = field(init=False, default=False)  # whether mixing of samples was ruled out
 
     def __post_init__(self) -> None:
-        """Reject modules whose samples are not independent, or whose draws are not keyed."""
+        """Reject modules with layers that no run could repeat (see `reject_layers`)."""
         reject_layers(self.module)
         device = self.device.type
         entry = torch.empty((), dtype=self.dtype).element_size()
@@ -115,6 +122,7 @@ class NetworkTask:
         found = {
             "saved": saved,
             "axes": trial.axes,
+            "statistics": tuple(statistics_of(self.module)),
             "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
@@ -145,11 +153,26 @@ class NetworkTask:
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Draw parameters with `start`: by default with torch's laws, in the module's order."""
         drawn = self.start(self.module, rng)
+        fresh = {name: 1.0 * name.endswith("var") for name in self.statistics}
+        for name, value in fresh.items():
+            drawn[name] = np.full(self.module.get_buffer(name).shape, value)
         first = {name: torch.from_numpy(v).to(self.device, self.dtype) for name, v in drawn.items()}
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
-        """Mean loss [K S] and gradient of the K blocks of S replicas."""
+        """Mean loss [K S] and gradient of the K blocks of S replicas.
+
+        Running statistics have their next values in the place of a gradient. Their norms need
+        whole batches, so replicas take turns.
+        """
+        if self.statistics:
+            turns = [
+                partial(self._in_one_batch, {name: one[r] for name, one in block.items()}, batch, r)
+                for block, batch in zip(blocks(params, len(batches)), batches, strict=True)
+                for r in range(size_of(block))
+            ]
+            with exact_on(self.device):
+                return stack_results(spread(turns, self.thread_safe))
         with exact_on(self.device):
             sizes = {len(batch.labels) for batch in batches}
             single = size_of(params) == len(batches) > 1  # one model for each client
@@ -167,6 +190,7 @@ class NetworkTask:
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
+        self.require_unmixed()
         if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
         each = [(c, blocks(params, len(batches))) for c, params in points]
@@ -204,6 +228,35 @@ class NetworkTask:
                 rows, replicas if shared else 1,
             )  # fmt: skip
             return concatenate(list(found), 1)
+
+    def require_unmixed(self) -> None:
+        """Reject a network whose norms mix the samples of a batch, for privacy of examples."""
+        if self.statistics:
+            name = self.statistics[0].rpartition(".")[0]
+            kind = type(self.module.get_submodule(name)).__name__
+            raise InputError(
+                f"{name or 'the network'} is a {kind}, which mixes the samples of a batch, so "
+                "clipping cannot bound the influence of one example: use GroupNorm or LayerNorm in "
+                "private runs"
+            )
+
+    def _in_one_batch(self, params: Params, batch: Batch, replica: int) -> tuple[Tensor, Params]:
+        """Loss [] and gradient of one replica, and its next running statistics."""
+        inputs, labels = samples_of(batch, replica)
+        shares = inputs.new_full((len(labels),), 1 / len(labels))
+        learned, now = split_statistics(params)
+        after = {name: value.clone() for name, value in now.items()}  # which the call writes into
+        try:
+            slope, loss = self._slope(learned, inputs, labels, shares, self._keys(batch), after)
+        except ValueError as error:
+            if len(labels) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            name = self.statistics[0].rpartition(".")[0]
+            raise InputError(
+                f"{name or 'the network'} normalizes a batch, and a client's batch has a single "
+                "sample: set [local] batch to 2 or more, and [data] minimum too, or use GroupNorm"
+            ) from None
+        return loss, {**slope, **after}
 
     def _mean_gradient(self, params: Params, batch: Batch) -> Found:
         """Loss [S] and gradient of one batch.
@@ -295,11 +348,17 @@ class NetworkTask:
         return self.loss(outputs, self.targets(inputs, labels)) @ weights
 
     def _slope(
-        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
+        self,
+        params: Params,
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        statistics: Params = NO_STATISTICS,
     ) -> tuple[Params, Tensor]:
         """Like grad_and_value(self.total), without the overhead of functorch."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = self.total(leaves, inputs, labels, weights, keys)
+        loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True)), loss.detach()
 

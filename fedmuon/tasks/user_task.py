@@ -19,7 +19,8 @@ from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN, SPREAD
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
-from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy
+from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy, is_statistic
+from fedmuon.tasks.models import statistics_of
 from fedmuon.tasks.networks import NetworkTask, evaluating
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -118,14 +119,12 @@ class UserNetwork(NetworkTask):
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """The current weights of the module, without the frozen ones."""
+        """The current weights and running statistics of the module, without frozen weights."""
         with self.guard:
-            weights = dict(self.module.named_parameters())
-            return {
-                name: value.detach().repeat(stack, *[1] * value.ndim)
-                for name, value in weights.items()
-                if value.requires_grad
-            }
+            named = self.module.named_parameters()
+            weights = {name: one.detach() for name, one in named if one.requires_grad}
+            weights |= statistics_of(self.module)
+            return {name: value.repeat(stack, *[1] * value.ndim) for name, value in weights.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
         """As for any network; a loss of another dtype or device is rejected."""
@@ -176,6 +175,11 @@ def _checked_copy(module: nn.Module) -> nn.Module:
     if not params:
         raise InputError("the module has no parameters, so nothing is learned: give it some")
     for name, param in params.items():
+        if is_statistic(name):
+            raise InputError(
+                f"the parameter {name} of the module has the name of a running statistic of a "
+                "norm, which gradients do not move: give it another name"
+            )
         if not bool(param.detach().isfinite().all()):
             raise InputError(
                 f"the parameter {name} of the module holds NaN or infinity: give it finite values"

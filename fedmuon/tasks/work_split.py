@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
@@ -83,7 +84,7 @@ class Trial(NamedTuple):
 
 
 def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Trial:
-    """Call a module with two samples and with one.
+    """Call a module with two samples and with one, or with three and two if it normalizes batches.
 
     Copies stand in for parameters and buffers, zeros for those on `meta`. Those of a large module
     are on `meta`, where nothing is computed. A call there loads torch's compiler, which takes a
@@ -115,7 +116,8 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         counts[-1] += tensor.numel()
         return tensor
 
-    for rows in (2, 1):
+    few = 2 if any(isinstance(layer, _NormBase) for layer in module.modules()) else 1
+    for rows in (few + 1, few):
         counts.append(0)
         seen.append(Shapes())
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)

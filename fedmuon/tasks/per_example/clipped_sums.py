@@ -89,7 +89,7 @@ class ClippedSums:
             for row in range(stack):
                 own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
                 batch = batches[row // replicas]
-                inputs, labels = _samples_of(batch, row % replicas)
+                inputs, labels = samples_of(batch, row % replicas)
                 keys = batch.labels if batch.keys is None else batch.keys
                 found.append(self.one(own, inputs, labels, keys, clipping))
         return stack_results(found)
@@ -223,7 +223,7 @@ def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clippin
         one.add_to_(totals[key], factors[key])
 
 
-def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
+def samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     """The inputs and labels of one replica."""
     there = batch.replaced
     if there is None:

@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "are frozen"),
     "rrelu": ({"task": module(nn.RReLU())}, "use nn.ReLU"),
-    "batch-norm": ({"task": module(nn.BatchNorm1d(1))}, "use GroupNorm"),
+    "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "give it a"),
     "no-parameters": ({"task": nn.Flatten()}, "give it some"),
     "no-task": ({"task": 3}, "give an nn.Module"),
     "first-layer": ({"task": nn.Linear(4, 1)}, "fit its first layer"),

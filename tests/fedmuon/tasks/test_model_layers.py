@@ -1,7 +1,7 @@
 """Layers that people bring, in runs: against plain loops of torch, in float64."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,13 @@ def plain_loop(
     module: nn.Module,
     forward: Callable[[nn.Module, Tensor, tuple[int, int, int], np.ndarray], Tensor],
 ) -> dict[str, Tensor]:
-    """FedAvg with torch.optim.SGD on copies of a module, and the mean of their state dicts."""
+    """FedAvg with torch.optim.SGD on copies of a module, and the weighted mean of their state
+    dicts."""
     plan = build_plan(result.config.with_objects(result.given))
     dealt = np.load(result.path / "partition.npz")
     module = copy.deepcopy(module).double()
     for number in range(plan.rounds):
-        ends = []
+        ends, sizes = [], []
         for client in map(int, plan.participants(number)):
             mine = dealt["train_index"][dealt["client"] == client]
             own = copy.deepcopy(module).train()
@@ -68,8 +69,11 @@ def plain_loop(
                 functional.cross_entropy(outputs, labels).backward()
                 sgd.step()
             ends.append(own.state_dict())
+            sizes.append(len(mine) if result.config.federation.aggregate == "by-samples" else 1)
+        shares = torch.tensor(sizes).double() / sum(sizes)
         means = {
-            name: torch.stack([end[name].double() for end in ends]).mean(0) for name in ends[0]
+            name: torch.tensordot(shares, torch.stack([end[name].double() for end in ends]), 1)
+            for name in ends[0]
         }
         module.load_state_dict(means)
     return module.state_dict()
@@ -271,12 +275,7 @@ def test_neighbours_share_the_masks() -> None:
     """A stack of coupled replicas is a loop over data sets; a replaced sample keeps the mask."""
     config = settings() | {"stability": {"trials": 2}}
     result = fedmuon.stability(config, data=(X, Y), task=dropping())
-    assert 0 < max(one for one in _perturbations(result.path)) < 0.5
-
-
-def _perturbations(path: Path) -> Iterator[float]:
-    for line in (path / "neighbours.csv").read_text().splitlines()[1:]:
-        yield float(line.split(",")[4])
+    assert 0 < max(one["perturbation"] for one in result.neighbours) < 0.5
 
 
 def test_a_run_with_dropout_resumes_bit_identically(tmp_path: Path) -> None:
@@ -409,3 +408,94 @@ def test_tied_weights_and_norms_are_those_of_torch(make: Callable[[], nn.Module]
     if isinstance(module, TiedTwice):
         module.again.weight = nn.Parameter(module.first.weight.detach().clone())
         assert largest_difference(result, plain_loop(result, module, without_draws)) > 1e-3
+
+
+# --- BatchNorm ------------------------------------------------------------------------------------
+
+
+def batch_normed(p: float = 0.0) -> nn.Module:
+    torch.manual_seed(5)
+    first = [nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Tanh(), nn.Dropout(p)]
+    return nn.Sequential(*first, nn.Linear(8, 2))
+
+
+def convolved() -> nn.Module:
+    torch.manual_seed(5)
+    norms = nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    layers = nn.Conv1d(1, 4, 3), norms[0], nn.ReLU(inplace=True), nn.Conv1d(4, 4, 2), norms[1]
+    return nn.Sequential(nn.Unflatten(1, (1, FEATURES)), *layers, nn.Flatten(), nn.Linear(12, 2))
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "by-samples"])
+@pytest.mark.parametrize("make", [batch_normed, convolved])
+def test_running_statistics_are_averaged_like_the_model(make: Any, aggregate: str) -> None:
+    config = settings()
+    config["federation"] |= {"aggregate": aggregate, "partition": "dirichlet"}
+    result = run(make(), config)
+    expected = plain_loop(result, make(), without_draws)
+    assert {name for name in expected if "tracked" not in name} == set(result.model)
+    assert largest_difference(result, expected) < 1e-10
+    norm = make()[1 if make is batch_normed else 2]
+    norm.momentum = 0.2
+    other = {name: one for name, one in make().state_dict().items() if "running" in name}
+    assert largest_difference(result, expected | other) > 1e-2
+    # An evaluation normalizes by them.
+    module = make().double()
+    module.load_state_dict({k: torch.as_tensor(v) for k, v in result.model.items()}, strict=False)
+    held = np.load(result.path / "partition.npz")["test_index"]
+    inputs, labels = (torch.from_numpy(one[held]) for one in (X, Y))
+    with torch.no_grad():
+        running = float(functional.cross_entropy(module.eval()(inputs), labels))
+        batched = float(functional.cross_entropy(module.train()(inputs), labels))
+    assert running == pytest.approx(result.summary["test_loss"], rel=1e-12)
+    assert batched != pytest.approx(running, rel=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["fedmuon", "fedavgm", "fedadam", "scaffold", "local-adamw"])
+def test_no_rule_of_an_optimizer_moves_running_statistics(recipe: str) -> None:
+    """After a round of one client they are those of its last step; a server's step is not taken."""
+    config = settings(recipe=recipe, batch=0, steps=1, **{"weight-decay": 0.1})
+    config["federation"] |= {"clients": 1, "per-round": 1, "rounds": 1}
+    result = run(batch_normed(), config)
+    index = np.load(result.path / "partition.npz")["train_index"]
+    module = batch_normed().double().train()
+    module(torch.from_numpy(X[index]))
+    for name in ("1.running_mean", "1.running_var"):
+        np.testing.assert_allclose(result.model[name], module.state_dict()[name], rtol=1e-12)
+
+
+def test_a_run_with_batch_norm_resumes_bit_identically(tmp_path: Path) -> None:
+    tables = settings() | {"task": {"name": "given"}, "output": {"checkpoint-every": 1}}
+    tables["data"] = tables["data"] | {"name": "given"}
+    config = parse(tables).with_objects(UserObjects(data=(X, Y), task=batch_normed(0.3)))
+    run_until(2, config, tmp_path / "cut")
+    execute(config, tmp_path / "cut", resume=True)
+    whole = run(batch_normed(0.3))
+    for name, value in fedmuon.Result(tmp_path / "cut").model.items():
+        assert np.array_equal(whole.model[name], value)
+
+
+def test_batch_norm_is_measured_but_has_no_bound_and_no_private_run() -> None:
+    config = settings() | {"stability": {"trials": 2}}
+    found = fedmuon.stability(config, data=(X, Y), task=batch_normed())
+    assert found.bound["status"] == "refused" and "use GroupNorm" in str(found.bound)
+    assert max(one["perturbation"] for one in found.neighbours) > 0
+    private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 1.0, "lot": 8}}
+    for tables in (private, settings() | {"privacy": {"level": "client", "noise": 1.0}}):
+        with pytest.raises(InputError, match="1 is a BatchNorm1d, which mixes the samples"):
+            run(batch_normed(), tables)
+    with pytest.raises(InputError, match=r"single sample: set \[local\] batch to 2 or more"):
+        run(batch_normed(), settings(batch=1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(8, track_running_stats=False), "set track_running_stats=True"),
+        (nn.BatchNorm1d(8, momentum=None), "give it a momentum"),
+        (nn.SyncBatchNorm(8), "use BatchNorm of the same size"),
+    ],
+)
+def test_norms_that_cannot_be_averaged_are_rejected_by_name(layer: nn.Module, words: str) -> None:
+    with pytest.raises(InputError, match=f"1 is a {type(layer).__name__}, .*{words}"):
+        run(nn.Sequential(nn.Linear(FEATURES, 8), layer, nn.Linear(8, 2)))

@@ -179,8 +179,8 @@ def test_a_device_that_is_full_gets_smaller_chunks() -> None:
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (nn.BatchNorm2d(4), "use GroupNorm"),
-        (nn.InstanceNorm2d(4, track_running_stats=True), "use GroupNorm"),
+        (nn.BatchNorm2d(4, track_running_stats=False), "use GroupNorm"),
+        (nn.InstanceNorm2d(4, momentum=None, track_running_stats=True), "give it a momentum"),
         (nn.RReLU(), "use nn.ReLU"),
     ],
 )
