@@ -277,6 +277,18 @@ WITHOUT_PRIVACY = (
         "leave level = 'example' (a private run keeps every round)",
     ),
 )
+FINE_TUNED = (
+    ReadIf(
+        "data.client-test", bool, "tests per client read", "set [data] client-test, such as 0.2"
+    ),
+    ReadIf(
+        "local.recipe",
+        tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto")),
+        "recipes without privacy, whose clients do not train a whole model of their own, read",
+        "choose one without dp-, disk- and ditto",
+    ),
+    WITHOUT_PRIVACY[1],
+)
 DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
@@ -923,6 +935,12 @@ class Output(Table):
         "rounds between two evaluations of train and test loss; the last round is always "
         "evaluated, and `client_loss` is of every round",
     )
+    fine_tune: Annotated[int, Field(ge=0, le=10**6)] = key(
+        0,
+        "local steps that each client takes from the final model before it tests its own samples; "
+        "0 tests no tuned models",
+        read_if=FINE_TUNED,
+    )
     checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=WITHOUT_PRIVACY)
     callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
         "none", "what is called after every round"
@@ -949,7 +967,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
-LATER += (("local", "personal"), ("local", "personal-weight"))
+LATER += (("local", "personal"), ("local", "personal-weight"), ("output", "fine-tune"))
 
 LATER += tuple(("orthogonalizer", key) for key in ("safety", "row-memory", "shards", "full-every"))
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))

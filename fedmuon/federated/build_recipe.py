@@ -25,7 +25,16 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
-from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
+from fedmuon.optim.chain import (
+    PERSONAL,
+    Chain,
+    Context,
+    Link,
+    Number,
+    State,
+    States,
+    forbidden_gradient,
+)
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -91,6 +100,13 @@ def build_recipe(
         )
     _require_countable(config, found, hidden)
     _require_personal(config, found, task)
+    unfit = found.private or PERSONAL in found.persistent
+    if config.output.fine_tune and reads(config, "output.fine-tune") and unfit:
+        why = "releases more than its ledger has" if found.private else "trains one for each client"
+        raise InputError(
+            f"[output] fine-tune = {config.output.fine_tune} tunes the final model for each "
+            f"client, and this recipe {why}: leave fine-tune out"
+        )
     if found.keeps_states and found.private:
         raise InputError(
             "a private recipe keeps a client's states between rounds, which no ledger counts: "

@@ -1,17 +1,33 @@
 """The models of single clients, and how they do on their clients' own test samples."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from fedmuon.config.load import Config
-from fedmuon.federated.rounds import Experiment, ServerState, first_model, risk
+from fedmuon.config.schema import reads
+from fedmuon.federated.rounds import (
+    Experiment,
+    ServerState,
+    broadcast,
+    client_updates,
+    first_model,
+    risk,
+)
 from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.recipe import Recipe
 from fedmuon.tasks.base import Params
 
 
+def tuning_steps(config: Config) -> int:
+    """The local steps that each client takes before it tests the final model."""
+    return config.output.fine_tune if reads(config, "output.fine-tune") else 0
+
+
 def tests_personal_models(config: Config, recipe: Recipe) -> bool:
     """Whether the end of the run tests a model of each client beside the server's."""
-    return bool(config.data.client_test) and recipe.personalizes
+    return bool(config.data.client_test) and (tuning_steps(config) > 0 or recipe.personalizes)
 
 
 def needs_client_states(config: Config, recipe: Recipe) -> bool:
@@ -28,14 +44,44 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
     return {name: own[name].to(one) if name in own else one for name, one in start.items()}
 
 
-def personal_means(experiment: Experiment, state: ServerState) -> dict[str, np.ndarray]:
-    """The mean loss and scores [C] of each client that has test samples, for its own model."""
+def fine_tuned(
+    experiment: Experiment, state: ServerState, clients: Sequence[int], steps: int
+) -> Iterator[Params]:
+    """The models of clients after local steps from the server's model, and from what is theirs of
+    it; of as many clients at once as take part in a round.
+
+    The draws are those of the round after the last, and step sizes are the last round's.
+    """
+    plan, memory = experiment.plan, experiment.client_states
+    # The rule that ends a client's round makes of its model what the server wants.
+    recipe = replace(experiment.recipe, client=None, returned=())
+    last = plan.factor_at(max(0, state.round - 1))
+    factor = None if plan.factor is None else lambda round: last
+    plan = replace(plan, steps=steps, epochs=0.0, factor=factor)
+    sent = broadcast(recipe, replace(state, round=plan.rounds))
+    for start in range(0, len(clients), plan.per_round):
+        some = clients[start : start + plan.per_round]
+        own = {client: memory.read(client, state.round) for client in some if recipe.keeps_states}
+        pairs = [(client, experiment.shards[client]) for client in some]
+        for reply in client_updates(recipe, experiment.task, plan, pairs, sent, own):
+            yield reply.params | reply.own.get(PERSONAL, {})
+
+
+def personal_means(
+    experiment: Experiment, state: ServerState, fine_tune: int = 0
+) -> dict[str, np.ndarray]:
+    """The mean loss and scores [C] of each client that has test samples, for its own model, or
+    after so many local steps from the server's."""
     tests = experiment.shards.client_test
     assert tests is not None
     found: dict[str, list[float]] = {}
-    for client in np.flatnonzero(np.diff(tests.offsets)).tolist():
+    clients = np.flatnonzero(np.diff(tests.offsets)).tolist()
+    if fine_tune:
+        models = fine_tuned(experiment, state, clients, fine_tune)
+    else:
+        models = (personal_model(experiment, state, client) for client in clients)
+    for client, model in zip(clients, models, strict=True):
         own = tests[client].data
-        model = personal_model(experiment, state, client)
         measured = risk(experiment.task, model, own.inputs, own.labels)
         for name, values in {"loss": measured.loss, **measured.scores}.items():
             found.setdefault(name, []).append(float(values[0]))

@@ -28,7 +28,7 @@ from fedmuon.federated.build import ResolvedConfig, build_experiment
 from fedmuon.federated.build_recipe import build_recipe, routes
 from fedmuon.federated.client_data import build_data, forget_source, read_source
 from fedmuon.federated.client_states import ClientStates
-from fedmuon.federated.personal import personal_means, tests_personal_models
+from fedmuon.federated.personal import personal_means, tests_personal_models, tuning_steps
 from fedmuon.federated.rounds import (
     Engine,
     Experiment,
@@ -313,7 +313,7 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
     names = [name for name in measured if name != "loss"] or ["loss"]
     columns, files = {name: measured[name] for name in names}, NO_FILES
     if tests_personal_models(run.config, run.experiment.recipe):
-        own = personal_means(run.experiment, state)
+        own = personal_means(run.experiment, state, tuning_steps(run.config))
         columns |= {f"personal_{name}": own[name] for name in names}
         clients = np.flatnonzero(np.diff(tests.offsets))
         head = [

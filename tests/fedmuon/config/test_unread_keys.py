@@ -85,7 +85,7 @@ OTHER: dict[str, Any] = {
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
-    "output.evaluate-every": 1, "output.checkpoint-every": 1,
+    "output.evaluate-every": 1, "output.fine-tune": 6, "output.checkpoint-every": 1,
 }  # fmt: skip
 CLIENTS = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
@@ -133,7 +133,12 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "privacy": {**CLIENTS, "cohorts": "fixed", "trust": "distributed"},
     },
     "network": NETWORK,
-    "ditto": {"data": {"client-test": 0.3}, "local": {"recipe": "ditto", "steps": 2}},
+    "tuned": {
+        "data": {"client-test": 0.3},
+        "local": {"recipe": "fedavg", "lr": 30.0},
+        "output": {"fine-tune": 1},
+    },
+    "ditto": {"data": {"client-test": 0.3}, "local": {"recipe": "ditto", "lr": 30.0}},
     "fedper": {
         **NETWORK,
         "local": {"recipe": "fedper", "personal": "head.*"},

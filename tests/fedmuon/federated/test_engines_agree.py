@@ -161,6 +161,7 @@ def test_states_of_clients_on_ray_are_those_inline(
 PERSONAL = {
     "fedper": {"recipe": "fedper", "personal": "head.*, hidden.bias"},
     "ditto": {"recipe": "ditto", "personal-weight": 0.3},
+    "scaffold": {"recipe": "scaffold"},  # of which the final model is tuned
 }
 
 
@@ -173,6 +174,8 @@ def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path,
         "task": {"name": "network", "model": "mlp"},
         "local": {"batch": 4, "steps": 2, "lr": 0.05, **PERSONAL[name]},
     }
+    if name == "scaffold":
+        tables["output"] = {"fine-tune": 5}
     inline, ray = tmp_path / "inline", tmp_path / "ray"
     execute(small({}, **tables), inline)
     on_ray(live, small({}, **tables), ray)

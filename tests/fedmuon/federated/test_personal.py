@@ -21,6 +21,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
+from fedmuon.federated.personal import fine_tuned
 from fedmuon.federated.rounds import (
     Experiment,
     ServerState,
@@ -292,9 +293,83 @@ def test_ditto_is_not_private() -> None:
         build_experiment(config(local=DITTO, privacy={"level": "client", "noise": 1.0}))
 
 
+# Fine-tuning
+
+FEDAVG = {"recipe": "fedavg", "personal": ""}
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fednova", "fedper"])
+def test_fine_tuning_takes_local_steps_from_the_final_model(recipe: str, tmp_path: Path) -> None:
+    """Also of clients that never took part; FedNova's own rule does not change what is tested."""
+    tables = {
+        "federation": {"partition": "shards"},
+        "local": {"recipe": recipe, "personal": HEAD if recipe == "fedper" else ""},
+    }
+    table = config(**tables, output={"fine-tune": 4})
+    at, own = Clients(table), {"2.weight", "2.bias"} if recipe == "fedper" else set()
+    X, mine = naive_fedper(at, own)
+    tuned = {}
+    for i in range(N):
+        x = X | mine[i]
+        for k in range(4):  # with the draws of the round after the last
+            g = at.slope(x, ROUNDS, i, k)
+            x = {name: x[name] - LR * g[name] for name in x}
+        tuned[i] = x
+        assert apart({name: held[None] for name, held in x.items()}, X | mine[i]) > 1e-3
+    require_measured(table, tmp_path / "run", X, tuned)
+    plain = tmp_path / "plain" / "model.safetensors"
+    execute(config(**tables), plain.parent)
+    assert plain.read_bytes() == (tmp_path / "run" / plain.name).read_bytes()
+
+
+def test_fine_tuning_has_the_last_round_s_step_size() -> None:
+    options = {"every": 1, "factor": 0.5}
+    table = config(
+        local=FEDAVG | {"schedule": "step", "options": options},
+        federation={"rounds": 2},
+        output={"fine-tune": 1},
+    )
+    made, at = experiment(table), Clients(table)
+    state = ended(made)
+    X = {name: held[0].numpy() for name, held in state.params.items()}
+    (found,) = fine_tuned(made, state, [3], 1)
+    g = at.slope(X, 2, 3, 0)
+    assert apart(found, {name: X[name] - LR * 0.5 * g[name] for name in X}) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"data": {"client-test": 0.0}}, "only tests per client read it.* set .* client-test"),
+        ({"local": DITTO}, "whose clients do not train a whole model of their own"),
+        ({"privacy": {"level": "client", "noise": 1.0}}, "a run without privacy reads"),
+    ],
+)
+def test_where_fine_tuning_has_no_effect(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(**{"local": FEDAVG, **tables, "output": {"fine-tune": 2}})
+
+
+def test_a_recipe_of_ones_own_may_be_unfit_for_fine_tuning() -> None:
+    table = {"data": {"name": "synthetic", "train": 400, "client-test": 0.5},
+             "output": {"fine-tune": 2}}  # fmt: skip
+    private = Recipe(
+        Chain((links.private_gradient(), links.descend(LR))),
+        replace_by_mean,
+        mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0),
+    )
+    for mine, words in ((private, "more than its ledger"), (recipes.ditto(LR), "one for each")):
+        with pytest.raises(InputError, match=words):
+            fedmuon.run(table, recipe=mine)
+
+
 # Runs
 
-RESUMED = {"fedper": {}, "ditto": {"local": DITTO}}
+RESUMED = {
+    "fedper": {},
+    "ditto": {"local": DITTO},
+    "fine-tuned": {"local": FEDAVG, "output": {"fine-tune": 3}},
+}
 
 
 @pytest.mark.parametrize("name", RESUMED)
