@@ -261,7 +261,7 @@ def smooth(run: FinishedRun) -> Experiment:
     """The run's experiment in float64; rejects a run that has no derivative."""
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
-    require_smooth(config, recipe.private, links, recipe.keeps_states)
+    require_smooth(config, recipe.private, links, recipe.keeps_states, bool(recipe.codecs))
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -271,11 +271,16 @@ def smooth(run: FinishedRun) -> Experiment:
 
 
 def require_smooth(
-    config: Config, private: bool = False, links: Sequence[str] = (), keeping: bool = False
+    config: Config,
+    private: bool = False,
+    links: Sequence[str] = (),
+    keeping: bool = False,
+    compressed: bool = False,
 ) -> None:
     """Reject a run that has no derivative, as far as the config tells.
 
-    `private`, `links` and `keeping`, whether clients keep states, tell more about a custom recipe.
+    `private`, `links`, `keeping`, whether clients keep states, and `compressed`, whether messages
+    are, tell more about a custom recipe.
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
@@ -290,6 +295,8 @@ def require_smooth(
         why = "AdamW's step, like Yogi's, has none where a gradient is 0"
     elif keeping or config.local.recipe in KEEPING:
         why = "states that belong to clients carry them past rounds that nobody repeats here"
+    elif compressed or config.local.recipe == "fedmuon-svd":
+        why = "a momentum of low rank jumps where singular values are equal"
     else:
         return
     raise InputError(

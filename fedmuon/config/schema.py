@@ -179,6 +179,7 @@ MUON_RECIPE = ReadIf(
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
 FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
 FEDPER = ReadIf("local.recipe", ("fedper",), "fedper reads")
+COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "fedmuon-svd reads")
 DITTO = ReadIf("local.recipe", ("ditto",), "ditto reads")
 SERVER_STEP = ReadIf(
     "local.recipe",
@@ -517,6 +518,13 @@ class Local(Table):
         "commas between them; `routes.txt` lists the names",
         read_if=FEDPER,
         values="patterns with * and ?",
+    )
+    rank: Count = key(
+        8,
+        "r, the rank of the momentum in messages; matrices whose factors would be no smaller are "
+        "sent as they are",
+        read_if=COMPRESSED,
+        symbol="r",
     )
     personal_weight: Amount = key(
         0.1,
@@ -967,7 +975,12 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
 LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
-LATER += (("local", "personal"), ("local", "personal-weight"), ("output", "fine-tune"))
+LATER += (
+    ("local", "personal"),
+    ("local", "personal-weight"),
+    ("local", "rank"),
+    ("output", "fine-tune"),
+)
 
 LATER += tuple(("orthogonalizer", key) for key in ("safety", "row-memory", "shards", "full-every"))
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))

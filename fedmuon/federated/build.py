@@ -353,7 +353,11 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
     states = initial_states(recipe, params)
-    return shared_part(recipe, params), {name: states[name] for name in recipe.sent}
+    sent = {name: states[name] for name in recipe.sent}
+    sent |= {
+        name: recipe.codecs[name].template(sent[name]) for name in sent if name in recipe.codecs
+    }
+    return shared_part(recipe, params), sent
 
 
 def build_worker(config: Config, client: int) -> LocalClient:

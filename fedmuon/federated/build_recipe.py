@@ -100,18 +100,7 @@ def build_recipe(
         )
     _require_countable(config, found, hidden)
     _require_personal(config, found, task)
-    unfit = found.private or PERSONAL in found.persistent
-    if config.output.fine_tune and reads(config, "output.fine-tune") and unfit:
-        why = "releases more than its ledger has" if found.private else "trains one for each client"
-        raise InputError(
-            f"[output] fine-tune = {config.output.fine_tune} tunes the final model for each "
-            f"client, and this recipe {why}: leave fine-tune out"
-        )
-    if found.keeps_states and found.private:
-        raise InputError(
-            "a private recipe keeps a client's states between rounds, which no ledger counts: "
-            "leave `persistent` and `personal` out"
-        )
+    _require_public(config, found)
     if privacy.level != "client":
         return found
     if found.keeps_states or found.client is not None or found.counted:
@@ -235,6 +224,29 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
         raise InputError(
             f"the personal patterns {', '.join(recipe.personal)} match every parameter ({some}), "
             "so clients would share nothing: leave some parameters out of [local] personal"
+        )
+
+
+def _require_public(config: Config, recipe: Recipe) -> None:
+    """Reject private recipes with parts that no ledger counts, and tuning where it has no use."""
+    tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
+    if tuned and (recipe.private or PERSONAL in recipe.persistent):
+        why = (
+            "releases more than its ledger has" if recipe.private else "trains one for each client"
+        )
+        raise InputError(
+            f"[output] fine-tune = {tuned} tunes the final model for each client, and this recipe "
+            f"{why}: leave fine-tune out"
+        )
+    if recipe.keeps_states and recipe.private:
+        raise InputError(
+            "a private recipe keeps a client's states between rounds, which no ledger counts: "
+            "leave `persistent` and `personal` out"
+        )
+    if recipe.codecs and (recipe.private or config.privacy.level == "client"):
+        raise InputError(
+            "this recipe compresses what a client returns, and no account covers what compression "
+            "does to a clipped update: choose a recipe without codecs, such as fedmuon"
         )
 
 

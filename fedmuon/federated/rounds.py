@@ -163,7 +163,7 @@ def run_round(
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
     """What every participant of the next round receives."""
     states = {name: state.states[name] for name in recipe.sent}
-    return Broadcast(state.round, shared_part(recipe, state.params), states)
+    return Broadcast(state.round, shared_part(recipe, state.params), recipe.encoded(states))
 
 
 def client_update(
@@ -181,7 +181,8 @@ def client_update(
     """
     numbers, count = [client for client, _ in clients], len(clients)
     steps = plan.steps_of(clients[0][1].size)  # a stack's clients have the same number
-    states = {name: _repeated(state, count) for name, state in sent.states.items()}
+    received_states = recipe.decoded(sent.states, sent.params)
+    states = {name: _repeated(state, count) for name, state in received_states.items()}
     with in_round(sent.round, numbers):
         first = {}
         if recipe.personalizes:
@@ -203,7 +204,8 @@ def client_update(
             params, states = recipe.client(received, params, states, steps, **given)
     whole = {**params, **statistics}
     models = blocks(shared_part(recipe, whole), count)
-    returned = {name: blocks(states[name], count) for name in recipe.returned}
+    sent_back = recipe.encoded({name: states[name] for name in recipe.returned})
+    returned = {name: blocks(state, count) for name, state in sent_back.items()}
     persistent = {name: blocks(states[name], count) for name in recipe.persistent}
     if recipe.personal:
         persistent[PERSONAL] = blocks(personal_part(recipe, whole), count)
@@ -238,6 +240,9 @@ def server_update(
     """
     with in_round(state.round):
         ordered = sorted(replies, key=lambda reply: reply.client)
+        if recipe.codecs:
+            like = state.params
+            ordered = [replace(one, states=recipe.decoded(one.states, like)) for one in ordered]
         if recipe.keeps_states:  # which an aggregator does not see on any engine
             ordered = [replace(reply, own={}) for reply in ordered]
         mean, states, kept = _combined(recipe, state, ordered)
@@ -337,6 +342,9 @@ def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
     """Tensors like those of a reply, to fit received arrays to."""
     found = joint(recipe, shared_part(recipe, params), states)
+    for name, codec in recipe.codecs.items():
+        if name in found:  # else it is only sent
+            found[name] = codec.template(found[name])
     if recipe.masked:
         found = mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), found)
     return found.pop("model"), found

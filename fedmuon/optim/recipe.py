@@ -28,6 +28,7 @@ from fedmuon.optim.chain import (
     per_replica,
     zeros,
 )
+from fedmuon.optim.low_rank import Codec
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, split_statistics, stack_results
@@ -69,6 +70,8 @@ class Recipe:
         personal: Patterns of names, such as `head.*`. What they match never leaves the client: each
             has its own, which lasts like a persistent state and begins as in the first model. The
             server's model has these first values.
+        codecs: How messages carry states that are sent or returned, by name; those with shapes of
+            the model alone. Others are sent as they are.
     """
 
     chain: Chain
@@ -87,6 +90,21 @@ class Recipe:
     counted: bool = False
     initial: Mapping[str, Callable[[Params], State]] = field(default_factory=dict, hash=False)
     personal: tuple[str, ...] = ()
+    codecs: Mapping[str, Codec] = field(default_factory=dict, hash=False)
+
+    def encoded(self, states: States) -> States:
+        """The states as messages carry them."""
+        if not self.codecs:
+            return states
+        own = self.codecs
+        return {n: own[n].encode(one) if n in own else one for n, one in states.items()}
+
+    def decoded(self, states: States, like: Params) -> States:
+        """The states that messages carry, with the shapes of a model."""
+        if not self.codecs:
+            return states
+        own = self.codecs
+        return {n: own[n].decode(one, like) if n in own else one for n, one in states.items()}
 
     @property
     def keeps_states(self) -> bool:
@@ -134,6 +152,12 @@ class Recipe:
                 held, of = getattr(self, name), "patterns" if name == "personal" else "states"
                 named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
                 wanted[name] = named, f"a tuple of names of {of}"
+            wanted["codecs"] = (
+                isinstance(self.codecs, Mapping)
+                and all(isinstance(one, Codec) for one in self.codecs.values())
+                and {*self.codecs} <= {*self.sent, *self.returned},
+                "a mapping of names in `sent` or `returned` to codecs, such as low_rank(8)",
+            )
             for name, (sound, mend) in wanted.items():
                 if not sound:
                     kind = type(getattr(self, name)).__name__

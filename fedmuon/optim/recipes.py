@@ -24,6 +24,7 @@ from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica, zeros
 from fedmuon.optim.links import descend, gradient, only
+from fedmuon.optim.low_rank import low_rank
 from fedmuon.optim.orthogonalizers import (
     Map,
     Orthogonalizer,
@@ -47,8 +48,8 @@ from fedmuon.tasks.per_example.clipping import Clipping
 
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "fedadagrad",
            "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected",
-           "fednova", "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon", "muloco", "muon",
-           "normalized_sgd", "scaffold", "sgd"]  # fmt: skip
+           "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon",
+           "muloco", "muon", "normalized_sgd", "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -521,6 +522,39 @@ def fedmuon_corrected(
 
 
 @_recipe
+def fedmuon_svd(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    rank: int = 8,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """FedMuon with compressed momentum: in both directions as its rank-r factors.
+
+    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M);  a message has L = U_r S_r and
+    R = V_r^T of the singular value decomposition M = U S V^T, and its receiver takes M <- L R.
+
+    Args:
+        rank: r. A matrix [m, n] with r (m + n) >= m n is sent as it is, and if that holds for all,
+            the method is FedMuon.
+
+    The other arguments are those of `fedmuon`. State: M, sent and returned as factors, and
+    averaged; nothing corrects for what the factors leave out. Guarantee: no certificate is known.
+    Source: Liu et al. 2025 (arXiv:2510.27403), whose alignment is in `fedmuon-aligned`.
+    """
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+                        aux, aux_lr)  # fmt: skip
+    chain, codecs = Chain((gradient(), *steps)), {"momentum": low_rank(rank)}
+    return Recipe(chain, replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM, codecs=codecs)
+
+
+@_recipe
 def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
     """Local AdamW: AdamW steps whose moments begin afresh in every round; models are averaged.
 
@@ -685,6 +719,7 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "fedmuon": (fedmuon, MUON),
     "fedmuon-aligned": (fedmuon_aligned, (*MUON, "alignment", "steps")),
     "fedmuon-corrected": (fedmuon_corrected, MUON),
+    "fedmuon-svd": (fedmuon_svd, (*MUON, "rank")),
     "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
     "fedprox": (fedprox, ("proximal", "weight_decay")),
     "fedper": (fedper, ("personal", "weight_decay")),

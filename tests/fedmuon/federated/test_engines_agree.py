@@ -94,6 +94,7 @@ MATRICES.append({"local": {"recipe": "disk-muonbc", "steps": 2}, "privacy": PRIV
 MATRICES.append({"data": {"validation": 5, "client-test": 0.3}, "local": {"batch": 4}})
 OTHERS = ("fedprox", "fedadam", "fedyogi", "fedadagrad", "local-adamw", "diloco", "muloco")
 MATRICES += [{"local": {"recipe": recipe, "steps": 2, "batch": 4}} for recipe in OTHERS]
+MATRICES.append({"local": {"recipe": "fedmuon-svd", "rank": 1, "steps": 2, "batch": 4}})
 MATRICES.append({"local": {"recipe": "fednova", "epochs": 1.5, "steps": 5, "batch": 4}})
 PERSISTENT = [
     {"local": {"recipe": recipe, "steps": 2, "batch": 4}, "federation": {"rounds": 12}}

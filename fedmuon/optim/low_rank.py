@@ -1,0 +1,84 @@
+"""How states are written in messages: as they are, or compressed.
+
+A `Codec` turns the tensors of a state into those of a message, and back. Every engine sends what
+`encode` returns, also in process, so that all of them compute with what a receiver can know.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmuon.tasks.base import Params
+
+LEFT, RIGHT = ":left", ":right"  # after a tensor's name: its two factors
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A pair of functions for the messages that carry a state.
+
+    Attributes:
+        encode: state [S, ...] -> the tensors of the message [S, ...], each replica by itself.
+        decode: (tensors of the message, tensors like those of the state) -> state.
+        template: tensors like those of a state -> tensors like those of its message.
+    """
+
+    encode: Callable[[Params], Params]
+    decode: Callable[[Params, Params], Params]
+    template: Callable[[Params], Params]
+
+
+def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The factors L [..., m, r] and R [..., r, n] of the nearest matrices of that rank.
+
+    L R is the truncated singular value decomposition of matrices [..., m, n], and L has the
+    singular values. With r = min(m, n), L R is the matrix up to rounding.
+    """
+    left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+    return left[..., :rank] * values[..., None, :rank], right[..., :rank, :]
+
+
+def low_rank(rank: int) -> Codec:
+    """Send the matrices of a state as two factors of that rank.
+
+    A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors, and matrices whose factors would
+    have as many entries, r (m + n) >= m n, are sent as they are.
+    """
+
+    def shape(value: Tensor) -> tuple[int, int] | None:
+        """m and n of a tensor that is sent as its factors."""
+        if value.ndim < 3:
+            return None
+        m, n = value.shape[1], value.shape[2:].numel()
+        return (m, n) if rank * (m + n) < m * n else None
+
+    def encode(state: Params) -> Params:
+        sent: Params = {}
+        for name, value in state.items():
+            if shape(value) is None:
+                sent[name] = value
+            else:
+                sent[name + LEFT], sent[name + RIGHT] = factors(value.flatten(2), rank)
+        return sent
+
+    def decode(sent: Params, like: Params) -> Params:
+        return {
+            name: sent[name]
+            if shape(value) is None
+            else (sent[name + LEFT] @ sent[name + RIGHT]).reshape(value.shape)
+            for name, value in like.items()
+        }
+
+    def template(like: Params) -> Params:
+        found: Params = {}
+        for name, value in like.items():
+            if (size := shape(value)) is None:
+                found[name] = value
+            else:
+                found[name + LEFT] = value.new_empty(len(value), size[0], rank)
+                found[name + RIGHT] = value.new_empty(len(value), rank, size[1])
+        return found
+
+    return Codec(encode, decode, template)
