@@ -11,6 +11,7 @@ from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.tables import Scalar
 
+MEASURED = "measured"  # the record of what a client measured
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
 Fetch = Callable[

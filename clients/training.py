@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
-from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
+from fedmuon.clients.messages import (
+    MEASURED,
+    Fetch,
+    FlatConfig,
+    answer,
+    nothing,
+    partition,
+    request,
+)
 from fedmuon.clients.stored_states import Memory
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
@@ -103,7 +111,8 @@ def train_together(
             if recipe.keeps_states
         ]
         own = {one.client: one.recall(round) for one in memories}
-        found = client_updates(recipe, task, plan, pairs, sent, own)
+        measured = stack == 1 and setup.measured  # no neighbours
+        found = client_updates(recipe, task, plan, pairs, sent, own, measured)
         for one, reply in zip(memories, found if memories else (), strict=True):
             one.keep(round, reply.own)
         if recipe.masked:
@@ -117,6 +126,7 @@ def train_together(
                 "arrays": ArrayRecord(pack(reply.params, reply.states)),
                 "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
                 "who": ConfigRecord({"partition": reply.client, "round": round}),
+                **({MEASURED: MetricRecord({**reply.metrics})} if reply.metrics else {}),
             },
         )
         for message, reply in zip(messages, found, strict=True)

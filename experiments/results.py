@@ -22,7 +22,7 @@ from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
-from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.directory import RunDirectory, client_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +53,15 @@ class Result:
         if directory.summary() is not None:
             require_sound(self.path, ["rounds.jsonl"])
         return directory.records()
+
+    @in_python()
+    def clients(self) -> list[Record]:
+        """The records of clients.jsonl: one for each client and round that it took part in.
+
+        Raises:
+            InputError: If the run kept none, or they are damaged.
+        """
+        return client_records(self.path)
 
     @cached_property
     @in_python()

@@ -5,7 +5,7 @@ sampled as indices from the plan. A fault is named, counted, and retried or reco
 changes the schedule silently.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 
@@ -16,6 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedmuon.clients.messages import MEASURED
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
@@ -28,6 +29,7 @@ from fedmuon.federated.rounds import (
     Round,
     ServerState,
     broadcast,
+    client_records,
     mean_loss,
     returned_like,
     server_update,
@@ -37,6 +39,7 @@ from fedmuon.optim.chain import States
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
 
+MOST_METRICS, LONGEST_NAME = 100, 100  # of what a client measures
 PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
 
 
@@ -67,9 +70,11 @@ class FedMuonStrategy(Strategy):
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
             self._remember(grid, replies)
+            told = client_records(self.state, replies) if self.experiment.measured else ()
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])
-            yield Round(self.state, participants, answered, mean_loss(replies), tuple(faults))
+            loss = mean_loss(replies)
+            yield Round(self.state, participants, answered, loss, tuple(faults), told)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -79,6 +84,11 @@ class FedMuonStrategy(Strategy):
             raise InputError(
                 "this recipe keeps states of clients, which Flower's rounds do not carry: use "
                 "`fedmuon run`, or the ServerApp of this package"
+            )
+        if self.experiment.measured:
+            raise InputError(
+                "[output] clients = true writes records of clients, which Flower's own rounds do "
+                "not: use `fedmuon run`, or the ServerApp of this package"
             )
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
@@ -260,7 +270,24 @@ class FedMuonStrategy(Strategy):
                 raise InputError("it does not return one loss a replica")
             size = self.experiment.shards.size(client)
             steps = self.experiment.plan.steps_of(size)
-            return Reply(client, params, states, loss, size, steps)
+            metrics = _metrics(content) if self.experiment.measured else {}
+            return Reply(client, params, states, loss, size, steps, metrics=metrics)
+
+
+def _metrics(content: RecordDict) -> Mapping[str, float]:
+    """What a client says that it measured."""
+    if MEASURED not in content.metric_records:
+        raise InputError(
+            "it measured nothing, which [output] clients = true asks for: install the same version "
+            "of fedmuon where it runs"
+        )
+    found = dict(content.metric_records[MEASURED])
+    for name, value in found.items():
+        if not isinstance(value, float) or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise InputError(f"it measured {plain(name, 60)}, which is no name with a number")
+    if len(found) > MOST_METRICS or not {"loss_before", "loss_after", "drift"} <= set(found):
+        raise InputError("it does not return its losses and its drift")
+    return found  # type: ignore[return-value]
 
 
 def engine(config: Config, grid: Grid) -> Engine:

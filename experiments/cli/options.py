@@ -188,6 +188,7 @@ def changes_of(
     ray_address: str | None = None,
     data: str | None = None,
     seed: int | None = None,
+    clients: bool = False,
 ) -> list[str]:
     """Add the options that stand for a key to the changes of --set; reject a key given twice."""
     asked = {
@@ -195,6 +196,7 @@ def changes_of(
         "--ray-address": ("engine.ray-address", ray_address),
         "--data": ("data.name", data),
         "--seed": ("federation.seed", seed),
+        "--clients": ("output.clients", "true" if clients else None),
     }
     changes = [*(overrides or [])]
     for option, (key, value) in asked.items():

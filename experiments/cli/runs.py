@@ -52,6 +52,10 @@ def run(
         bool,
         Option("--watch", help="Print the address of a page, on this machine, that follows it."),
     ] = False,
+    clients: Annotated[
+        bool,
+        Option("--clients", help="Write clients.jsonl: what each client measured in each round."),
+    ] = False,
 ) -> None:
     """Run one federated experiment and write its run directory. Every key: fedmuon config explain.
 
@@ -61,7 +65,7 @@ def run(
     from fedmuon.experiments.inspect.watch import RunStatus, watched  # the config
     from fedmuon.experiments.run import execute  # torch
 
-    changes = options.changes_of(overrides, engine, ray_address, data, seed)
+    changes = options.changes_of(overrides, engine, ray_address, data, seed, clients)
     if seeds is not None:
         if watch or verbose:
             raise InputError("--watch and --verbose are for one run: leave them or --seeds out")

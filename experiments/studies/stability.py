@@ -384,6 +384,11 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
                 "[data] validation and client-test are measured by runs alone, and a stack is "
                 "compared with its bound: set both to 0"
             )
+        if config.output.clients:
+            raise InputError(
+                "[output] clients = true has no effect: a stack has several replicas, and records "
+                "of clients are of one, so leave it out"
+            )
         if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
             raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")
         for first in range(0, len(pairs), share):

@@ -33,6 +33,10 @@ RETRIES = (
     "[faults] retries would ask a client for a second release in the same round, which no ledger "
     "foresaw: set retries = 0; a run that stops can be resumed"
 )
+RELEASES = (
+    "[output] clients = true writes what single clients measure on their samples, and a private "
+    "run would release it without noise: set clients = false"
+)
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
 
@@ -167,6 +171,8 @@ def noise_advice(config: Config) -> str:
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
     """What a private recipe, built-in or custom, cannot be combined with."""
+    if config.output.clients:
+        yield RELEASES
     yield from mechanism_problems(config.privacy, config.local)
     if config.privacy.noise_correlation != "none":
         if config.engine.name != "inline":
@@ -280,6 +286,8 @@ def _delta_problems(privacy: Any) -> Iterator[str]:
 
 def client_level_problems(config: Config) -> Iterator[str]:
     """What cannot be combined with a release of the sum of clients' clipped updates."""
+    if config.output.clients:
+        yield RELEASES
     privacy, local, federation = config.privacy, config.local, config.federation
     if local.recipe in PRIVATE:
         yield (

@@ -953,6 +953,11 @@ class Output(Table):
     callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
         "none", "what is called after every round"
     )
+    clients: bool = key(
+        False,
+        "write `clients.jsonl`: for each client and round that it took part in, its losses, drift, "
+        "momentum and cosine to the mean update; not in private runs",
+    )
     options: Options = ()
 
 
@@ -984,6 +989,7 @@ LATER += (
 
 LATER += tuple(("orthogonalizer", key) for key in ("safety", "row-memory", "shards", "full-every"))
 LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))
+LATER += (("output", "clients"),)
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {

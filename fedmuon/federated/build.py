@@ -315,6 +315,8 @@ class WorkerSetup:
     offsets: np.ndarray
     normalize: str
     partition_digest: str
+    measured: bool = False  # whether clients measure themselves
+    tests: tuple[np.ndarray, np.ndarray] | None = None  # their test samples, and whose these are
 
 
 @dataclass(frozen=True)
@@ -365,10 +367,17 @@ def build_worker(config: Config, client: int) -> LocalClient:
     setup = _worker_setup(config)
     rows = setup.rows[setup.offsets[client] : setup.offsets[client + 1]]
     device, dtype = setup.task.device, setup.task.dtype
-    inputs = flat_rows(setup.source.inputs, setup.normalize, rows)
-    targets = targets_on(device, dtype, setup.source.labels[rows])
-    samples = Batch(torch.from_numpy(inputs).to(device, dtype), targets)
-    return LocalClient(client, Shard(samples), setup)
+
+    def samples(rows: np.ndarray) -> Batch:
+        inputs = flat_rows(setup.source.inputs, setup.normalize, rows)
+        targets = targets_on(device, dtype, setup.source.labels[rows])
+        return Batch(torch.from_numpy(inputs).to(device, dtype), targets)
+
+    test = None
+    if setup.tests is not None:
+        index, owner = setup.tests
+        test = samples(index[owner == client])
+    return LocalClient(client, Shard(samples(rows), test=test), setup)
 
 
 @lru_cache(maxsize=1)
@@ -386,7 +395,7 @@ def _worker_setup(config: Config) -> WorkerSetup:
     sizes = np.bincount(dealt.client, minlength=resolved.federation.clients)
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
-    stored = source.inputs
+    stored, tested = source.inputs, resolved.output.clients and resolved.data.client_test
     about = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
     task = build_task(bare, *about)
     recipe = build_recipe(resolved, task)
@@ -401,4 +410,6 @@ def _worker_setup(config: Config) -> WorkerSetup:
         np.concatenate([[0], np.cumsum(sizes)]),
         resolved.data.normalize,
         partition_digest(dealt.train, dealt.client),
+        measured=resolved.output.clients,
+        tests=(dealt.client_test, dealt.tested) if tested else None,
     )

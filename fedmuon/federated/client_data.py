@@ -327,10 +327,12 @@ class Shard:
         data: The rows.
         position: Where the replaced samples are, also known to the host: a device need not be
             synchronized to find those that a mini-batch holds.
+        test: The client's own test samples, if any.
     """
 
     data: Batch
     position: np.ndarray | None = None
+    test: Batch | None = None
 
     @classmethod
     def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
@@ -429,6 +431,11 @@ class Shards:
         there = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
+
+    def with_test(self, client: int) -> Shard:
+        """Client i's shard with its own test samples, which may be none."""
+        tests = self.client_test
+        return dataclasses.replace(self[client], test=tests and tests[client].data)
 
     def __getitem__(self, client: int) -> Shard:
         """Client i's shard: views, no copies."""

@@ -25,6 +25,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.client_data import Shard, Shards
+from fedmuon.federated.client_metrics import MOMENTA, client_metrics, cosines_to_mean
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient
@@ -53,6 +54,7 @@ class Experiment:
     plan: RandomnessPlan
     shards: Shards
     client_states: ClientStates = field(default_factory=ClientStates)
+    measured: bool = False  # whether rounds tell what each client measured, of one replica
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Broadcast:
 @dataclass(frozen=True)
 class Reply:
     """What a client returns; `loss` [S] is that at the start of its last step, `samples` is n_i,
-    `steps` its local steps, and `own` its persistent states, which stay with it."""
+    `steps` its local steps, `own` its persistent states, which stay with it, and `metrics` what it
+    measured, if it was asked to."""
 
     client: int
     params: Params
@@ -85,6 +88,7 @@ class Reply:
     samples: int = 1
     steps: int = 1
     own: States = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Round:
         answered: Those whose replies were used. A dropped client voids the bound.
         loss: Mean loss of those that answered, per replica [S].
         faults: What went wrong on the way.
+        clients: What was measured of each client that answered, if that was asked for.
     """
 
     state: ServerState
@@ -113,6 +118,7 @@ class Round:
     answered: np.ndarray
     loss: np.ndarray
     faults: tuple[Fault, ...] = ()
+    clients: tuple[dict[str, Any], ...] = ()
 
 
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
@@ -138,12 +144,15 @@ def first_model(task: Task, seed: int, stack: int = 1) -> Params:
 def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """Run the rounds that remain after `state` in this process."""
     plan, shards = experiment.plan, experiment.shards
+    shard_of = shards.with_test if experiment.measured else shards.__getitem__
     for number in range(state.round, plan.rounds):
         participants = plan.participants(number)
+        before = state
         state, replies = run_round(
-            experiment, state, [(int(i), shards[int(i)]) for i in participants]
+            experiment, state, [(int(i), shard_of(int(i))) for i in participants]
         )
-        yield Round(state, participants, participants, mean_loss(replies))
+        told = client_records(before, replies) if experiment.measured else ()
+        yield Round(state, participants, participants, mean_loss(replies), clients=told)
 
 
 def run_round(
@@ -153,7 +162,7 @@ def run_round(
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     sent = broadcast(recipe, state)
-    replies = client_updates(recipe, experiment.task, plan, clients, sent, own)
+    replies = client_updates(recipe, experiment.task, plan, clients, sent, own, experiment.measured)
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
@@ -173,11 +182,13 @@ def client_update(
     clients: Sequence[Client],
     sent: Broadcast,
     own: Mapping[int, States] = NO_STATES,
+    measured: bool = False,
 ) -> list[Reply]:
     """Take E local steps from the server's model (lines 4 to 11), for clients held as one stack.
 
     K clients are K blocks of S replicas [K S, ...] that see different samples. Links whose state is
-    neither sent nor the client's own (`own`, by client) begin afresh.
+    neither sent nor the client's own (`own`, by client) begin afresh. If `measured`, S is 1 and
+    replies have metrics.
     """
     numbers, count = [client for client, _ in clients], len(clients)
     steps = plan.steps_of(clients[0][1].size)  # a stack's clients have the same number
@@ -188,8 +199,8 @@ def client_update(
         if recipe.personalizes:
             stack = len(next(iter(sent.params.values())))
             first = _repeated(first_model(task, plan.seed, stack), count)
-        whole = _received(recipe, _repeated(sent.params, count), first, numbers, own)
-        (params, statistics), (first, _) = map(split_statistics, (whole, first))
+        start = _received(recipe, _repeated(sent.params, count), first, numbers, own)
+        (params, statistics), (first, _) = map(split_statistics, (start, first))
         received = params
         states = recipe.chain.init(params, states | _resumed(recipe, params, first, numbers, own))
         for step in range(steps):
@@ -199,6 +210,7 @@ def client_update(
             context = replace(context, received=received)
             params, states = recipe.chain.step(params, states, context)
             statistics = after or statistics
+        local = {**params, **statistics}
         if recipe.client is not None:
             given = {"factor": plan.factor_at(sent.round)} if recipe.scaled else {}
             params, states = recipe.client(received, params, states, steps, **given)
@@ -212,6 +224,7 @@ def client_update(
     first = next(iter(params.values()))
     unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
+    metrics = _metrics_of_each(task, clients, start, local, states) if measured else [{}] * count
     return [
         Reply(
             client,
@@ -221,6 +234,7 @@ def client_update(
             shard.size,
             steps,
             {name: one[k] for name, one in persistent.items()},
+            metrics[k],
         )
         for k, (client, shard) in enumerate(clients)
     ]
@@ -279,6 +293,34 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
     return (total / len(replies)).double().cpu().numpy()
 
 
+def client_records(before: ServerState, replies: Sequence[Reply]) -> tuple[dict[str, Any], ...]:
+    """What is known of each client after a round, in the order of the clients: what it measured,
+    and the cosine of the update that it returned to the mean of all. Numbers that are not finite
+    are left out."""
+    ordered = sorted(replies, key=lambda reply: reply.client)
+    cosines = cosines_to_mean(before.params, [split_statistics(one.params)[0] for one in ordered])
+    found = []
+    for reply, cosine in zip(ordered, cosines, strict=True):
+        metrics = {**reply.metrics, "cosine": cosine}
+        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        found.append({"client": reply.client, "samples": reply.samples, **known})
+    return tuple(found)
+
+
+def _metrics_of_each(
+    task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
+) -> list[dict[str, float]]:
+    """What each client of a stack measures after its local steps from its model at the start."""
+    starts, models = (blocks(one, len(clients)) for one in (start, local))
+    momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
+    return [
+        client_metrics(
+            *(task, shard, starts[k], models[k]), {name: one[k] for name, one in momenta.items()}
+        )
+        for k, (_, shard) in enumerate(clients)
+    ]
+
+
 # Many clients at once
 
 
@@ -289,6 +331,7 @@ def client_updates(
     clients: Sequence[Client],
     sent: Broadcast,
     own: Mapping[int, States] = NO_STATES,
+    measured: bool = False,
 ) -> list[Reply]:
     """The replies of all these clients, in their order, several groups at once.
 
@@ -307,7 +350,9 @@ def client_updates(
     groups = [
         some[start : start + size] for some in alike.values() for start in range(0, len(some), size)
     ]
-    work = [partial(client_update, recipe, task, plan, group, sent, own) for group in groups]
+    work = [
+        partial(client_update, recipe, task, plan, group, sent, own, measured) for group in groups
+    ]
 
     def computed() -> list[Reply]:
         parts = spread(work, task.thread_safe and recipe.thread_safe)
@@ -522,7 +567,7 @@ def run_neighbours(
 ) -> Params:
     """The last models [S, ...] of the S data sets in `neighbours`, from one start."""
     shards = replace(experiment.shards, neighbours=neighbours)
-    experiment = replace(experiment, shards=shards, client_states=ClientStates())
+    experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
     return simulate(experiment, fresh, engine).params
 

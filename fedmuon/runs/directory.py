@@ -28,8 +28,11 @@ __all__ = ["Record", "RunDirectory"]
 
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
-MAYBE = ("routes.txt", "objects.json", "ledger.jsonl", "personal.csv")
-NOT_SHOWN = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
+CLIENTS = "clients.jsonl"  # records of clients, if they are asked for
+MAYBE = ("routes.txt", "objects.json", "ledger.jsonl", CLIENTS, "personal.csv")
+LATE = ("ledger.jsonl", CLIENTS, "personal.csv")  # of these, files with a sum in finished runs only
+# Samples, tensors and what may be as large.
+NOT_SHOWN = {*FIXED, *ENDS, CLIENTS} - {"config.toml", "rounds.jsonl", "summary.json"}
 LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
@@ -140,8 +143,7 @@ class RunDirectory:
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
         finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
-        late = () if finished else ("ledger.jsonl", "personal.csv")
-        maybe = [name for name in MAYBE if name in known and name not in late]
+        maybe = [name for name in MAYBE if name in known and (finished or name not in LATE)]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
 
@@ -184,9 +186,10 @@ class RunDirectory:
         """Replace the checkpoint by the arrays of a server state after that round; `ledger` is the
         head of a private run's."""
         require_place(self.path)
-        log = self.path / "rounds.jsonl"
-        with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
-            os.fsync(rounds.fileno())  # those that the checkpoint has behind it
+        for name in ("rounds.jsonl", *([CLIENTS] if (self.path / CLIENTS).exists() else [])):
+            log = self.path / name
+            with mendable(log, "write"), open(log, "ab", opener=files.regular) as records:
+                os.fsync(records.fileno())  # those that the checkpoint has behind it
         about = {"round": str(round), "ledger": ledger, "run": self.mark}
         content = save({**arrays}, {**about, "digest": digest_of_arrays(arrays, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)
@@ -250,9 +253,12 @@ class RunDirectory:
             self.newest_checkpoint()
         return self._head or None
 
-    def append(self, record: Record) -> None:
-        """Add one line to rounds.jsonl."""
+    def append(self, record: Record, of_clients: Sequence[Record] = ()) -> None:
+        """Add one line to rounds.jsonl, after those of its clients in clients.jsonl."""
         require_place(self.path)
+        if of_clients:
+            lines = [files.sealed(one, self.mark) for one in of_clients]
+            files.append(self.path / CLIENTS, lines)
         files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
@@ -262,12 +268,39 @@ class RunDirectory:
             self._mark = mark  # lines bear it: nobody will fix other files
         return found
 
-    def cut_back(self, round: int) -> list[Record]:
+    def client_records(self) -> list[Record]:
+        """The records of clients.jsonl for the rounds that are done, up to the first line that is
+        damaged."""
+        return self._of_clients(self.records())[1]
+
+    def cut_back(self, round: int, with_clients: bool = False) -> list[Record]:
         """Keep the records of the first `round` rounds, all of which must be there, and return
-        them."""
+        them; `with_clients` also those of their clients."""
         lines, records = self._first(round)
+        if with_clients:
+            held, found = self._of_clients(records)
+            if len(found) < sum(len(answered(one)) for one in records):
+                raise InputError(
+                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, missing or of "
+                    f"another run: {AFRESH}"
+                )
+            write_bytes(self.path / CLIENTS, "".join(held).encode())
         write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
         return records
+
+    def _of_clients(self, records: Sequence[Record]) -> tuple[list[str], list[Record]]:
+        """The lines and records of clients in these rounds, as far as they are sound."""
+        expected = [(one["round"], client) for one in records for client in answered(one)]
+        held: list[str] = []
+        found: list[Record] = []
+        lines, mark = files.whole_lines(self.path / CLIENTS), self.mark
+        for line, pair in zip(lines, expected, strict=False):
+            record = files.unsealed(line, mark)
+            if record is None or (record.get("round"), record.get("client")) != pair:
+                break
+            held.append(line)
+            found.append(record)
+        return held, found
 
     def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
         """The lines and records of the first rounds, all of which must be sound."""
@@ -294,7 +327,7 @@ class RunDirectory:
             "momentum.safetensors": momentum,
             "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
         }
-        logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
+        logs = [self.path / name for name in ("rounds.jsonl", *LATE)]
         with mendable(self.path, "read"):
             ended = {file.name: files.read_bytes(file) for file in logs if file.exists()}
         files.announce(self.path, {**ended, **contents})
@@ -323,6 +356,29 @@ class RunDirectory:
         else:
             said = f"{self.path} holds no finished run: name one, or finish it with --resume"
         raise InputError(said)
+
+
+def client_records(folder: Path) -> list[Record]:
+    """The records of clients.jsonl in a run folder, finished or not.
+
+    Raises:
+        InputError: If it has none, or they are damaged.
+    """
+    directory = RunDirectory(folder)
+    finished = directory.summary() is not None
+    if not (folder / CLIENTS).exists() and CLIENTS not in sums_of(folder):
+        raise InputError(
+            f"the run of {folder} has no records of clients: set [output] clients = true, or give "
+            "--clients to `fedmuon run`, and run it again in another folder"
+        )
+    if finished:
+        files.require_sound(folder, [CLIENTS])
+    return directory.client_records()
+
+
+def answered(record: Record) -> list[int]:
+    """The clients whose replies a round used, in order."""
+    return sorted(set(record["participants"]) - set(record.get("dropped", ())))
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:

@@ -8,6 +8,7 @@ checkpoints. The in-process engine and the Flower server share both.
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ from fedmuon.federated.rounds import (
 from fedmuon.federated.wire import named, unpack
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
-from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory
+from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory, answered
 from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.base import split_statistics
 from fedmuon.tasks.networks import NetworkTask
@@ -91,7 +92,7 @@ def prepare(
         forget_source()  # its clients read their own
     experiment = build_experiment(config, data)
     plan, factors = fingerprints.with_factors(experiment.plan, config, known)
-    experiment = dataclasses.replace(experiment, plan=plan)
+    experiment = dataclasses.replace(experiment, plan=plan, measured=config.output.clients)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     if experiment.recipe.private:
         found = with_noise(config, experiment, data.sizes, fresh.params)
@@ -157,7 +158,8 @@ def train(
         return summary
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     state = restored(directory, fresh)
-    earlier, record = directory.cut_back(state.round), {}
+    earlier, record = directory.cut_back(state.round, config.output.clients), {}
+    seen = Counter(client for one in earlier for client in answered(one))  # rounds of each client
     memory = experiment.client_states
     if experiment.recipe.keeps_states:
         memory.restore(state.round, _last_rounds(earlier), directory.saved_rounds())
@@ -186,7 +188,7 @@ def train(
         for result in rounds:
             trained += time.monotonic() - asked  # no evaluation, no writing
             record = _record(run, result, trained, time.monotonic() - start)
-            directory.append(record)
+            directory.append(record, _of_clients(result, seen))
             state = result.state  # now that its record is there: a signal may come at any moment
             with _saving(save, Exception, SystemExit):  # of any callback
                 on_round_end(record)
@@ -216,9 +218,18 @@ def _last_rounds(records: Sequence[Record]) -> dict[int, int]:
     """For each client that has answered, the last of these rounds in which it did, from 0."""
     last: dict[int, int] = {}
     for record in records:
-        answered = set(record["participants"]) - set(record.get("dropped", ()))
-        last |= dict.fromkeys(answered, record["round"] - 1)
+        last |= dict.fromkeys(answered(record), record["round"] - 1)
     return last
+
+
+def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
+    """The lines of a round in clients.jsonl; `seen` counts the rounds of each client."""
+    found: list[Record] = []
+    for one in result.clients:
+        seen[one["client"]] += 1
+        about = {"round": result.state.round, "client": one["client"], "samples": one["samples"]}
+        found.append({**about, "participations": seen[one["client"]], **one})
+    return found
 
 
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:

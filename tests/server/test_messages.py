@@ -200,6 +200,47 @@ def test_a_request_is_valid_or_refused(server: FedMuonStrategy, name: str) -> No
     require_sentence(refused.value)
 
 
+SPOILED_METRICS: dict[str, Spoil] = {
+    "nothing measured": drop("measured"),
+    "no drift": change("measured", drift=None),
+    "a whole number": change("measured", drift=1),
+    "a list": change("measured", drift=[1.0]),
+    "a name with control characters": change("measured", **{"\x1b[2J": 1.0}),
+    "a long name": change("measured", **{"x" * 10**6: 1.0}),
+    "names too many": change("measured", **{f"n{i}": 1.0 for i in range(200)}),
+}
+
+
+@pytest.fixture(scope="module")
+def measuring() -> FedMuonStrategy:
+    found = strategy(output={"clients": True})
+    found.experiment = replace(found.experiment, measured=True)  # as `prepare` does
+    answer(request(found))
+    return found
+
+
+def test_what_a_client_measures_is_read(measuring: FedMuonStrategy) -> None:
+    reply = measuring._read(answer(request(measuring)), CLIENT)
+    assert set(reply.metrics) == {"loss_before", "loss_after", "drift", "momentum_norm"}
+    assert 0 < reply.metrics["loss_after"] < reply.metrics["loss_before"]
+
+
+@pytest.mark.parametrize("name", SPOILED_METRICS)
+@pytest.mark.usefixtures("little_memory")
+def test_what_a_client_measures_is_valid_or_a_fault(measuring: FedMuonStrategy, name: str) -> None:
+    reply = answer(request(measuring))
+    SPOILED_METRICS[name](reply.content)
+    with pytest.raises(InputError) as refused:
+        measuring._read(reply, CLIENT)
+    require_sentence(refused.value)
+
+
+def test_flowers_own_rounds_record_no_clients(measuring: FedMuonStrategy) -> None:
+    grid: Any = None
+    with pytest.raises(InputError, match="clients = true writes records of clients, which Flower"):
+        list(measuring.configure_train(1, measuring.arrays(), ConfigRecord(), grid))
+
+
 def test_another_nodes_reply_is_refused(server: FedMuonStrategy) -> None:
     reply = answer(request(server))
     reply.metadata.__dict__["_src_node_id"] = 100 + CLIENT + 1

@@ -86,6 +86,7 @@ OTHER: dict[str, Any] = {
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.fine-tune": 6, "output.checkpoint-every": 1,
+    "output.clients": True,
 }  # fmt: skip
 CLIENTS = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
@@ -194,6 +195,8 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     }
     told = [untimed(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
     summary = untimed(json.loads((out / "summary.json").read_text()))
+    if (clients := out / "clients.jsonl").exists():
+        files["clients"] = clients.read_bytes()
     known = not run.experiment.plan.poisson  # nobody knows who will take part, so there is no bound
     bound = bound_of(run) if known else {}
     return {**files, "rounds": told, "summary": summary, "bound": bound}
@@ -421,6 +424,7 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
     ({"stability": {"trials": 3}}, "trials settles it"),
     ({"data": {"client-test": 0.2}}, "client-test are measured by runs alone"),
     ({"data": {"validation": 9}}, "[data] validation and client-test"),
+    ({"output": {"clients": True}}, "[output] clients = true has no effect: a stack"),
 ])  # fmt: skip
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
     content = contents.at(contents.read("A1"), "synthetic", "small")

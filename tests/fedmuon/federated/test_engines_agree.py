@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines import ray_engine
+from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
@@ -185,6 +186,40 @@ def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path,
     assert found == (ray / "personal.csv").read_bytes() and found.count(b"\n") == 7
     measured = np.genfromtxt(inline / "personal.csv", delimiter=",", names=True)
     assert (measured["global_accuracy"] != measured["personal_accuracy"]).any()
+
+
+def same_client_records(inline: Path, other: Path) -> None:
+    """Whole numbers alike, floats to 1e-12, and some of them away from 0."""
+    found = [
+        [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+        for run in (inline, other)
+    ]
+    assert len(found[0]) == len(found[1]) > 0
+    for one, two in zip(*found, strict=True):
+        assert list(one) == list(two)
+        for name in one.keys() - {"check"}:
+            near = pytest.approx(one[name], rel=1e-12, abs=1e-12)
+            assert two[name] == (near if isinstance(one[name], float) else one[name]), name
+    assert max(one["drift"] for one in found[1]) > 1e-3
+
+
+@pytest.mark.parametrize("recipe", quick(["fedmuon-corrected", "fednova"], ["fedmuon-corrected"]))
+def test_records_of_clients_on_ray_are_those_inline(
+    live: LiveGrid, tmp_path: Path, recipe: str
+) -> None:
+    """With momenta that never leave their clients, and test samples that only their clients read;
+    and not with those of another seed."""
+    tables = {
+        "data": {"client-test": 0.3}, "local": {"recipe": recipe, "steps": 2, "batch": 4},
+        "federation": {"rounds": 4}, "output": {"clients": True},
+    }  # fmt: skip
+    execute(small(**tables), tmp_path / "inline")
+    on_ray(live, small(**tables), tmp_path / "ray")
+    same_client_records(tmp_path / "inline", tmp_path / "ray")
+    other = {**tables, "federation": {"rounds": 4, "seed": 4}}
+    execute(small(**other), tmp_path / "other")
+    with pytest.raises(AssertionError):
+        same_client_records(tmp_path / "other", tmp_path / "ray")
 
 
 KNOWN = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
@@ -366,11 +401,14 @@ def test_drop_averages_the_others_and_says_so(
     on_ray(live, small(), tmp_path / "warm")
     given = order(kind, 99)
     table = {"policy": "drop", "deadline": LONGEST.get(kind, 60.0)}
-    summary = on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
+    what = small(faults=table, engine={"name": "ray"}, output={"clients": True})
+    summary = on_ray(live, what, tmp_path / "ray")
     assert summary["rounds_with_drops"] == 1
     lines, round = records(tmp_path / "ray"), given["round"]
     assert [line.get("dropped") for line in lines].index([given["client"]]) == round
     assert lines[round]["participants"] == build_plan(small()).participants(round).tolist()
+    told = [(one["round"], one["client"]) for one in Result(tmp_path / "ray").clients()]
+    assert len(told) == 23 and (round + 1, given["client"]) not in told
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
 
 
