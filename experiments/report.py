@@ -19,6 +19,7 @@ from fedmuon.analysis.report.verdicts import tally
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import mendable, sums_of
+from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
@@ -154,6 +155,7 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
         found = reader(folder)
     if reader is of_neighbours:  # whose rounds are drawn beside those of others
         RunDirectory(folder).require_unchanged()
+        found = replace(found, pictures=[*found.pictures, *clients_picture(folder)])
     return found
 
 

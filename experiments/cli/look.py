@@ -28,15 +28,29 @@ def show(
     html: Annotated[
         Path | None, Option("--html", help="Write the same as one self-contained page.")
     ] = None,
+    clients: Annotated[
+        bool,
+        Option("--clients", help="Show the distribution over clients, and the worst of them."),
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        Option("--figure", help="With --clients: draw them into this .png, .pdf or .svg file."),
+    ] = None,
 ) -> None:
     """Show a run: its experiment, its curves, what it measured and released.
 
+    Records of clients are those of a run with `fedmuon run --clients`.
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
     from fedmuon.experiments.inspect.status import run_status  # the config
 
+    if figure is not None and not clients:
+        raise InputError("--figure draws the records of clients: give --clients, too")
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
+    if clients:
+        _show_clients(run, figure)
+        return
     for part in run_parts(run, console.width):
         console.print(part, soft_wrap=isinstance(part, Text))
     _print_states([run])
@@ -44,6 +58,22 @@ def show(
         from fedmuon.experiments.inspect import page  # torch, matplotlib
 
         print_path("The page is", page.write(run, html))
+
+
+def _show_clients(run: "RunStatus", figure: Path | None) -> None:
+    """Print tables of the run's clients, and draw them."""
+    from fedmuon.experiments.inspect.clients import client_tables  # scipy
+    from fedmuon.runs.directory import client_records
+
+    records = client_records(run.path)
+    for part in client_tables(records, run.config.federation.clients):
+        console.print(part)
+    if figure is not None and records:
+        from fedmuon.analysis.report.style import saved_as  # matplotlib
+        from fedmuon.experiments.inspect.client_figure import clients_figure
+
+        saved_as(clients_figure(records), figure)
+        print_path("The picture is in", figure)
 
 
 def ls(

@@ -13,6 +13,7 @@ from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
+from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
 from fedmuon.experiments.inspect.status import RunStatus, run_status
 from fedmuon.experiments.results import comparison
@@ -83,7 +84,10 @@ def of_run(run: RunStatus) -> Findings:
         head=("", "value"),
         numbers=[(name.replace("_", " "), digits(value)) for name, value in run.measures.items()],
         note=account((run.summary or {}).get("privacy")) or run.note,
-        pictures=[_picture({run.path.name: [run.rounds]})] if run.measures else [],
+        pictures=[
+            *([_picture({run.path.name: [run.rounds]})] if run.measures else []),
+            *clients_picture(run.path),
+        ],
         again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
         circumstances=[*run.card(), *circumstances(run.summary or {}, ())],
     )
