@@ -109,7 +109,7 @@ def _row_and_shard_problems(config: Config) -> Iterator[str]:
             f"[orthogonalizer] {stateful[0]} would average sizes that adjust = 'polargrad' changes "
             "in each step: set adjust to another scale, or row-memory = 0"
         )
-    if local.recipe.endswith("muonbc") and privacy.probes:
+    if local.recipe.endswith("muonbc"):
         yield (
             f"[orthogonalizer] {stateful[0]} is not for recipe = '{local.recipe}', whose bias "
             "correction needs one map without a state: choose a recipe ...-muon, or leave it out"

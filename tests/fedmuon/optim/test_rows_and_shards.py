@@ -9,6 +9,7 @@ from conftest import small
 from test_federated_methods import LR, POLAR, STEPS, Naive, config, ended
 from torch import Tensor
 
+import fedmuon
 from fedmuon import links, recipes
 from fedmuon.analysis.theory.corollaries import Uniform
 from fedmuon.config.load import Config, parse
@@ -227,11 +228,49 @@ def test_a_recipe_in_python_takes_the_links() -> None:
 def test_other_recipes_take_them() -> None:
     for recipe in ("local-muon", "muon", "fedmuon-aligned", "fedmuon-corrected", "muloco"):
         ends = []
-        for table in ({}, {"row-memory": 0.9}, {"shards": 2, "full-every": 2}):
+        for table in VARIANTS:
             run = small({}, local={"recipe": recipe, "steps": 2}, orthogonalizer=table)
             ends.append(ended(build_experiment(run).recipe, run).params["weight"])
         assert all(bool(end.isfinite().all()) for end in ends)
         assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2]), recipe
+
+
+VARIANTS: list[dict[str, Any]] = [{}, {"row-memory": 0.9}, {"shards": 2, "full-every": 2}]
+
+
+@pytest.mark.parametrize("recipe", ["dp-muon", "disk-muon"])
+def test_private_recipes_spend_the_same_with_any_step(recipe: str) -> None:
+    """The step is computed from what was released, so epsilon does not change; the model does."""
+    privacy = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
+    spent, ends = [], []
+    for table in VARIANTS:
+        found = fedmuon.run(small({}, local={"recipe": recipe, "steps": 2}, privacy=privacy,
+                                  orthogonalizer=table))  # fmt: skip
+        spent.append(found.summary["privacy"]["epsilon"])
+        ends.append(np.asarray(found.model["weight"]))
+    assert spent[0] > 0 and spent == [spent[0]] * 3
+    assert not np.array_equal(ends[0], ends[1]) and not np.array_equal(ends[0], ends[2])
+
+
+def test_networks_with_fused_projections_and_auxiliary_parameters() -> None:
+    """Biases, norms and embeddings take AdamW's steps; their rows have no running size."""
+    ends = []
+    for table in VARIANTS:
+        run = small(
+            {
+                "data": {"name": "pydoc", "context": 12, "train": 40, "test": 20},
+                "federation": {"clients": 2, "per-round": 2, "rounds": 2},
+                "task": {"name": "network", "model": "gpt", "width": 8, "depth": 2, "heads": 2},
+            },
+            local={"recipe": "fedmuon", "steps": 2, "lr": 0.02, "aux": "adamw",
+                   "adjust": "match-rms"},
+            orthogonalizer=table,
+        )  # fmt: skip
+        ends.append(fedmuon.run(run).model)
+    for name in ends[0]:
+        assert all(np.isfinite(np.asarray(end[name])).all() for end in ends), name
+    for other in ends[1:]:
+        assert any(not np.array_equal(ends[0][name], other[name]) for name in ends[0])
 
 
 @pytest.mark.parametrize(
