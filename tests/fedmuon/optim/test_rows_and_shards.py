@@ -43,7 +43,9 @@ def close(found: Tensor, wanted: np.ndarray, tolerance: float = 1e-10) -> bool:
     return bool(gap <= tolerance * np.linalg.norm(wanted))
 
 
-def sign_link(shards: int = 1, adjust: str = "none", **blocks: int) -> links.Link:
+def sign_link(
+    shards: int = 1, adjust: str = "none", blocks: dict[str, int] | None = None
+) -> links.Link:
     return map_matrices(lambda m, context, block: exact_sign(m), adjust, True, blocks, shards)
 
 
@@ -54,7 +56,7 @@ def test_three_steps_of_normuon_with_filters_and_fused_matrices() -> None:
     torch.manual_seed(0)
     shapes = {"tall": (6, 4), "wide": (4, 6), "filter": (5, 2, 2), "fused": (6, 2), "side": (2, 6)}
     blocks = {"fused": 3, "side": 3}
-    link = links.normalize_rows(sign_link(**blocks), 0.6, blocks)
+    link = links.normalize_rows(sign_link(blocks=blocks), 0.6, blocks)
     params = {name: torch.zeros(2, *shape, dtype=torch.float64) for name, shape in shapes.items()}
     state, seen = link.init(params), {}
     wrong = False
@@ -141,7 +143,7 @@ def test_shards_are_mapped_alone_and_every_third_step_is_whole() -> None:
     torch.manual_seed(4)
     shapes = {"tall": (7, 4), "wide": (4, 7), "fused": (6, 2)}
     link = links.block_periodic(
-        sign_link(1, "match-rms", fused=3), sign_link(2, "match-rms", fused=3), 3
+        sign_link(1, "match-rms", {"fused": 3}), sign_link(2, "match-rms", {"fused": 3}), 3
     )
     params = {name: torch.zeros(2, *shape, dtype=torch.float64) for name, shape in shapes.items()}
     state = link.init(params)
@@ -216,8 +218,8 @@ def test_runs_of_fedmuon_are_the_loops(memory: float, shards: int, period: int) 
 
 def test_a_recipe_in_python_takes_the_links() -> None:
     run = chosen(**{"row-memory": 0.8, "shards": 2, "full-every": 2})
-    shards = [links.orthogonalize(POLAR, shards=count) for count in (1, 2)]
-    link = links.normalize_rows(links.block_periodic(*shards, 2), 0.8)
+    whole, sharded = (links.orthogonalize(POLAR, shards=count) for count in (1, 2))
+    link = links.normalize_rows(links.block_periodic(whole, sharded, 2), 0.8)
     found = ended(recipes.fedmuon(LR, 0.9, link), run).params["weight"]
     same = ended(build_experiment(run).recipe, run).params["weight"]
     assert float((found - same).abs().max()) < 1e-12

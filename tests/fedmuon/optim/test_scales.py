@@ -32,7 +32,8 @@ SHAPES = [(3, 8), (8, 3), (5, 5)]
 
 def expected(matrix: Tensor, adjust: str) -> np.ndarray:
     u, s, vh = np.linalg.svd(matrix.double().numpy(), full_matrices=False)
-    return SCALES[adjust](*matrix.shape, s) * (u @ vh)
+    m, n = matrix.shape
+    return SCALES[adjust](m, n, s) * (u @ vh)
 
 
 def apart(found: Tensor, wanted: np.ndarray) -> float:
