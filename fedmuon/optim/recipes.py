@@ -239,7 +239,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
         proximal: mu, the strength of the pull to the received model X; 0 is FedAvg.
         weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
 
-    State: none. Guarantee: none known. Source: Li et al. 2020 (arXiv:1812.06127).
+    State: none. Guarantee: no certificate is known. Source: Li et al. 2020 (arXiv:1812.06127).
     """
     chain = Chain((gradient(), links.proximal(proximal), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean)
@@ -329,7 +329,7 @@ def fedadam(
         tau: Keeps the step bounded where v is small; v begins at tau^2.
         weight_decay: Decoupled, on the clients.
 
-    State: m and v, on the server. Guarantee: none known.
+    State: m and v, on the server. Guarantee: no certificate is known.
     Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
     """
     return _adaptive("adam", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
@@ -344,9 +344,13 @@ def fedyogi(
     tau: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """FedYogi: FedAdam with v <- v - (1 - server_memory) D^2 sign(v - D^2).
+    """FedYogi: local SGD, and Yogi on the server, whose v changes by at most a share of D^2.
 
-    Arguments, state and guarantee are those of `fedadam`. Source: Reddi et al. 2021.
+    D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
+    v <- v - (1 - server_memory) D^2 sign(v - D^2);  X <- X + server_lr m / (sqrt(v) + tau).
+
+    Arguments are those of `fedadam`. State: m and v, on the server; v begins at tau^2.
+    Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
     """
     return _adaptive("yogi", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
 
@@ -358,9 +362,13 @@ def fedadagrad(
     tau: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """FedAdagrad: FedAdam with v <- v + D^2 and without momentum.
+    """FedAdagrad: local SGD, and Adagrad on the server, without momentum.
 
-    Arguments, state and guarantee are those of `fedadam`. Source: Reddi et al. 2021.
+    D = mean - X;  v <- v + D^2;  X <- X + server_lr D / (sqrt(v) + tau).
+
+    Arguments are those of `fedadam`. State: v, on the server, which begins at tau^2; and the last
+    D. Guarantee: no certificate is known.
+    Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
     """
     return _adaptive("adagrad", lr, server_lr, 0.0, 0.0, tau, weight_decay)
 
@@ -376,8 +384,8 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
         lr: Step size.
         weight_decay: Decoupled, on the clients.
 
-    State: none. Guarantee: none known. Source: Wang et al. 2020 (arXiv:2007.07481), for SGD
-    without momentum.
+    State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
+    for SGD without momentum.
     """
 
     def client(
@@ -414,7 +422,8 @@ def scaffold(
         clients: N.
 
     State: c_i stays with its client; c is sent by the server, and c_i+ - c_i comes back.
-    Guarantee: none known. Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
+    Guarantee: no certificate is known.
+    Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
     """
     step = server_step(server_lr or 1.0, 0.0)
 
@@ -480,7 +489,7 @@ def fedmuon_corrected(
         clients: N.
 
     The other arguments are those of `fedmuon`. State: M_i and C_i stay with their client; C is
-    sent by the server, and the change of C_i comes back. Guarantee: none known here.
+    sent by the server, and the change of C_i comes back. Guarantee: no certificate is known.
     Source: arXiv:2509.26337, which claims convergence for any number of Newton-Schulz steps.
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
@@ -558,11 +567,14 @@ def fedmuon_svd(
 def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
     """Local AdamW: AdamW steps whose moments begin afresh in every round; models are averaged.
 
+    m <- 0.9 m + 0.1 G;  v <- 0.999 v + 0.001 G^2;
+    x <- x - lr (m / (1 - 0.9^k)) / (sqrt(v / (1 - 0.999^k)) + 1e-8) in local step k = 1, 2, ...
+
     Args:
         lr: Step size.
         weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
 
-    State: none between rounds. Guarantee: none known. Source: Loshchilov, Hutter 2019.
+    State: none between rounds. Guarantee: no certificate is known. Source: Loshchilov, Hutter 2019.
     """
     chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean)
@@ -586,7 +598,7 @@ def diloco(
         weight_decay: Decoupled, on the clients.
 
     State: v, on the server; the moments begin afresh in every round, where the paper's few workers
-    keep theirs. Guarantee: none known.
+    keep theirs. Guarantee: no certificate is known.
     Source: Douillard et al. 2023 (arXiv:2311.08105).
     """
     chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
@@ -617,7 +629,7 @@ def muloco(
         server_momentum: Memory of v. With 0, and server_lr = 1, it is Local Muon.
 
     The other arguments are those of `fedmuon`. State: v, on the server; M begins afresh.
-    Guarantee: none known. Source: arXiv:2505.23725.
+    Guarantee: no certificate is known. Source: arXiv:2505.23725.
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
