@@ -313,7 +313,14 @@ class NetworkTask:
         alone = [len(values) == 1 for values in samples]
         if shared:
             given = [v[0] if one else v for v, one in zip(samples, alone, strict=True)]
-            return vmap(function, (0, *(None if one else 0 for one in alone)))(params, *given)
+            each = vmap(function, (0, *(None if one else 0 for one in alone)))
+            try:
+                return each(params, *given)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # vmap cannot trace it, for example an `if` on a value
+                object.__setattr__(self, "vectorized", False)  # from now on they take turns
+                function = function if function == self._losses else self._slope
 
         def turn(r: int) -> Any:
             given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))

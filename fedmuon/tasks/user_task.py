@@ -5,8 +5,10 @@ buffers keep their values, and are neither sent nor saved.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
 from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy, is_statistic
+from fedmuon.tasks.dropout import Masks
 from fedmuon.tasks.models import statistics_of
 from fedmuon.tasks.networks import NetworkTask, evaluating
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -37,11 +40,15 @@ class Task:
             are classes, and the squared error if they are real numbers.
         metrics: Name -> (outputs, targets) -> one value per sample. The default for classes is
             `accuracy`.
+        inputs: For a module that takes several tensors by name, such as `input_ids` and
+            `attention_mask` of Hugging Face: name -> shape of one sample, in the order in which a
+            sample's numbers hold them.
     """
 
     module: nn.Module
     loss: Loss | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def as_task(found: Any) -> Task:
@@ -90,13 +97,14 @@ def user_network(
         measures = None  # the accuracy
     if loss is not cross_entropy:
         loss = check_each(loss, "loss", of.part("loss", loss))
+    sample = torch.zeros(1, *shape, dtype=torch.long if whole else dtype, device=device)
     try:
+        outputs = _with_plain_calls(module, task.inputs, sample)
         found = UserNetwork(
             module, shape, dtype, device,
             loss=loss, metrics=measures, whole=whole,
             guard=of.part("task", task.module),
         )  # fmt: skip
-        outputs = _width(found)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by a layer
@@ -214,14 +222,51 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
     return checked
 
 
-def _width(task: NetworkTask) -> int:
-    """The number of outputs for a sample."""
-    sample = torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device)
-    with torch.no_grad(), evaluating(task.module), task.masks(None):
-        outputs = task.module(sample.long() if task.whole else sample)
-    if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != 1:
+def _with_plain_calls(
+    module: nn.Module, inputs: Mapping[str, tuple[int, ...]], sample: Tensor
+) -> int:
+    """Let a module take and return one tensor, by a `forward` of its own where it does not; return
+    the number of its outputs for a sample [1, ...]."""
+    if inputs:
+        sizes = [math.prod(shape) for shape in inputs.values()]
+        if sum(sizes) != sample.numel():
+            raise InputError(
+                f"a sample has {sample.numel()} numbers, and the inputs {', '.join(inputs)} of the "
+                f"task have {sum(sizes)}: give shapes that hold all of them"
+            )
+        module.forward = partial(_by_name, module.forward, dict(inputs), sizes)
+    with torch.no_grad(), evaluating(module), Masks(None):
+        outputs = module(sample)
+        if not isinstance(outputs, Tensor):
+            module.forward = partial(_logits, module.forward)
+            outputs = module(sample)
+    if outputs.ndim < 1 or len(outputs) != 1:
         raise InputError("the module must return a tensor with one row for each sample")
     return outputs.shape[-1]
+
+
+def _by_name(
+    forward: Callable[..., Any],
+    inputs: Mapping[str, tuple[int, ...]],
+    sizes: list[int],
+    samples: Tensor,
+) -> Any:
+    """Call `forward` with samples [n, ...] cut into its arguments."""
+    parts = samples.flatten(1).split(sizes, 1)
+    named = zip(inputs.items(), parts, strict=True)
+    return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in named})
+
+
+def _logits(forward: Callable[..., Any], *args: Any) -> Tensor:
+    """The logits that `forward` returns, as an attribute or a value of that name."""
+    found = forward(*args)
+    logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"the module returns a {type(found).__name__}: let it return a tensor with one row for "
+            "each sample, or an object that has this tensor as `logits`"
+        )
+    return logits
 
 
 def _line(error: Exception) -> str:

@@ -23,7 +23,13 @@ from fedmuon.experiments.engines import ray_engine
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
-RUN = [file for file in FILES if file.name != "named.py"]  # which `named.toml` is run with
+OTHERS = {"resnet18": "torchvision", "vit_b_16": "torchvision", "bert_classifier": "transformers"}
+RUN = [
+    file
+    for file in FILES
+    if file.name != "named.py"  # which `named.toml` is run with
+    and file.stem not in OTHERS
+]
 LINES = {"fedmuon_from_parts": 62, "data_kinds": 62}  # others: 25
 LONG = pytest.mark.slow
 Models = list[dict[str, Tensor]]
@@ -62,6 +68,7 @@ def test_an_example_is_short_and_documented() -> None:
     for file in FILES:
         text = file.read_text(encoding="utf-8")
         assert len(text.splitlines()) <= LINES.get(file.stem, 25), file
+        assert file.stem not in OTHERS or len(text.splitlines()) <= 15
         assert text.startswith('"""') and (
             file not in RUN or '\nif __name__ == "__main__":' in text
         )
@@ -75,6 +82,17 @@ RUNS = [pytest.param(file, id=file.stem, marks=[LONG] * (file.stem in LATER)) fo
 def test_an_example_runs(file: Path, example: Example) -> None:
     models = example(file, "inline")
     assert models and all(value.isfinite().all() for model in models for value in model.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stem", OTHERS)
+def test_a_model_of_others_runs(
+    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip(OTHERS[stem], reason=f"{OTHERS[stem]} is not installed")
+    said = printed(EXAMPLES / f"{stem}.py", tmp_path, monkeypatch, capsys)
+    assert 0 <= float(said.removeprefix("accuracy ")) <= 1
 
 
 def test_fedmuon_from_parts_is_the_built_in_one(example: Example) -> None:

@@ -195,9 +195,26 @@ class ClippedSums:
         each = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
-            slopes, losses = each(params, inputs, labels, keys[rows])
+            try:
+                slopes, losses = each(params, inputs, labels, keys[rows])
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # vmap cannot trace it: one example after the other
+                samples = zip(inputs, labels, keys[rows], strict=True)
+                slopes, losses = stack_results([_alone(loss_of, params, *one) for one in samples])
             total = _add(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
+
+
+def _alone(
+    loss_of: Callable[..., Tensor], params: Params, *sample: Tensor
+) -> tuple[Params, Tensor]:
+    """The gradient and loss of one example by autograd."""
+    leaves = {key: value.detach().requires_grad_() for key, value in params.items()}
+    with torch.enable_grad():
+        loss = loss_of(leaves, *sample)
+    slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True)), loss.detach()
 
 
 def _add(total: Params, c: float, slopes: Params) -> Params:

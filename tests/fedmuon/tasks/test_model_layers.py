@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def settings(**local: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def run(module: nn.Module, config: dict | None = None, **more: Any) -> fedmuon.Result:
+def run(module: Any, config: dict | None = None, **more: Any) -> fedmuon.Result:
     return fedmuon.run(config or settings(), data=(X, Y), task=module, **more)
 
 
@@ -499,3 +500,115 @@ def test_batch_norm_is_measured_but_has_no_bound_and_no_private_run() -> None:
 def test_norms_that_cannot_be_averaged_are_rejected_by_name(layer: nn.Module, words: str) -> None:
     with pytest.raises(InputError, match=f"1 is a {type(layer).__name__}, .*{words}"):
         run(nn.Sequential(nn.Linear(FEATURES, 8), layer, nn.Linear(8, 2)))
+
+
+# --- Recurrent layers, and calls that vmap cannot trace -------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """Reads a sample as three tokens of two numbers."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.read = kind(2, 5, num_layers=2, bidirectional=kind is nn.GRU, batch_first=True)
+        self.head = nn.Linear(10 if kind is nn.GRU else 5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.read(x.unflatten(1, (3, 2)))[0][:, -1])
+
+
+class Branching(nn.Module):
+    """Branches on a value, which vmap cannot trace; its parameter is in no layer with a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first, self.head = nn.Linear(FEATURES, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x) * self.scale
+        return self.head(hidden if hidden.abs().sum() > -1 else 0 * hidden)
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "LSTM": lambda: Recurrent(nn.LSTM),
+    "GRU": lambda: Recurrent(nn.GRU),
+    "RNN": lambda: Recurrent(nn.RNN),
+    "branch": Branching,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_recurrent_and_branching_modules_are_plain_loops(name: str) -> None:
+    result = run(ODD[name]())
+    assert largest_difference(result, plain_loop(result, ODD[name](), without_draws)) < 1e-10
+    other = plain_loop(run(ODD[name](), settings(lr=0.1)), ODD[name](), without_draws)
+    assert largest_difference(result, other) > 1e-4
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_their_clipped_sums_are_those_of_a_loop_over_examples(name: str) -> None:
+    task, batch = task_of(ODD[name]()), keyed_batch(0)
+    params = {n: p.detach()[None] for n, p in task.module.named_parameters()}
+    found = task.clipped([(1.0, params)], [batch], Clipping("flat", 0.5))[1]
+    expected = {key: torch.zeros_like(value[0]) for key, value in params.items()}
+    for inputs, label in zip(batch.inputs, batch.labels, strict=True):
+        loss = functional.cross_entropy(task.module(inputs[None]), label[None])
+        slopes = torch.autograd.grad(loss, list(task.module.parameters()))
+        norm = float(torch.cat([one.flatten() for one in slopes]).norm())
+        for key, slope in zip(params, slopes, strict=True):
+            expected[key] += min(1.0, 0.5 / norm) * slope
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key][0], value, rtol=1e-10, atol=1e-12)
+    unclipped = task.clipped([(1.0, params)], [batch], Clipping("flat", 1e3))[1]
+    assert not torch.allclose(unclipped["head.bias"], found["head.bias"], rtol=1e-3)
+
+
+def test_dropout_within_recurrent_layers_is_rejected_by_name() -> None:
+    net = Recurrent(nn.LSTM)
+    net.read.dropout = 0.5
+    with pytest.raises(InputError, match=r"read is a LSTM, whose masks .* put nn.Dropout between"):
+        run(net)
+
+
+# --- Several inputs by name, and outputs with logits ----------------------------------------------
+
+
+class Named(nn.Module):
+    """As a classifier of Hugging Face: two inputs by name, and an object with logits."""
+
+    def __init__(self, returned: str) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.returned, self.read, self.head = returned, nn.Linear(2, 5), nn.Linear(5, 2)
+
+    def forward(self, values: Tensor, weights: Tensor) -> Any:
+        hidden = (self.read(values).tanh() * weights[..., None]).mean(1)
+        logits = self.head(hidden)
+        named = {"object": SimpleNamespace(logits=logits), "mapping": {"logits": logits}}
+        return named.get(self.returned, [logits])
+
+
+@pytest.mark.parametrize("returned", ["object", "mapping"])
+def test_named_inputs_and_logits_are_a_plain_loop(returned: str) -> None:
+    """The first four numbers of a sample are two tokens, the last two are their weights."""
+
+    def forward(own: Any, inputs: Tensor, when: Any, rows: np.ndarray) -> Tensor:
+        values, weights = inputs[:, :4].unflatten(1, (2, 2)), inputs[:, 4:]
+        return own.head((own.read(values).tanh() * weights[..., None]).mean(1))
+
+    shapes = {"values": (2, 2), "weights": (2,)}
+    result = run(fedmuon.Task(Named(returned), inputs=shapes))
+    assert set(result.model) == {"read.weight", "read.bias", "head.weight", "head.bias"}
+    assert largest_difference(result, plain_loop(result, Named(returned), forward)) < 1e-10
+    private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 1.0, "lot": 8}}
+    assert set(run(fedmuon.Task(Named(returned), inputs=shapes), private).model) == {*result.model}
+    with pytest.raises(InputError, match=r"a sample has 6 numbers, .* have 4"):
+        run(fedmuon.Task(Named(returned), inputs={"values": (2,), "weights": (2,)}))
+
+
+def test_outputs_without_logits_are_rejected_by_their_kind() -> None:
+    with pytest.raises(InputError, match="the module returns a list: let it return a tensor"):
+        run(fedmuon.Task(Named("list"), inputs={"values": (2, 2), "weights": (2,)}))

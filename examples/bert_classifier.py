@@ -1,0 +1,15 @@
+"""A classifier of Hugging Face, unchanged, with its dropout; after `pip install 'fedmuon[lm]'`."""
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+import fedmuon
+
+if __name__ == "__main__":
+    form = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    model = BertForSequenceClassification(BertConfig(**form, intermediate_size=32))
+    tokens = torch.randint(1, 50, (120, 8))
+    data = torch.cat([tokens, torch.ones_like(tokens)], 1), tokens[:, 0] // 26  # and their mask
+    task = fedmuon.Task(model, inputs={"input_ids": (8,), "attention_mask": (8,)})
+    config = {"local": {"lr": 0.02}, "federation": {"clients": 4, "per-round": 2, "rounds": 3}}
+    print("accuracy", fedmuon.run(config, data=data, task=task).summary["accuracy"])
