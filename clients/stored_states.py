@@ -5,9 +5,14 @@ A state is known by the round that the client took part in. The server says of w
 client's state must be, and which checkpoints it may return to, so a run that is resumed reads what
 was there at its checkpoint. A node that cannot give that state is at fault: nobody begins anew in
 silence.
+
+Each run has an id of its own, so a run never reads the states of another one, even of the same
+config. A node that begins another run removes those that nobody used for a week.
 """
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from fedmuon.optim.chain import States
 MEMORY = "memory"  # the record of a message
 PREFIX = "fedmuon-state-"  # and the round: the record of a context
 FOLDER = "state-dir"  # of a node's config
+UNUSED = 7 * 86400.0  # seconds after which the states of another run are removed
 
 
 def state_record(states: States, round: int) -> RecordDict:
@@ -82,8 +88,11 @@ class Memory:
         given = str(self._context.node_config.get(FOLDER, ""))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         place = Path(given) if given else Path(home, "fedmuon")
-        folder = place / f"{digest(self._run.encode())[:16]}-client-{self.client}"
+        of_client = f"-client-{self.client}"
+        folder = place / f"{digest(self._run.encode())[:16]}{of_client}"
         with mendable(folder, "create"):
+            if not folder.exists():
+                _forget_unused(place, of_client)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = ClientStates(folder, self._run)
         if self._last is None:
@@ -91,3 +100,10 @@ class Memory:
         else:
             store.restore(self._last + 1, {self.client: self._last})
         return store
+
+
+def _forget_unused(place: Path, of_client: str) -> None:
+    """Remove the client's states of runs that it has not served for long; other runs may go on."""
+    for other in place.glob(f"{'[0-9a-f]' * 16}{of_client}"):
+        if other.is_dir() and time.time() - other.stat().st_mtime > UNUSED:
+            shutil.rmtree(other, ignore_errors=True)

@@ -286,6 +286,12 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
                 f"[local] steps = {local.steps} is not what your recipe counts on: make it with "
                 f"steps={local.steps}, or set steps = {found.steps}"
             )
+        if found.clients and found.clients != config.federation.clients:
+            raise InputError(
+                f"[federation] clients = {config.federation.clients} is not what your recipe "
+                f"counts on: make it with clients={config.federation.clients}, or set clients = "
+                f"{found.clients}"
+            )
         entries = sum(one.numel() for one in start.values())
         require_round(found, start)
         if not private and 2 * entries <= task.stack_limit:  # larger: not stacked
@@ -367,8 +373,10 @@ def _context(
 
     draws = [partial(generator, 0, client=client, step=step) for client in clients]
     if private:
-        return Context(params, forbidden_gradient, draws, released, factor, received=params)
-    return Context(params, gradient, draws, factor=factor, received=params)
+        return Context(
+            params, forbidden_gradient, draws, released, factor, tuple(clients), received=params
+        )
+    return Context(params, gradient, draws, factor=factor, clients=tuple(clients), received=params)
 
 
 # A first round of a custom recipe
@@ -461,6 +469,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
     """What a link makes of its direction and state, which it must leave as they are."""
     given = (direction, state, context.params)
+    context = context if link.knows_client else replace(context, clients=())
     before = [_copied(one) for one in given]
     what = f"update of the link {link.name}"
     found = _tried(what, LINK, link.update, direction, state, context)

@@ -72,6 +72,7 @@ class Recipe:
             server's model has these first values.
         codecs: How messages carry states that are sent or returned, by name; those with shapes of
             the model alone. Others are sent as they are.
+        clients: The number of all clients N that the rule assumes, 0 if it assumes none.
     """
 
     chain: Chain
@@ -120,6 +121,8 @@ class Recipe:
         """Whether what has this name never leaves the client."""
         return any(fnmatchcase(name, pattern) for pattern in self.personal)
 
+    clients: int = 0
+
     @property
     def private(self) -> bool:
         """Whether an accountant covers its releases."""
@@ -138,11 +141,10 @@ class Recipe:
                 "server": (callable(self.server), "a function (old, mean, states)"),
                 "aggregate": (isinstance(self.aggregate, Aggregator), "a fedmuon.Aggregator"),
                 "scaled": (isinstance(self.scaled, bool), "True or False"),
-                "steps": (
-                    type(self.steps) is int and self.steps >= 0,
-                    "a whole number of 0 or more",
-                ),
             }
+            for name in ("steps", "clients"):
+                held = getattr(self, name)
+                wanted[name] = type(held) is int and held >= 0, "a whole number of 0 or more"
             wanted["client"] = (
                 self.client is None or callable(self.client),
                 "a function (received, params, states, steps)",

@@ -460,6 +460,7 @@ def scaffold(
         returned=("control-change",),
         kept=("server-control",),
         persistent=("client-control",),
+        clients=clients,
         client=client,
         scaled=True,
         counted=True,
@@ -525,6 +526,7 @@ def fedmuon_corrected(
         returned=("correction-change",),
         kept=("server-correction",),
         persistent=("momentum", "client-correction"),
+        clients=clients,
         client=client,
         counted=True,
     )

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,8 @@ __all__ = ["Record", "RunDirectory"]
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 CLIENTS = "clients.jsonl"  # records of clients, if they are asked for
-MAYBE = ("routes.txt", "objects.json", "ledger.jsonl", CLIENTS, "personal.csv")
+RUN_ID = "run-id.txt"  # by which nodes know the run, if they keep states of clients
+MAYBE = ("routes.txt", "objects.json", RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv")
 LATE = ("ledger.jsonl", CLIENTS, "personal.csv")  # of these, files with a sum in finished runs only
 # Samples, tensors and what may be as large.
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS} - {"config.toml", "rounds.jsonl", "summary.json"}
@@ -181,6 +183,24 @@ class RunDirectory:
             return self._mark
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
+
+    def identity(self) -> dict[str, bytes]:
+        """The file with the run's id: drawn for a new run, so that it differs from that of another
+        run with the same config; the same when the run is resumed. Runs of versions without it have
+        none."""
+        file, log = self.path / RUN_ID, self.path / "rounds.jsonl"
+        if not file.exists() and not (log.exists() and log.stat().st_size):
+            return {RUN_ID: f"{secrets.token_hex(16)}\n".encode()}
+        if not file.exists() and RUN_ID not in sums_of(self.path):
+            return {}
+        files.require_sound(self.path, [RUN_ID])
+        return {RUN_ID: files.read_bytes(file)}
+
+    @property
+    def run_id(self) -> str:
+        """What the owners of clients' states know the run by."""
+        file = self.path / RUN_ID
+        return files.read_text(file).strip() if file.exists() else self.mark
 
     def checkpoint(self, round: int, arrays: Mapping[str, np.ndarray], ledger: str = "") -> None:
         """Replace the checkpoint by the arrays of a server state after that round; `ledger` is the

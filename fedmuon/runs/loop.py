@@ -121,11 +121,13 @@ def prepare(
     if isinstance(experiment.task, NetworkTask):
         table = routes(experiment.task.module, config.local.route)
         fixed["routes.txt"] = f"{table}\n".encode()
+    if experiment.recipe.keeps_states and config.engine.name != "inline":
+        fixed |= directory.identity()
     if known or not (out / "summary.json").exists():  # older versions end without it
         fixed |= fingerprints.as_bytes(objects | factors)
     directory.fix(fixed, more_files)
     if experiment.recipe.keeps_states:
-        memory = ClientStates(out / CLIENT_STATES, directory.mark)
+        memory = ClientStates(out / CLIENT_STATES, directory.run_id)
         experiment = dataclasses.replace(experiment, client_states=memory)
     named = make_named(config, "callback", CALLBACKS, (Callback,))
     with Guard("callbacks", callbacks):

@@ -56,6 +56,21 @@ def close(value: Any) -> Any:
     return pytest.approx(value, rel=1e-11, abs=1e-13)
 
 
+def same_client_records(inline: Path, other: Path) -> None:
+    """Whole numbers alike, floats to 1e-12, and some of them away from 0."""
+    found = [
+        [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+        for run in (inline, other)
+    ]
+    assert len(found[0]) == len(found[1]) > 0
+    for one, two in zip(*found, strict=True):
+        assert list(one) == list(two)
+        for name in one.keys() - {"check"}:
+            near = pytest.approx(one[name], rel=1e-12, abs=1e-12)
+            assert two[name] == (near if isinstance(one[name], float) else one[name]), name
+    assert max(one["drift"] for one in found[1]) > 1e-3
+
+
 def test_every_number_of_fedavg_is_that_of_a_naive_loop(tmp_path: Path) -> None:
     config = small(data={"client-test": 0.4}, local=FEDAVG, output=ON)
     execute(config, tmp_path / "run")

@@ -1,5 +1,6 @@
 """The store of clients' states, against a dictionary that keeps every state of every round."""
 
+import os
 import random
 import shutil
 from types import SimpleNamespace
@@ -7,10 +8,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from conftest import small
 
 from fedmuon.clients.stored_states import Memory
 from fedmuon.core.errors import InputError
+from fedmuon.federated.build import resolve
 from fedmuon.federated.client_states import ClientStates
+from fedmuon.runs.loop import prepare
 
 ROUNDS, CLIENTS = 60, 9
 
@@ -167,6 +171,53 @@ def test_a_reply_that_the_server_did_not_take_is_forgotten(tmp_path, monkeypatch
         with pytest.raises(ZeroDivisionError):
             ask(13, 9)
     assert ask(13, 9) == flat(state(4, 9))
+
+
+def test_a_node_keeps_the_states_of_runs_apart(tmp_path):
+    """Another run begins anew and cannot be given the first one's states; these stay for a week."""
+
+    def ask(run: str, round: int, last: int):
+        content = {"run": run, "clients": [4], "last": [last], "saved": [0], "with-server": False}
+        message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": content}))
+        context: Any = SimpleNamespace(node_config={"state-dir": str(tmp_path)})
+        memory = Memory(message, context, 4)
+        found = flat(memory.recall(round))
+        memory.keep(round, state(4, round, shift=len(run)))
+        return found
+
+    assert ask("a", 3, -1) == {}
+    assert ask("other", 5, -1) == {}
+    with pytest.raises(InputError, match="has lost the client's state of round 3"):
+        ask("third", 6, 3)
+    assert ask("a", 6, 3) == flat(state(4, 3, shift=1))
+    assert ask("other", 6, 5) == flat(state(4, 5, shift=5))
+    first, *_ = folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 3
+    of_another_client = tmp_path / f"{'0' * 16}-client-14"
+    of_another_client.mkdir()
+    for old in (first, of_another_client):
+        os.utime(old, (0, 0))
+    assert ask("fourth", 0, -1) == {}
+    assert not first.exists() and of_another_client.exists() and len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_run_with_states_on_nodes_has_an_id_of_its_own(tmp_path):
+    """Not that of another run with the same config; the same after a resume."""
+    remote = resolve(small(local={"recipe": "scaffold"}, engine={"name": "ray"}))
+    first, other = (prepare(remote, tmp_path / name) for name in ("a", "b"))
+    assert first.directory.mark == other.directory.mark
+    ids = [run.experiment.client_states.run for run in (first, other)]
+    assert len(set(ids)) == 2 and all(len(one) == 32 for one in ids)
+    again = prepare(remote, tmp_path / "a", resume=True)
+    assert again.experiment.client_states.run == ids[0]
+    (tmp_path / "a" / "rounds.jsonl").write_text("begun")
+    (tmp_path / "a" / "run-id.txt").write_text(f"{'0' * 32}\n")
+    with pytest.raises(InputError, match=r"run-id\.txt is not as"):
+        prepare(remote, tmp_path / "a", resume=True)
+    for recipe, engine in (("scaffold", "inline"), ("fedavg", "ray")):
+        one = resolve(small(local={"recipe": recipe}, engine={"name": engine}))
+        prepare(one, tmp_path / recipe)
+        assert not (tmp_path / recipe / "run-id.txt").exists()
 
 
 def test_a_node_says_what_its_message_lacks():

@@ -12,6 +12,7 @@ import torch
 from conftest import quick, small
 from live_grid import LiveGrid
 from safetensors.numpy import load_file
+from test_client_metrics import same_client_records
 
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
@@ -186,21 +187,6 @@ def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path,
     assert found == (ray / "personal.csv").read_bytes() and found.count(b"\n") == 7
     measured = np.genfromtxt(inline / "personal.csv", delimiter=",", names=True)
     assert (measured["global_accuracy"] != measured["personal_accuracy"]).any()
-
-
-def same_client_records(inline: Path, other: Path) -> None:
-    """Whole numbers alike, floats to 1e-12, and some of them away from 0."""
-    found = [
-        [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
-        for run in (inline, other)
-    ]
-    assert len(found[0]) == len(found[1]) > 0
-    for one, two in zip(*found, strict=True):
-        assert list(one) == list(two)
-        for name in one.keys() - {"check"}:
-            near = pytest.approx(one[name], rel=1e-12, abs=1e-12)
-            assert two[name] == (near if isinstance(one[name], float) else one[name]), name
-    assert max(one["drift"] for one in found[1]) > 1e-3
 
 
 @pytest.mark.parametrize("recipe", quick(["fedmuon-corrected", "fednova"], ["fedmuon-corrected"]))

@@ -288,6 +288,41 @@ def test_a_link_sees_its_clients_only_if_it_declares_so() -> None:
         assert seen == [(), cohort if both[1] is knowing else ()]
 
 
+def of_custom_recipes() -> dict[str, Any]:
+    """The tables of `config` with one step, without what a custom recipe does not read."""
+    tables = config(steps=1).model_dump(by_alias=True, exclude_unset=True)
+    return {**tables, "local": {"steps": 1, "batch": 7}, "orthogonalizer": {}}
+
+
+def test_a_custom_link_may_use_the_numbers_of_its_clients() -> None:
+    """Also in the trial before the run, and as one that is not told could not."""
+
+    def scale(direction: Params, context: Context) -> Params:
+        numbers = torch.tensor(context.clients, dtype=torch.float64).view(-1, 1, 1)
+        return {name: value * (1 + numbers) for name, value in direction.items()}
+
+    def model(declared: bool) -> torch.Tensor:
+        link = replace(links.stateless("scale", scale), knows_client=declared)
+        chain = Chain((links.gradient(), link, links.descend(LR)))
+        return fedmuon.run(of_custom_recipes(), recipe=chain).model["weight"]
+
+    at = Naive(config(steps=1, recipe="fedavg"))
+    X = at.start
+    for r, cohort in at.rounds():
+        X = np.mean([X - LR * (1 + i) * at.gradient(X, r, i, 0) for i in cohort], 0)
+    np.testing.assert_allclose(model(True).squeeze(), X, rtol=1e-12)
+    with pytest.raises(InputError, match="no tensor like weight"):
+        model(False)
+
+
+@pytest.mark.parametrize("make", [recipes.scaffold, recipes.fedmuon_corrected])
+def test_a_recipe_made_for_other_clients_is_rejected(make: Any) -> None:
+    table, clients = of_custom_recipes(), N
+    with pytest.raises(InputError, match=rf"clients = {clients} is not what your recipe counts on"):
+        fedmuon.run(table, recipe=make(LR, clients=clients + 1))
+    assert fedmuon.run(table, recipe=make(LR, clients=clients)).summary["rounds"] > 0
+
+
 # Exact gradients of quadratics 1/2 <X - B_i, A_i (X - B_i)>, whose clients disagree
 
 
