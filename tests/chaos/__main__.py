@@ -9,14 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from . import disturbances, engines, flips, writes
+from . import disturbances, engines, flips, states, writes
 from .laboratory import HEAD, Laboratory
 from .nursery import nursery
 
 SCENARIOS = {
     "kills": disturbances.kills, "writes": writes.scenario, "writers": disturbances.writers,
     "clocks": disturbances.clocks, "flips": flips.scenario, "interrupts": disturbances.interrupts,
-    "engines": engines.scenario,
+    "engines": engines.scenario, "states": states.scenario,
 }  # fmt: skip
 MOST = 4  # trials side by side; one more than there are processors, as some wait for the disk
 

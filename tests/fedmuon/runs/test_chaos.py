@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from chaos import disturbances, flips, writes
+from chaos import disturbances, flips, states, writes
 from chaos.disturbances import interrupted
 from chaos.folders import contents, difference
 from chaos.jobs import run
@@ -35,6 +36,22 @@ def none_other(lab: Laboratory, count: int) -> None:
 def test_kills(lab: Laboratory) -> None:
     disturbances.kills(lab)
     none_other(lab, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", states.RECIPES)
+def test_kills_of_runs_whose_clients_keep_states(lab: Laboratory, recipe: str) -> None:
+    found = states.tried(lab, recipe, 4)
+    none_other(lab, 1)
+    assert found.kills == 4
+
+
+def test_a_state_that_differs_in_a_bit_is_seen() -> None:
+    state = {"control.w": np.ones(3)}
+    other = {"control.w": np.nextafter(state["control.w"], 2)}
+    assert not states.unlike(state, {"control.w": np.ones(3)})
+    assert states.unlike(state, other) == "control.w differs"
+    assert "has none" in states.unlike(state, None) and "for" in states.unlike(state, {})
 
 
 @pytest.mark.slow
