@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import threading
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from conftest import quick, small
 from cryptography import x509
 from flwr.common.config import flatten_dict
 from safetensors.numpy import load_file
+from test_client_metrics import same_client_records
 
 from fedmuon.config.load import Config, dump, flatten, unflatten
 from fedmuon.core.errors import InputError, Interrupted
@@ -156,6 +158,86 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     tables["data"]["client-test"] = 0.3
     with pytest.raises(InputError, match=r"own model, which stays on its SuperNode: set"):
         deployment.execute(tiny(3, **tables), tmp_path / "tested")
+
+
+def states_of(deployment: Deployment, number: int) -> Path:
+    """Where a SuperNode keeps the states of its client."""
+    return deployment.processes.folder / f"supernode-{number}-states"
+
+
+def scaffold(rounds: int, **tables: dict) -> Config:
+    return tiny(rounds, local={"recipe": "scaffold", "steps": 2}, **tables)
+
+
+def stop_after(round: int) -> Callable[[dict], None]:
+    def watch(record: dict) -> None:
+        if record["round"] == round:
+            raise Interrupted(signal.SIGTERM)
+
+    return watch
+
+
+def test_a_resumed_run_finds_the_states_of_its_clients(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    """By its id; and its records of clients are those inline."""
+    config = scaffold(4, output={"clients": True})
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    with pytest.raises(Interrupted):
+        deployment.execute(config, out, stop_after(2))
+    first = (out / "run-id.txt").read_text()
+    assert not (out / "summary.json").exists()
+    deployment.execute(config, out)
+    assert (out / "run-id.txt").read_text() == first
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    same_client_records(inline, out)
+
+
+def test_a_node_that_lost_its_state_is_an_error(deployment: Deployment, tmp_path: Path) -> None:
+    """Under the strict policy; with the state back in its place, the run resumes and is that
+    inline."""
+    config = scaffold(3, faults={"retries": 0}, engine={"name": "deployment"})
+    schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
+    victim = next(iter(schedule[0] & schedule[1]))
+    place = states_of(deployment, victim)
+    hidden = place.with_name("hidden-states")
+
+    def hide(record: dict) -> None:
+        if record["round"] == 1:
+            place.rename(hidden)
+
+    execute(scaffold(3), tmp_path / "inline")
+    with pytest.raises(InputError, match=rf"node of client {victim} has lost the client's state"):
+        deployment.execute(config, tmp_path / "out", hide)
+    shutil.rmtree(place, ignore_errors=True)
+    hidden.rename(place)
+    deployment.execute(config, tmp_path / "out")
+    found = tmp_path / "out" / "model.safetensors"
+    assert distance(tmp_path / "inline" / "model.safetensors", found) <= 1e-12
+
+
+@pytest.mark.slow
+def test_a_supernode_killed_between_rounds_returns_with_its_states(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    faults, engine = {"deadline": 40.0, "retries": 5}, {"name": "deployment"}
+    config = scaffold(4, faults=faults, engine=engine)
+    schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
+    victim = next(iter(schedule[0] & schedule[1]))
+    execute(scaffold(4), tmp_path / "inline")
+    revival = threading.Thread(target=revive, args=(deployment, victim))
+
+    def watch(record: dict) -> None:
+        if record["round"] == 1:
+            kill(deployment, victim)
+            revival.start()
+
+    deployment.execute(config, tmp_path / "out", watch)
+    revival.join()
+    found = tmp_path / "out" / "model.safetensors"
+    assert distance(tmp_path / "inline" / "model.safetensors", found) <= 1e-12
+    assert any("faults" in one for one in RunDirectory(tmp_path / "out").records())
 
 
 @pytest.mark.slow
