@@ -243,8 +243,7 @@ def sweep_tables(summary: Record) -> Iterator[RenderableType]:
     if not summary["grid"]:
         names = [row["metric"].replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])
-        title = f"{summary['title']}: mean {over}"
-        yield columns(title, ["", "mean"], zip(names, means, strict=True))
+        yield columns(f"Mean {over}", ["metric", "mean"], zip(names, means, strict=True))
         return
     keys, chosen = [*summary["grid"]], record_name(summary["select"])
     others = ("accuracy", "test_loss") if chosen not in ("accuracy", "test_loss") else ()

@@ -177,7 +177,7 @@ def test_the_version_is_said() -> None:
     ("fedmuon run --set local.server-mom", ["local.server-momentum="]),
     ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
     ("fedmuon list agg", ["aggregators"]),
-    ("fedmuon run --see", ["--seed"]),
+    ("fedmuon run --see", ["--seed", "--seeds"]),
     ("fedmuon plan --data mni", ["mnist5k", "mnist"]),
     ("fedmuon stability --engine r", ["ray"]),
 ])  # fmt: skip

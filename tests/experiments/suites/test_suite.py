@@ -273,7 +273,7 @@ def test_the_processes_of_a_machine_read_one_copy(
     threads = torch.get_num_threads()
     _read_cached.cache_clear()
     try:
-        suite._compute(cell, 1.0)
+        suite.compute_apart(cell, 1.0)
     finally:
         torch.set_num_threads(threads)
         _read_cached.cache_clear()
