@@ -54,10 +54,10 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
     return figure
 
 
-def _bins(values: np.ndarray) -> np.ndarray:
+def _bins(values: np.ndarray) -> list[float]:
     """Edges of up to 20 bins, more where there are more clients; one bin if all are equal."""
     count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))
-    return np.histogram_bin_edges(values, count)
+    return np.histogram_bin_edges(values, count).tolist()
 
 
 def _draw_drift(axes: Axes, records: Sequence[Record]) -> None:

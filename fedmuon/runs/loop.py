@@ -220,7 +220,8 @@ def _last_rounds(records: Sequence[Record]) -> dict[int, int]:
     """For each client that has answered, the last of these rounds in which it did, from 0."""
     last: dict[int, int] = {}
     for record in records:
-        last |= dict.fromkeys(answered(record), record["round"] - 1)
+        number: int = record["round"] - 1
+        last |= dict.fromkeys(answered(record), number)
     return last
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_without_test_samples_the_largest_loss_is_worst() -> None:
 def test_the_picture_shows_each_client_once_and_each_round(run: Path) -> None:
     records = client_records(run)
     last = looked.last_of_each(records)
-    loss, accuracy, drift = client_figure.clients_figure(records).axes
+    panels: list[Any] = client_figure.clients_figure(records).axes
+    loss, accuracy, drift = panels
     for axes, name in ((loss, "loss_after"), (accuracy, "client_test_accuracy")):
         bars = [(one.get_x(), one.get_x() + one.get_width(), one.get_height())
                 for one in axes.patches]  # fmt: skip
