@@ -49,16 +49,22 @@ def client_metrics(
 
 def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
     """The cosine of each model's update to the mean of all updates; NaN where one of them is 0."""
-    updates = [_flat({name: one - before[name] for name, one in model.items()}) for model in models]
-    if not updates:
+
+    def update(model: Params) -> Tensor:  # made twice, so that no two are held at once
+        return _flat({name: one - before[name] for name, one in model.items()})
+
+    if not models:
         return []
-    mean = sum(updates[1:], start=updates[0].clone()) / len(updates)
-    length = float(torch.linalg.vector_norm(mean))
-    lengths = [float(torch.linalg.vector_norm(one)) for one in updates]
-    return [
-        float(one @ mean) / (own * length) if own * length else math.nan
-        for one, own in zip(updates, lengths, strict=True)
-    ]
+    mean = update(models[0])
+    for model in models[1:]:
+        mean += update(model)
+    mean /= len(models)
+    length, found = float(torch.linalg.vector_norm(mean)), []
+    for model in models:
+        one = update(model)
+        both = length * float(torch.linalg.vector_norm(one))
+        found.append(float(one @ mean) / both if both else math.nan)
+    return found
 
 
 def norm(tree: Mapping[str, Tensor]) -> float:
