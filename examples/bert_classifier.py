@@ -6,8 +6,8 @@ from transformers import BertConfig, BertForSequenceClassification
 import fedmuon
 
 if __name__ == "__main__":
-    form = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
-    model = BertForSequenceClassification(BertConfig(**form, intermediate_size=32))
+    form = BertConfig(vocab_size=50, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+    model = BertForSequenceClassification(form)  # or from_pretrained("...")
     tokens = torch.randint(1, 50, (120, 8))
     data = torch.cat([tokens, torch.ones_like(tokens)], 1), tokens[:, 0] // 26  # and their mask
     task = fedmuon.Task(model, inputs={"input_ids": (8,), "attention_mask": (8,)})

@@ -208,14 +208,15 @@ class NetworkTask:
 
     def _sums(self) -> ClippedSums:
         module = self.own_module()
-        found = find_ghosts(module, self.shape)
+        found = find_ghosts(module, self.shape, self.whole)
         if found is not None and not self.unmixed:  # without ghosts, samples are called one by one
-            reject_mixing(module, found.layers, self.shape, self.masks)
+            reject_mixing(module, found.layers, self.shape, self.masks, self.whole)
             object.__setattr__(self, "unmixed", True)  # holds for copies in other threads, too
         each = self.clipped_sums if self.thread_safe else None
         return ClippedSums(
-            module, self.shape, self.loss, self.device, self.saved, found, each, self.masks
-        )
+            module, self.shape, self.loss, self.device, self.saved, found, each, self.masks,
+            self.whole,
+        )  # fmt: skip
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Return per-sample losses [S, n] and per-sample metrics by name."""

@@ -23,7 +23,7 @@ from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
 from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy, is_statistic
 from fedmuon.tasks.dropout import Masks
-from fedmuon.tasks.models import statistics_of
+from fedmuon.tasks.models import reject_layers, statistics_of
 from fedmuon.tasks.networks import NetworkTask, evaluating
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -98,6 +98,7 @@ def user_network(
     if loss is not cross_entropy:
         loss = check_each(loss, "loss", of.part("loss", loss))
     sample = torch.zeros(1, *shape, dtype=torch.long if whole else dtype, device=device)
+    reject_layers(module)
     try:
         outputs = _with_plain_calls(module, task.inputs, sample)
         found = UserNetwork(

@@ -17,10 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import STATISTICS, Params
 from fedmuon.tasks.dropout import Masks, Shapes, sample_axes
 
 SMALL = 1 << 22  # parameters
+OF_NORMS = (*STATISTICS, "num_batches_tracked")  # buffers that layers of torch write into
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
@@ -91,8 +92,8 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
     second or two, so small modules are called on the CPU.
 
     Raises:
-        InputError: If the module writes into its samples, which other calls read, too, or draws
-            from torch's global generator.
+        InputError: If the module writes into its samples or buffers, which other calls read, too,
+            or draws from torch's global generator.
     """
     params = {name: one for name, one in module.named_parameters() if one.requires_grad}
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -122,12 +123,20 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         seen.append(Shapes())
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
+        versions = {name: held[name]._version for name, _ in module.named_buffers()}
         with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=seen[-1]):
             functional_call(module, held, (samples,))
         if samples._version > before:
             raise InputError(
                 "the module writes into its samples, as a first layer with inplace = True does: "
                 "let it write into a copy"
+            )
+        kept = {name for name in versions if name.rpartition(".")[2] not in OF_NORMS}
+        if changed := [name for name in kept if held[name]._version > versions[name]]:
+            raise InputError(
+                f"the module writes into its buffer {min(changed)}, which no server averages, so "
+                "engines and resumed runs would differ: compute it from the batch, make it a "
+                "parameter, or use BatchNorm"
             )
     return Trial(counts[0] - counts[1], sample_axes(seen[1], seen[0]))
 

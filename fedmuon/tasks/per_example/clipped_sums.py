@@ -66,6 +66,7 @@ class ClippedSums:
         ghosts: The layers, or None if only torch's per-example gradients are exact.
         each: Returns the same object with a copy of the module for the calling thread; None if one
             thread does all the work.
+        whole: Whether samples are whole numbers, such as tokens.
         masks: From the keys of samples, what draws the masks in calls of the module.
     """
 
@@ -77,6 +78,7 @@ class ClippedSums:
     ghosts: Ghosts | None
     each: Callable[[], "ClippedSums"] | None = None
     masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext()
+    whole: bool = False
 
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -150,13 +152,17 @@ class ClippedSums:
             most = min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
+    def _rows(self, inputs: Tensor, rows: slice) -> Tensor:
+        found = inputs[rows].reshape(-1, *self.shape)
+        return found.long() if self.whole else found
+
     def _by_layer(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
         """Per-example gradients from records of the layers at each point."""
         assert self.ghosts is not None
-        inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
+        inputs, labels = self._rows(inputs, rows), labels[rows]
         loss = one_at_a_time(self.loss)
         for c, params in points:
             with self.masks(keys[rows]):
@@ -191,9 +197,9 @@ class ClippedSums:
                 outputs = functional_call(self.module, params, (one[None],))
             return self.loss(outputs, label[None])[0]
 
-        inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
-        each = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
         total, losses = Params(), inputs.new_zeros(0)
+        inputs, labels = self._rows(inputs, rows), labels[rows]
+        each = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
         for c, params in points:
             try:
                 slopes, losses = each(params, inputs, labels, keys[rows])

@@ -303,13 +303,13 @@ class Ghosts:
     tied: dict[str, str] = field(default_factory=dict)
 
 
-def find_ghosts(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
+def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Ghosts | None:
     """Return the layers that own parameters if their records are complete, else None.
 
     They are if every owner has a rule and is called with the samples as first axis, if only its
     layer uses a parameter, if no input of a layer is overwritten, and if every output has a
     gradient. This is tried on torch's `meta` device, where nothing is computed, with two batch
-    sizes.
+    sizes. Samples are `whole` numbers, such as tokens, or of the parameters' dtype.
     """
     owners = {
         name: layer
@@ -319,11 +319,12 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
     tied = _ties(owners)
     if not all(map(has_rule, owners.values())) or tied is None:
         return None
-    two, three = (_count_entries(module, owners, (rows, *shape)) for rows in (2, 3))
+    two, three = (_count_entries(module, owners, (rows, *shape), whole) for rows in (2, 3))
     if two is None or three is None:
         return None
     meta = {name: value.detach() for name, value in on_meta(module).items()}
-    samples = torch.empty((2, *shape), dtype=next(iter(meta.values())).dtype, device="meta")
+    dtype = torch.long if whole else next(iter(meta.values())).dtype
+    samples = torch.empty((2, *shape), dtype=dtype, device="meta")
     _, found = record(module, owners, meta, samples, lambda out: out.flatten(1))
     if any(use.slope is None for uses in found.uses.values() for use in uses):
         return None
@@ -348,7 +349,7 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
 
 
 def _count_entries(
-    module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]
+    module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...], whole: bool
 ) -> int | None:
     """The numbers that a call with shape[0] samples stores; None if records are incomplete."""
     called: set[str] = set()
@@ -364,7 +365,8 @@ def _count_entries(
         return output.detach()  # a later gradient shows that a parameter is used elsewhere
 
     meta = on_meta(module)
-    samples = torch.empty(shape, dtype=next(iter(meta.values())).dtype, device="meta")
+    dtype = torch.long if whole else next(iter(meta.values())).dtype
+    samples = torch.empty(shape, dtype=dtype, device="meta")
     with _hooks(owners, look):
         outputs = functional_call(module, meta, (samples,))
     untouched = all(read._version == version for read, version in reads)
@@ -387,6 +389,7 @@ def reject_mixing(
     layers: dict[str, nn.Module],
     shape: tuple[int, ...],
     masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext(),
+    tokens: bool = False,
 ) -> None:
     """Reject a network that mixes samples, for which clipping bounds no example's influence.
 
@@ -402,7 +405,10 @@ def reject_mixing(
     rng = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
     real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
-    for inputs, changed in ((whole, 1 - whole), (real, other)):
+    kinds = [(whole, 1 - whole), (real, other)]
+    if tokens:
+        kinds = [(whole.long(), (1 - whole).long())]
+    for inputs, changed in kinds:
         batches = []  # with the rows that are kept
         for kept in map(list, KEPT):
             batch = changed.clone()

@@ -251,8 +251,10 @@ def test_attention_with_given_masks_is_that_of_torch(monkeypatch: pytest.MonkeyP
     q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
     added, allowed = torch.randn(5, 5).double(), torch.rand(5, 5) < 0.7
     allowed.fill_diagonal_(True)
-    for more in ({}, {"is_causal": True}, {"attn_mask": added}, {"attn_mask": allowed},
-                 {"scale": 0.3}):  # fmt: skip
+    kinds: list[dict[str, Any]] = [
+        {}, {"is_causal": True}, {"attn_mask": added}, {"attn_mask": allowed}, {"scale": 0.3}
+    ]  # fmt: skip
+    for more in kinds:
         expected = functional.scaled_dot_product_attention(q, k, v, **more)
         with Masks(torch.arange(2)):
             found = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **more)
@@ -508,7 +510,7 @@ def test_norms_that_cannot_be_averaged_are_rejected_by_name(layer: nn.Module, wo
 class Recurrent(nn.Module):
     """Reads a sample as three tokens of two numbers."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         torch.manual_seed(6)
         self.read = kind(2, 5, num_layers=2, bidirectional=kind is nn.GRU, batch_first=True)
@@ -612,3 +614,38 @@ def test_named_inputs_and_logits_are_a_plain_loop(returned: str) -> None:
 def test_outputs_without_logits_are_rejected_by_their_kind() -> None:
     with pytest.raises(InputError, match="the module returns a list: let it return a tensor"):
         run(fedmuon.Task(Named("list"), inputs={"values": (2, 2), "weights": (2,)}))
+
+
+def test_a_module_that_writes_into_a_buffer_is_rejected_by_its_name() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.seen = nn.Linear(FEATURES, 2), nn.Buffer(torch.zeros(FEATURES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.mul_(0.9)
+            return self.head(x + self.seen)
+
+    with pytest.raises(InputError, match=r"writes into its buffer seen, .* or use BatchNorm"):
+        run(Counting())
+
+
+class Tokens(nn.Module):
+    """Classifies the mean of embedded tokens, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.embedding, self.drop = nn.Embedding(9, 5), nn.Dropout(0.3)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.drop(self.embedding(tokens)).mean(1))
+
+
+def test_tokens_with_dropout_train_and_train_privately() -> None:
+    tokens = np.random.default_rng(1).integers(9, size=(90, 4))
+    private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 0.5, "lot": 8}}
+    for config in (settings(), private):
+        result = fedmuon.run(config, data=(tokens, Y), task=Tokens())
+        assert set(result.model) == {"embedding.weight", "head.weight", "head.bias"}
