@@ -43,7 +43,7 @@ from fedmuon.privacy.mechanisms import gaussian
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.per_example.clipped_sums import _samples_of
+from fedmuon.tasks.per_example.clipped_sums import samples_of
 from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -302,7 +302,7 @@ def test_a_replica_sees_its_own_sample(silent: Callable[[], None]) -> None:
     batch = Batch(inputs, labels, there)
 
     def samples() -> list[tuple[Tensor, Tensor]]:
-        return [_samples_of(batch, replica) for replica in range(4)]
+        return [samples_of(batch, replica) for replica in range(4)]
 
     plain = samples()
     silent()
