@@ -43,6 +43,22 @@ def generator(
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
+# The finalizer of splitmix64 (Steele, Lea and Flood 2014): it maps 0, 1, 2, ... times an odd number
+# to numbers that pass tests of randomness. Products wrap around in 64 bits.
+STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> np.ndarray:
+    """The keys [n] of the dropout masks (`fedmuon.tasks.dropout`) of a client's samples in these
+    rows, as int64; None is all of its `size` samples."""
+    first = rng.integers(2**64, dtype=np.uint64)
+    number = np.arange(size) if rows is None else rows
+    mixed = first + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(STRIDE)
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return (mixed ^ (mixed >> np.uint64(31))).view(np.int64)
+
+
 class Normals(Protocol):
     """A source of normal numbers, such as NumPy's generators."""
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
-from torch import Tensor
 
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw, generator
+from fedmuon.core.rng import Draw, generator, sample_keys
 from fedmuon.optim.schedules import as_factor
 from fedmuon.privacy.noise import poisson_rows, secret_stream
-from fedmuon.tasks.dropout import sample_keys
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class RandomnessPlan:
 
     def keys(
         self, round: int, client: int, step: int, rows: np.ndarray | None, size: int
-    ) -> Tensor:
+    ) -> np.ndarray:
         """The keys of the masks of these samples of the client [b]; None is all of them."""
         rng = generator(self.seed, Draw.DROPOUT, round=round, client=client, step=step)
         return sample_keys(rng, rows, size)

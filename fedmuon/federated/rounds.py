@@ -425,7 +425,8 @@ def _context(
         if not task.keyed:
             return found
         keys = [plan.keys(round, client, step, own, shard.size) for own, (client, shard) in pairs]
-        return [replace(batch, keys=own) for batch, own in zip(found, keys, strict=True)]
+        pieces = zip(found, map(torch.from_numpy, keys), strict=True)
+        return [replace(batch, keys=own) for batch, own in pieces]
 
     if mechanism is None:
         batches = batches_of([plan.rows(round, client, step, one.size) for client, one in clients])

@@ -25,7 +25,7 @@ from fedmuon.config.incompatible import mechanism_problems
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import WANTED, Guard, InputError, shown
-from fedmuon.core.rng import Draw, generator
+from fedmuon.core.rng import Draw, generator, sample_keys
 from fedmuon.core.tables import validate
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.chain import Context, forbidden_gradient
@@ -36,7 +36,6 @@ from fedmuon.privacy.accounting.composition import Answer, account, event, merge
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.noise import CAVEATS, uncertified
 from fedmuon.tasks.base import Batch, Loss, Params, cross_entropy
-from fedmuon.tasks.dropout import sample_keys
 from fedmuon.tasks.networks import NetworkTask, stateless
 from fedmuon.tasks.user_task import check_each, require_numbers
 
@@ -147,7 +146,7 @@ class Private(Optimizer):
                 )
             draws = [partial(generator, self._seed, step=lot.number)]
             keys = sample_keys(draws[0](Draw.DROPOUT), lot.rows.numpy(), self._population)
-            batches = [Batch(inputs, labels, keys=keys)]
+            batches = [Batch(inputs, labels, keys=torch.from_numpy(keys))]
             released = self._mechanism().releases(self._tasks[shape], batches, draws)
             context = Context(params, forbidden_gradient, draws, released)
             moved, self._chain_states = self._recipe.chain.step(params, self._chain_states, context)

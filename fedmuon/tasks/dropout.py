@@ -15,17 +15,14 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.rng import FIRST, SECOND, STRIDE
 
-# The finalizer of splitmix64 (Steele, Lea and Flood 2014): it maps 0, 1, 2, ... times an odd number
-# to numbers that pass tests of randomness. Products wrap around in 64 bits.
-STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 DIGITS = 53  # of a uniform number
 DROPPED = -1.7580993408473766  # the value of dropped entries of alpha dropout, for unit variance
 RANDOM = (  # functions that draw from torch's global generator; those of dropout have rules
@@ -34,16 +31,6 @@ RANDOM = (  # functions that draw from torch's global generator; those of dropou
     Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_,
     Tensor.bernoulli, Tensor.multinomial, functional.rrelu, functional.gumbel_softmax,
 )  # fmt: skip
-
-
-def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> Tensor:
-    """The keys [n] of a client's samples in these rows; None is all of its `size` samples."""
-    first = rng.integers(2**64, dtype=np.uint64)
-    number = np.arange(size) if rows is None else rows
-    mixed = first + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(STRIDE)
-    for shift, factor in ((30, FIRST), (27, SECOND)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return torch.from_numpy((mixed ^ (mixed >> np.uint64(31))).view(np.int64))
 
 
 @dataclass

@@ -33,6 +33,7 @@ from fedmuon.federated.rounds import (
     begin,
     broadcast,
     client_updates,
+    first_model,
     server_update,
     sums,
 )
@@ -134,6 +135,7 @@ def on_meta(experiment: Experiment, state: ServerState) -> tuple[Experiment, Ser
         for tree in (state.params, *state.states.values())
     )
     moved = ServerState(state.round, params, dict(zip(state.states, states, strict=True)))
+    first_model(task, plan.seed, len(next(iter(params.values()))))  # which a run draws once
     return dataclasses.replace(experiment, task=task, plan=plan, shards=shards), moved
 
 

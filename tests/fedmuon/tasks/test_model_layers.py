@@ -17,11 +17,11 @@ import fedmuon
 from fedmuon.config.load import Config, parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw, generator
+from fedmuon.core.rng import Draw, generator, sample_keys
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_plan
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.dropout import Masks, Shapes, sample_axes, sample_keys
+from fedmuon.tasks.dropout import Masks, Shapes, sample_axes
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -147,7 +147,7 @@ def test_masks_differ_between_rounds_clients_steps_samples_and_dropouts() -> Non
 
 def test_entries_of_masks_are_independent_coins() -> None:
     """Means of rows, of columns and of products of neighbours, within five standard deviations."""
-    keys = sample_keys(np.random.default_rng(0), None, 400)
+    keys = torch.from_numpy(sample_keys(np.random.default_rng(0), None, 400))
     for p in (0.1, 0.5, 0.9):
         kept = Masks(keys, (0,)).kept(torch.zeros(400, 500, dtype=torch.float64), p)
         assert kept is not None and set(kept.unique().tolist()) == {0.0, 1.0}
@@ -206,7 +206,7 @@ def task_of(module: nn.Module, **more: Any) -> NetworkTask:
 def keyed_batch(seed: int, count: int = 9) -> Batch:
     rng = np.random.default_rng(seed)
     inputs = torch.from_numpy(rng.normal(size=(count, FEATURES)))
-    keys = sample_keys(rng, None, count)
+    keys = torch.from_numpy(sample_keys(rng, None, count))
     return Batch(inputs, torch.from_numpy(rng.integers(2, size=count)), keys=keys)
 
 
