@@ -272,6 +272,7 @@ def test_workers_give_what_one_process_gives(config: str, tmp_path: Path) -> Non
         assert (tmp_path / "two" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_libraries_are_loaded_once_for_many_runs(tmp_path: Path) -> None:
     """All cells are answered by the two processes that were forked at the beginning."""
     work = grid_search(SMALL, {"local.lr": [0.1, 0.2, 0.4, 0.8]}, 2, "train-loss")
@@ -287,6 +288,7 @@ def test_the_libraries_are_loaded_once_for_many_runs(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{one}").exists() for one in before)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
     work = grid_search(endless(), {"local.lr": [0.1, 0.2]}, 1, "train-loss")
     with (
@@ -312,6 +314,7 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
             signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_an_object_that_others_cannot_import_needs_one_job(tmp_path: Path) -> None:
     """With negative control: in one process it is taken."""
     inputs = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -331,7 +334,7 @@ def test_an_object_that_others_cannot_import_needs_one_job(tmp_path: Path) -> No
 
 def endless() -> dict[str, Any]:
     """Runs that take some seconds."""
-    return SMALL | {"federation": {**SMALL["federation"], "rounds": 150}}
+    return SMALL | {"federation": {**SMALL["federation"], "rounds": 600}}
 
 
 def rounds_of(run: Path) -> int:
@@ -341,8 +344,8 @@ def rounds_of(run: Path) -> int:
 
 def test_a_killed_sweep_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     """Finished cells are not computed again, and begun ones continue from their checkpoint."""
-    file = written(tmp_path / "long.toml", endless())
-    words = ["sweep", str(file), "--grid", "local.lr=0.1:10:log3", "--seeds", "2"]
+    file = written(tmp_path / "long.toml", SMALL)
+    words = ["sweep", str(file), "--grid", "federation.rounds=20,1000"]
     assert command(*words, "--out", tmp_path / "whole") == 0
     words += ["--jobs", "2"]
     out = tmp_path / "killed"
@@ -352,7 +355,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     limit = time.monotonic() + 120
     while time.monotonic() < limit:
         done = [*out.glob("cells/*.json")]
-        begun = [one for one in out.glob("runs/*") if 16 < rounds_of(one) < 140]
+        begun = [one for one in out.glob("runs/*") if 20 < rounds_of(one) < 500]
         if done and begun:
             break
         time.sleep(0.01)
@@ -361,9 +364,10 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     while any(map(writer, out.glob("runs/*"))):  # workers are dying
         time.sleep(0.01)
     done = {one: one.stat().st_mtime_ns for one in out.glob("cells/*.json")}
-    run = max(out.glob("runs/*/checkpoint.safetensors"), key=os.path.getmtime).parent
-    saved, made = RunDirectory(run).saved_round(), (run / "initial.safetensors").stat().st_mtime_ns
-    assert done and saved and not (out / "sweep.json").exists()
+    run = max(out.glob("runs/*/checkpoint*.safetensors"), key=os.path.getmtime).parent
+    saved = max(RunDirectory(run).saved_rounds())  # of two, as the newest may be half written
+    made = (run / "initial.safetensors").stat().st_mtime_ns
+    assert len(done) == 1 and saved > 1 and not (out / "sweep.json").exists()
     kept = (run / "rounds.jsonl").read_text().splitlines()[:saved]
     assert command(*words, "--out", out, "--resume") == 0
     assert all(one.stat().st_mtime_ns == when for one, when in done.items())
