@@ -100,6 +100,7 @@ class Quadratics:
     centres: Tensor  # B [N, m, n]
     stack_limit: int = 1 << 20
     thread_safe: bool = False
+    keyed: bool = False
     device: torch.device = torch.device("cpu")  # noqa: RUF009
 
     def gradient(self, params: Params, batches: Sequence[int]) -> tuple[Tensor, Params]:

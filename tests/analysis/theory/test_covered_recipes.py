@@ -133,7 +133,8 @@ def test_what_overflows_is_infinite_and_nonsense_is_refused() -> None:
 class Repelled:
     """grad(X, z) = -Lg X - z on a row of X: two runs go apart as fast as (1) allows."""
 
-    dtype, device, stack_limit, thread_safe = torch.float64, torch.device("cpu"), 1 << 18, False
+    dtype, device, stack_limit = torch.float64, torch.device("cpu"), 1 << 18
+    thread_safe = keyed = False
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         return {"weight": torch.zeros(stack, 3, 1, dtype=torch.float64)}

@@ -198,9 +198,13 @@ def shipped() -> Iterator[tuple[str, str, str]]:
     """Every suite at both scales; those of runs for all data that their file names."""
     for name in sorted(contents.shipped()):
         content = contents.read(name)
-        named = {content.get("data", ""), *content.get("for", {}), *content.get("published", {})}
-        if content.get("kind") != "training":
-            named = set()
+        named = set[str]()
+        if content.get("kind") == "training":
+            named = {
+                content.get("data", ""),
+                *content.get("for", {}),
+                *content.get("published", {}),
+            }
         for data in sorted(named - {""}) or [""]:
             yield from ((name, data, scale) for scale in ("small", "full"))
 

@@ -226,7 +226,7 @@ def test_a_count_divided_by_a_count_has_no_noise(rows: int) -> None:
     """Of samples that are all classified, 1; weighted by 1 / n, sums of them often miss it."""
 
     class Sure:
-        thread_safe = False
+        thread_safe = keyed = False
 
         def losses(self, params: dict, batch: Batch) -> tuple[torch.Tensor, dict]:
             return (ones := torch.ones(1, len(batch.labels))), {"accuracy": ones}

@@ -334,6 +334,7 @@ class Quadratics:
     centre: torch.Tensor  # B [N, d, c]
     stack_limit: int = 1 << 20
     thread_safe: bool = False
+    keyed: bool = False
 
     @property
     def device(self) -> torch.device:
