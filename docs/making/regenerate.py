@@ -65,7 +65,7 @@ def data_of(name: str) -> str | None:
     own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS
     if own == FASHION or (own is None and of_runs):
         return FASHION if readers.found_folder(FASHION) else contents.DATA
-    return own
+    return None if isinstance(own, list) else own  # of several, `find` takes the first one here
 
 
 def work_of(name: str, scale: str = "full") -> Work:
