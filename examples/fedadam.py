@@ -2,7 +2,7 @@
 
 import sys
 
-from torch import nn
+from torch import manual_seed, nn
 
 import fedmuon
 
@@ -13,6 +13,7 @@ CONFIG = {
 }
 LOCAL = {"lr": 0.03162, "epochs": 1.0, "batch": 20}
 METHODS = {"recipe": "fedavg"}, {"recipe": "fedadam", "server-lr": 0.01, "tau": 0.001}
+manual_seed(0)
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import sys
 
-from torch import nn
+from torch import manual_seed, nn
 
 import fedmuon
 
@@ -12,6 +12,7 @@ CONFIG = {
     "local": {"lr": 0.01, "steps": 10, "batch": 64, "weight-decay": 1e-5},
     "engine": {"name": (*sys.argv, "inline")[1], "dtype": "float64"},
 }
+manual_seed(0)
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_the_picture_shows_each_client_once_and_each_round(run: Path) -> None:
 def test_the_command_prints_tables_of_80_columns_and_draws(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fedmuon.experiments.cli.look.console.width", 80, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as end:
         main(["show", str(run), "--clients", "--figure", str(tmp_path / "clients.png")])
     said = capfd.readouterr().out
