@@ -372,7 +372,8 @@ def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fa
                 for name in methods
             ]
             mean = np.array([one.value for one in found])
-            reach = np.nan_to_num([one.high - one.value for one in found])
+            ends = np.clip([(one.low, one.high) for one in found], 0, 1)  # of a share
+            reach = np.nan_to_num(np.abs(ends - mean[:, None])).T
             if np.isnan(mean).all():
                 continue
             shift = 0.18 * ((len(alphas) - 1) / 2 - at)
