@@ -8,7 +8,7 @@ the comparison, and measures accuracy on test samples that played no part in the
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -104,9 +104,7 @@ class Compared:
     def compute(self) -> Record:
         """Choose the step sizes, then compare; `tuning`, `rows` and `curves`."""
         method = self.settings.methods[self.head["method"]]
-        found, edge = search(
-            method.grid, lambda point: self._validation_loss(point), self.settings.extend
-        )
+        found, edge = search(method.grid, self._validation_loss, self.settings.extend)
         best = min(found, key=lambda point: found[point])
         tuning = [
             {**self.head, "step_sizes": in_words(method.grid, point), "validation_loss": loss,
@@ -184,7 +182,7 @@ def at_point(names: Mapping[str, Any], point: Point) -> Nested:
 
 
 def search(
-    grid: Mapping[str, Sequence[float]], loss: Any, extend: int
+    grid: Mapping[str, Sequence[float]], loss: Callable[[Point], float], extend: int
 ) -> tuple[dict[Point, float], str]:
     """Evaluate a grid of step sizes, and grow it while its best point lies at an end.
 
