@@ -111,7 +111,12 @@ def test_the_first_error_of_a_client_is_shown_whole(
     with caplog.at_level("WARNING", "fedmuon"), one_worker() as own:
         found = [answers(own, messages(**orders)) for _ in range(3)]
     assert all("\n" not in str(one.get(4)) for one in found)
-    said = [record.getMessage() for record in caplog.records if record.name == "fedmuon"]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        # A busy machine may also be told that it has no free core for 15 s.
+        if record.name == "fedmuon" and "no worker has begun" not in record.getMessage()
+    ]
     if not orders:
         assert not said
         return
