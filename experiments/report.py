@@ -84,6 +84,11 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
         return [_read(reader, folder)], Missing()
     if _is_plain(folder):
         return [of_runs([folder])], Missing()
+    if (folder / "sweep.json").is_file():
+        raise InputError(
+            f"{folder} is a sweep: see its table by `fedmuon show {folder}` and its .png files, or "
+            f"report its runs by `fedmuon report {folder / 'runs'}`"
+        )
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     found, missing = _each(below)

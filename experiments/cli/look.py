@@ -14,17 +14,18 @@ from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import AsJson, complain, console, print_path, print_plain, tell
-from fedmuon.experiments.cli.show import run_parts
+from fedmuon.experiments.cli.show import run_parts, sweep_parts
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
 
+SWEEP = "sweep.json"
 # Columns of `ls` that are left out, in this order, until the table fits.
 DROPPED = ("train_loss", "seconds", "test_loss", "seed", "data", "recipe", "accuracy")
 
 
 def show(
-    run_dir: Annotated[Path, Argument(help="A run directory, finished or not.")],
+    run_dir: Annotated[Path, Argument(help="A run directory, finished or not; or a sweep's.")],
     html: Annotated[
         Path | None, Option("--html", help="Write the same as one self-contained page.")
     ] = None,
@@ -46,6 +47,11 @@ def show(
 
     if figure is not None and not clients:
         raise InputError("--figure draws the records of clients: give --clients, too")
+    if (run_dir / SWEEP).is_file():
+        _show_sweep(
+            run_dir, [f"--{one}" for one in ("html" if html else "", "clients" * clients) if one]
+        )
+        return
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
     if clients:
@@ -58,6 +64,17 @@ def show(
         from fedmuon.experiments.inspect import page  # torch, matplotlib
 
         print_path("The page is", page.write(run, html))
+
+
+def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
+    """Print the table and the best points of a finished sweep again."""
+    if asked:
+        raise InputError(f"{asked[0]} is of one run, and {folder} is a sweep: name a run below "
+                         f"{folder / 'runs'}")  # fmt: skip
+    from fedmuon.analysis.report.tables import read_json  # numpy
+
+    for part in sweep_parts(read_json(folder / SWEEP, ("seeds", "grid", "table"))):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:

@@ -18,8 +18,7 @@ from fedmuon.experiments.cli.show import (
     accounts,
     brief_routes,
     summary_table,
-    sweep_tables,
-    sweep_words,
+    sweep_parts,
 )
 from fedmuon.runs.directory import RunDirectory
 
@@ -323,10 +322,8 @@ def _search(
             summary, trained = run_grid(
                 work, folder, resume, by, progress.on_round_end, progress.on_start
             )
-    for part in sweep_tables(summary):
-        console.print(part)
-    for sentence in sweep_words(summary):
-        print_plain(sentence)
+    for part in sweep_parts(summary):
+        console.print(part, soft_wrap=isinstance(part, Text))
     seconds = time.monotonic() - begun
     print_plain(
         f"The command took {seconds:.1f} s; its runs trained for {trained:.1f} s in all"

@@ -236,15 +236,21 @@ def summary_table(summary: Record) -> Group:
 SHOWN_POINTS = 40  # of a grid; the others are in points.csv
 
 
-def sweep_tables(summary: Record) -> Iterator[RenderableType]:
-    """A finished sweep as tables, of the content of sweep.json: every point, and the best."""
+def sweep_parts(summary: Record) -> Iterator[RenderableType]:
+    """A finished sweep as parts to print, of the content of sweep.json: every point and the best,
+    and what to know before using it."""
+    yield _points(summary)
+    yield from map(Text, _sweep_words(summary))
+
+
+def _points(summary: Record) -> Table:
+    """Its table of points, or without a grid of metrics."""
     seeds = len(summary["seeds"])
     over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
     if not summary["grid"]:
         names = [row["metric"].replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])
-        yield columns(f"Mean {over}", ["metric", "mean"], zip(names, means, strict=True))
-        return
+        return columns(f"Mean {over}", ["metric", "mean"], zip(names, means, strict=True))
     keys, chosen = [*summary["grid"]], record_name(summary["select"])
     others = ("accuracy", "test_loss") if chosen not in ("accuracy", "test_loss") else ()
     names = [chosen, *[one for one in others if one in summary["table"][0]][:1]]
@@ -259,8 +265,8 @@ def sweep_tables(summary: Record) -> Iterator[RenderableType]:
     words = [[escape(_shown_value(row[key])) for key in keys] for row in rows]
     numbers = [_aligned([_with_half(row, name, f"{name}_high") for row in rows]) for name in names]
     heads = [*short(keys), *(spelled(name).replace("-", " ") for name in names), ""]
-    yield columns(title, heads, [[*one, *told, mark] for one, *told, mark in
-                                 zip(words, *numbers, marks, strict=True)], len(keys))  # fmt: skip
+    return columns(title, heads, [[*one, *told, mark] for one, *told, mark in
+                                  zip(words, *numbers, marks, strict=True)], len(keys))  # fmt: skip
 
 
 def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
@@ -283,7 +289,7 @@ def _with_half(row: Record, mean: str, high: str) -> tuple[str, str]:
     return digits(row[mean]), "" if row[high] is None else digits(row[high] - row[mean], 2)
 
 
-def sweep_words(summary: Record) -> Iterator[str]:
+def _sweep_words(summary: Record) -> Iterator[str]:
     """What was best, in sentences, and what to know before using it."""
     test = " (selected on test data, so its value is optimistic)"
     for recipe, row in summary.get("best", {}).items():

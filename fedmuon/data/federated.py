@@ -221,14 +221,21 @@ def split(
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
     rest = first[taken : n - held if shared else None]
-    return first[:taken].copy(), last[:held].copy(), first_of(rest, validation)
+    return first[:taken].copy(), last[:held].copy(), first_of(rest, validation, taken)
 
 
-def first_of(rest: np.ndarray, validation: int) -> np.ndarray:
-    """The validation samples: the first of those that are neither train nor test samples."""
+def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
+    """The validation samples: the first of those that are neither train nor test samples.
+
+    Args:
+        rest: The samples left.
+        validation: How many are asked for.
+        train: How many train, where that can be lowered.
+    """
     if validation > len(rest):
+        fits = train + len(rest) - validation
         raise InputError(
             f"[data] validation asks for {validation} samples, and train and test leave "
-            f"{len(rest)}: lower one of the three"
+            f"{len(rest)}: lower one of the three" + f", for example train to {fits}" * (fits > 0)
         )
     return rest[:validation].copy()

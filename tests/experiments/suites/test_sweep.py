@@ -217,6 +217,27 @@ def test_accuracy_is_better_when_higher_and_test_data_are_named(
     assert "selected on test data" not in capsys.readouterr().out
 
 
+def test_a_sweep_can_be_shown_again(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert command("sweep", config, "--grid", "local.lr=0.001,1", "--out", out) == 0
+    first = capsys.readouterr().out
+    assert command("show", out) == 0
+    again = capsys.readouterr().out
+    assert "Best of fedmuon: local.lr=" in again and again in first
+    assert command("show", out, "--clients") == 2
+    assert f"--clients is of one run, and {out} is a sweep" in plain(capsys.readouterr().err)
+    assert command("report", out) == 2
+    assert "is a sweep: see" in plain(capsys.readouterr().err)
+    (out / "sweep.json").write_text("{}")
+    assert command("show", out) == 2
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
 def test_a_best_value_at_the_edge_is_warned_of() -> None:
     """Here fedmuon is best at 10 and fedavg at 100."""
 
