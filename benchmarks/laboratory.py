@@ -188,9 +188,9 @@ def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
 
 def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
     """Seconds of a suite on a Ray of so many cores, and those after its first cell."""
-    from fedmuon.experiments.engines.ray_cluster import LOCAL, quieten
+    from fedmuon.experiments.engines.ray_cluster import LOCAL, quiet_ray
 
-    quieten()  # before it is loaded
+    quiet_ray()  # before it is loaded
     import ray
 
     full, ends = ray.init, []

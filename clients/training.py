@@ -170,7 +170,7 @@ def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
 
 @lru_cache(maxsize=2)
 def _config(config: FlatConfig, own: UserObjects) -> Config:
-    """The config of a message, parsed once per process."""
+    """The config of a message, parsed once per process, which also sets the threads of torch."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         return unflatten(dict(config)).with_objects(own)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from fedmuon.config.load import Config, absolute_paths, load, to_resume
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
-from fedmuon.experiments.engines.ray_cluster import quieten, require_cluster
+from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
@@ -66,7 +66,7 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
     """Do `work` with the clients in this process or on Ray, as the config names it."""
     if config.engine.name == "inline":
         return work(run_rounds)
-    quieten()
+    quiet_ray()
     # These load Ray and Flower.
     from fedmuon.experiments.engines import ray_engine
     from fedmuon.server.strategy import engine

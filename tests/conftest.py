@@ -31,7 +31,7 @@ from fedmuon.config.load import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
-from fedmuon.experiments.engines.ray_cluster import quieten
+from fedmuon.experiments.engines.ray_cluster import quiet_ray
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import noise
@@ -241,7 +241,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
-    quieten()
+    quiet_ray()
     import ray
     from ray.cluster_utils import Cluster
 

@@ -11,7 +11,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fedmuon.experiments.engines.ray_cluster import connected, quieten
+from fedmuon.experiments.engines.ray_cluster import connected, quiet_ray
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -71,7 +71,7 @@ def simulate(
 
 def _modules() -> tuple[Any, Any]:
     """What imports Ray and Flower, which read their settings then."""
-    quieten()
+    quiet_ray()
     from fedmuon.server.ray import flower_internals, grid
 
     return flower_internals, grid

@@ -73,7 +73,7 @@ def end(folder: Path) -> None:
     """Kill all that belongs to the folder, until a second look finds nothing more; remove it."""
     limit, quiet = time.monotonic() + PATIENCE, 0
     while quiet < 2 and time.monotonic() < limit:
-        found = descendants(folder)
+        found = processes_of(folder)
         kill(found)
         quiet = 0 if found else quiet + 1
         time.sleep(PAUSE if found else 0)
@@ -93,7 +93,7 @@ def kill(processes: set[int]) -> None:
             os.kill(number, signal.SIGKILL)
 
 
-def descendants(folder: Path) -> set[int]:
+def processes_of(folder: Path) -> set[int]:
     """Numbers of the processes whose environment names the folder, and of their descendants, which
     may have overwritten theirs; none where there is no /proc."""
     named = re.compile(rb"=" + re.escape(os.fsencode(folder)) + rb"(/|\0)")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmuon.core.files import regular
-from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder, descendants, kill
+from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder, kill, processes_of
 
 SCRIPTS = sysconfig.get_path("scripts")
 
@@ -58,12 +58,12 @@ class Processes:
     def kill(self, *names: str) -> None:
         """End the processes of these names and all that they started, at once."""
         for name in names:
-            kill(descendants(self.home(name)))
+            kill(processes_of(self.home(name)))
 
     def running(self, name: str, command: str) -> set[int]:
         """Those processes of this name that run the given command."""
         found, line = set(), command.encode()
-        for one in descendants(self.home(name)):
+        for one in processes_of(self.home(name)):
             with contextlib.suppress(OSError):
                 if line in Path(f"/proc/{one}/cmdline").read_bytes():
                     found.add(one)

@@ -43,7 +43,7 @@ _driving = threading.Lock()
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-def quieten() -> None:
+def quiet_ray() -> None:
     """Tell Ray and Flower, before they are imported, what they are not wanted to do or say."""
     os.environ.update(QUIET)
     # Bytes that travel with a call; more than that are quicker by Ray's store.
@@ -60,7 +60,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
     both, from its start. A runtime environment says so to a cluster; its agent, and workers that
     were started before they knew, would cost our own a second or two.
     """
-    quieten()
+    quiet_ray()
     address = "" if address == LOCAL else address
     given: dict[str, Any] = {
         "log_to_driver": verbose,
@@ -99,7 +99,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
 def require_cluster(address: str) -> None:
     """Reject an address where no Ray cluster answers, before a run writes any file."""
     if address not in ("", LOCAL):
-        quieten()
+        quiet_ray()
         _require_listener(address)
 
 

@@ -1,7 +1,7 @@
 """`fedmuon run --engine ray`: Flower's server and clients, with the clients in Ray's workers.
 
 Importing this module loads Ray and Flower, which read their settings then: call
-`ray_cluster.quieten` before.
+`ray_cluster.quiet_ray` before.
 """
 
 import contextlib

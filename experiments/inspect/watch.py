@@ -112,9 +112,9 @@ def rounds_since(folder: Path, since: str) -> Record:
     except FileNotFoundError:
         return {"at": "", "afresh": True, "rounds": [], "damaged": 0, "more": False}
     with file:
-        now = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         asked = int(since.partition("-")[2]) if re.fullmatch(r"[0-9]+-[0-9]{1,18}", since) else 0
-        start = asked if since == _place(now, asked) and asked <= now.st_size else 0
+        start = asked if since == _place(status, asked) and asked <= status.st_size else 0
         file.seek(start)
         content = file.read(PART) + file.readline()
     whole, mark = content[: content.rfind(b"\n") + 1], RunDirectory(folder).mark
@@ -134,11 +134,11 @@ def rounds_since(folder: Path, since: str) -> Record:
             found["dropped"] = record["dropped"]
         rounds.append(found)
     return {
-        "at": _place(now, start + len(whole)),
+        "at": _place(status, start + len(whole)),
         "afresh": start == 0,
         "rounds": rounds,
         "damaged": damaged,
-        "more": start + len(content) < now.st_size,
+        "more": start + len(content) < status.st_size,
     }
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.engines.ray_cluster import quieten
+from fedmuon.experiments.engines.ray_cluster import quiet_ray
 from fedmuon.experiments.planning.pace import (
     FolderSeconds,
     Pace,
@@ -96,7 +96,7 @@ def _engine(run: Run, state: ServerState) -> Engine:
     if run.config.engine.name == "deployment":
         return Engine(*deployed(run, state))
     begun, config = time.perf_counter(), run.config
-    quieten()
+    quiet_ray()
     # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
     from fedmuon.experiments.engines import ray_engine
     from fedmuon.server import strategy

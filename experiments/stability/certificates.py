@@ -335,7 +335,7 @@ def certify(case: CertifiedSetting) -> Certificate:
         if exact_sign and has_map(case.config) and case.l_orth is None:
             return _in_tube(case, method)
         l_orth = map_constant(case) if case.l_orth is None else case.l_orth
-        return _bounded(case, method, l_orth)
+        return _theorem(case, method, l_orth)
     except InputError as error:
         return Certificate(l_orth, refusal=str(error))
 
@@ -376,7 +376,7 @@ def map_constant(case: CertifiedSetting) -> float:
     return found
 
 
-def _bounded(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
+def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
     """Stability note, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2.
 
     H and G have all of delta each, because the smaller one is known before the data. With a number
@@ -384,9 +384,9 @@ def _bounded(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     """
     run, stability, part = case.run, case.config.stability, case.participation
     following = run if method == Method(run.beta) else dataclasses.replace(run, method=method)
-    moved = analysis.certificate(following, l_orth, part)
+    proved = analysis.certificate(following, l_orth, part)
     drawn = isinstance(part, Realized) and part.rows is not None
-    exposures = moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run))
+    exposures = proved / (2 * run.constants.gradient_bound if drawn else sensitivity(run))
 
     inside, failure, of_map = [RANGE], 0.0, case.config.orthogonalizer.name
     if case.reach and case.start:
@@ -408,10 +408,10 @@ def _bounded(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     assumed += case.given
 
     rounding = _rounding(case, method)
-    sound = case.exact and moved[moved > 0].min(initial=math.inf) >= FAR_ABOVE * rounding
+    sound = case.exact and proved[proved > 0].min(initial=math.inf) >= FAR_ABOVE * rounding
     assumed += [] if sound else [EXACT]
     found = analysis.bound(
-        analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
+        analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
         run.weights,
         stability.delta,
@@ -422,7 +422,7 @@ def _bounded(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         assumptions=tuple(assumed),
         other_failure=failure,
     )
-    promised = np.where(moved > 0, moved + rounding, 0.0)
+    promised = np.where(proved > 0, proved + rounding, 0.0)
     return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
 
 
@@ -440,8 +440,8 @@ def _rounding(case: CertifiedSetting, method: Method) -> float:
     with np.errstate(over="ignore"):
         decayed = abs(1 - case.rates * method.decay)
         grown = np.maximum(1, decayed) ** run.local_steps
-        moved = case.reach.radius if case.reach else run.lr * steps
-        far = (case.start.reach if case.start else 1.0) + moved * math.sqrt(run.sizes.max())
+        radius = case.reach.radius if case.reach else run.lr * steps
+        far = (case.start.reach if case.start else 1.0) + radius * math.sqrt(run.sizes.max())
         return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
 
 

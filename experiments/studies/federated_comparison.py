@@ -113,7 +113,7 @@ class Compared:
         ]  # fmt: skip
         rows, curves = [], []
         for seed in self.settings.seeds:
-            curve, note = self._run(best, seed)
+            curve, note = self._run(best, seed, self.settings.every)
             steps = {"step_sizes": in_words(method.grid, best), "edge": edge}
             head = {**self.head, "seed": seed}
             last = curve[-1] if not note else dict.fromkeys(curve[-1], math.nan)
@@ -137,33 +137,37 @@ class Compared:
         mean = float(np.mean(losses))
         return mean if math.isfinite(mean) else math.inf
 
-    def _run(self, point: Point, seed: int) -> tuple[list[Record], str]:
-        """The evaluated rounds of one run, from round 0 on; and why it diverged, if it did."""
+    def _run(self, point: Point, seed: int, every: int = 0) -> tuple[list[Record], str]:
+        """One run's evaluated rounds, and why it diverged, if it did.
+
+        Args:
+            point: The step sizes.
+            seed: The seed of the run.
+            every: Rounds between two evaluations on test samples, from round 0 on. With 0, the end
+                alone is evaluated, and on validation samples only.
+        """
         names = self.settings.methods[self.head["method"]].grid
         config = resolve(cell(self.tables, at_point(names, point), {"federation": {"seed": seed}}))
         experiment = build_experiment(config, build_data(config, read_source(config)))
         shards, rounds = experiment.shards, config.federation.rounds
-        kept = shards.validation
-        assert kept is not None  # `cells` requires it
+        assert shards.validation is not None  # `cells` requires it
+        parts = {"validation": shards.validation} | ({"test": shards.held_out} if every else {})
         state = begin(experiment.recipe, experiment.task, seed)
 
         def measured(at: int, params: Any) -> Record:
-            test, other = (
-                risk(experiment.task, params, part.inputs, part.labels)
-                for part in (shards.held_out, kept)
-            )
-            return {
-                "round": at,
-                "accuracy": float(test.scores["accuracy"][0]),
-                "test_loss": float(test.loss[0]),
-                "validation_loss": float(other.loss[0]),
-            }
+            found: Record = {"round": at}
+            for name, part in parts.items():
+                told = risk(experiment.task, params, part.inputs, part.labels)
+                found[f"{name}_loss"] = float(told.loss[0])
+                if name == "test":
+                    found["accuracy"] = float(told.scores["accuracy"][0])
+            return found
 
-        curve = [measured(0, state.params)]
+        curve = [measured(0, state.params)] if every else []
         try:
             for done in run_rounds(experiment, state):
                 at = done.state.round
-                if at % self.settings.every == 0 or at == rounds:
+                if at == rounds or (every and at % every == 0):
                     curve.append(measured(at, done.state.params))
                     if not math.isfinite(curve[-1]["validation_loss"]):
                         return curve, f"the loss is not finite after round {at}"

@@ -162,11 +162,11 @@ DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads
 # [local]
 RECIPES = tuple(NAMES["local.recipe"])
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
-WITHOUT = (  # without local momentum
+NO_LOCAL_MOMENTUM = (
     *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", "scaffold", *ADAPTIVE),
     *("adamw", "local-adamw", "diloco", "dp-adam", "disk-adam"),
 )
-STATELESS = (  # whose clients send their models alone
+SENDS_MODEL_ONLY = (
     *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", *ADAPTIVE),
     *("local-muon", "muloco", "local-adamw", "diloco"),
 )
@@ -201,7 +201,7 @@ ANY_STEPS = ReadIf(
 )
 SENDS_STATES = ReadIf(
     "local.recipe",
-    tuple(name for name in RECIPES if name not in STATELESS),
+    tuple(name for name in RECIPES if name not in SENDS_MODEL_ONLY),
     "recipes that send momenta read",
 )
 BIAS_CORRECTED = ReadIf(
@@ -211,7 +211,7 @@ BIAS_CORRECTED = ReadIf(
 )
 LOCAL_MOMENTUM = ReadIf(
     "local.recipe",
-    tuple(name for name in RECIPES if name not in WITHOUT),
+    tuple(name for name in RECIPES if name not in NO_LOCAL_MOMENTUM),
     "recipes with local momentum read",
 )
 OTHER_SCHEDULE = ReadIf(

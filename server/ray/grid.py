@@ -285,7 +285,8 @@ class RayGrid(Grid):
         """Make one call; large content that several calls share is in Ray's store once."""
         batch.start = time.monotonic()
         ttl = min(message.metadata.ttl for message in batch.messages)
-        batch.end = batch.start + ttl / (2 if self._divides(batch) else 1)
+        # Half of the time is kept for asking one by one where the whole batch is late.
+        batch.end = batch.start + ttl / (2 if self._can_split(batch) else 1)
         content, sent = apart(batch.messages)
         if content is not None and large(content):
             if id(content) not in shared:
@@ -319,7 +320,7 @@ class RayGrid(Grid):
 
     def _again(self, batch: Batch, error: RayError) -> None:
         """Send the messages of a failed call again, or answer them with an error."""
-        if self._divides(batch):
+        if self._can_split(batch):
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
             cause = "its worker took too long" if batch.late else why(error)
@@ -329,7 +330,7 @@ class RayGrid(Grid):
         for message in batch.messages:
             self._store(expired(message) if batch.late else refusal(message, why(error)))
 
-    def _divides(self, batch: Batch) -> bool:
+    def _can_split(self, batch: Batch) -> bool:
         """Whether its messages are sent again one by one if its worker fails."""
         return len(batch.messages) > 1 and self._asks_again
 

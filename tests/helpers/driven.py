@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fedmuon.experiments.engines.orphan_cleanup import OWNER, descendants
+from fedmuon.experiments.engines.orphan_cleanup import OWNER, processes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 START = 500.0  # seconds, on a busy machine
@@ -67,7 +67,7 @@ class Driver:
 
     def helpers(self) -> set[int]:
         """Numbers of the processes that compute for it."""
-        return descendants(self.folder) if self.folder else set()
+        return processes_of(self.folder) if self.folder else set()
 
     def end(self, number: int, group: bool = False) -> int:
         """Send a signal; how the driver ended."""
@@ -137,7 +137,7 @@ def _report(name: str, arguments: list[str], ready: Callable[[], object]) -> Non
         counts = []
         for pause in (2, 8):
             time.sleep(pause)
-            left = living(helpers | descendants(folder))
+            left = living(helpers | processes_of(folder))
             counts.append(f"{len(left)} processes, {len(key_files(folder))} keys")
         left = "left" if folder.exists() else "gone"
         print(f"{name} | {len(helpers)} processes, {keys} keys | {' | '.join(counts)} | {left}")

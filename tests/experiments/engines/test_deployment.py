@@ -33,7 +33,7 @@ from fedmuon.experiments.engines.deployment import (
     make_node_key,
     make_server_files,
 )
-from fedmuon.experiments.engines.processes import SCRIPTS, Processes, descendants, free_ports
+from fedmuon.experiments.engines.processes import SCRIPTS, Processes, free_ports, processes_of
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_plan
 from fedmuon.runs.directory import RunDirectory
@@ -91,9 +91,9 @@ def gone(folder: Path) -> bool:
     """Whether all that was started below the folder ends, and the folder with it: what was killed
     takes a moment of a busy machine."""
     end = time.monotonic() + 60
-    while descendants(folder) and time.monotonic() < end:
+    while processes_of(folder) and time.monotonic() < end:
         time.sleep(0.05)
-    return not descendants(folder) and not folder.exists()
+    return not processes_of(folder) and not folder.exists()
 
 
 def tiny(rounds: int, **tables: dict) -> Config:
@@ -366,7 +366,7 @@ def test_children_in_other_groups_are_ended_too() -> None:
     end = time.monotonic() + 200
     while "up" not in processes.log("parent") and time.monotonic() < end:
         time.sleep(0.05)
-    assert len(descendants(processes.folder)) == 2
+    assert len(processes_of(processes.folder)) == 2
     processes.stop()
     assert gone(processes.folder)
 

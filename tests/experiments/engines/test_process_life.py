@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from driven import Driver, descendants, is_loopback, key_files, listening, living, rounds, settings
+from driven import Driver, is_loopback, key_files, listening, living, processes_of, rounds, settings
 
 from fedmuon.core.errors import Interrupted
 from fedmuon.core.signals import interruptible
@@ -61,7 +61,7 @@ def gone(folder: Path, helpers: set[int]) -> bool:
     """Whether all this is gone within the time."""
     end = time.monotonic() + GONE
     while time.monotonic() < end:
-        if not (living(helpers) or descendants(folder) or folder.exists()):
+        if not (living(helpers) or processes_of(folder) or folder.exists()):
             return True
         time.sleep(0.05)
     return False
@@ -70,7 +70,7 @@ def gone(folder: Path, helpers: set[int]) -> bool:
 @pytest.mark.parametrize("end", [os.kill, os.killpg], ids=["process", "group"])
 def test_children_and_keys_end_with_their_owner(tmp_path: Path, end) -> None:
     process, _, folder = owner(tmp_path)
-    helpers = descendants(folder)
+    helpers = processes_of(folder)
     assert len(helpers) == 2 and key_files(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     end(process.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_children_and_keys_end_with_their_owner(tmp_path: Path, end) -> None:
 def test_the_next_owner_clears_what_lost_its_guard_too(tmp_path: Path) -> None:
     """And nothing else: not what somebody owns, is no folder of ours, or is only linked to."""
     process, guard, folder = owner(tmp_path)
-    helpers = descendants(folder)
+    helpers = processes_of(folder)
     clear_abandoned(tmp_path, "held-")
     assert living(helpers) == helpers and folder.exists()  # it has an owner
     os.kill(guard, signal.SIGKILL)
