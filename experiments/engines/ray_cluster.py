@@ -93,7 +93,12 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
             ray.shutdown()
             raise InputError(_unreachable(error, address)) from error
         until.callback(ray.shutdown)
-        yield ray
+        try:
+            yield ray
+        except SystemError as error:  # how Ray's compiled code ends if it is interrupted
+            if isinstance(error.__cause__, Interrupted | KeyboardInterrupt):
+                raise error.__cause__ from None
+            raise
 
 
 def require_cluster(address: str) -> None:
