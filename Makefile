@@ -19,7 +19,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-all coverage fresh check bench docs results chaos fuzz soak packages audit stats deploy-demo reference format clean help install
+.PHONY: run test test-all test-slow coverage fresh check bench docs results chaos fuzz soak packages audit stats deploy-demo reference format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,6 +33,9 @@ test: $(STAMP) ## set up, then run the tests: every module and formula, in three
 
 test-all: $(STAMP) ## all tests, with the slow ones and those that need a browser
 	$(BIN)/python -m pytest $(WORKERS) -m ""
+
+test-slow: $(STAMP) ## what `make test` leaves out: slow tests, and those that need a browser or Fashion-MNIST
+	$(BIN)/python -m pytest $(WORKERS) -m "slow or needs_browser or needs_fashion_mnist"
 
 coverage: $(STAMP) ## lines and branches that `make test` reaches; ALL=1: those of `make test-all`
 	$(BIN)/python -m tests.measure_coverage $(if $(ALL),-m "")
