@@ -221,8 +221,8 @@ def client_update(
     persistent = {name: blocks(states[name], count) for name in recipe.persistent}
     if recipe.personal:
         persistent[PERSONAL] = blocks(personal_part(recipe, whole), count)
-    first = next(iter(params.values()))
-    unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
+    some = next(iter(params.values()))
+    unknown = some.new_full((len(some),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
     metrics = _metrics_of_each(task, clients, start, local, states) if measured else [{}] * count
     return [
@@ -517,8 +517,8 @@ def _resumed(
         parts = blocks(link.init(first if personal else params), len(numbers))
         for place, client in enumerate(numbers):
             if held := own.get(client):
-                first = parts[place]
-                parts[place] = {name: held[link.name][name].to(one) for name, one in first.items()}
+                mine = parts[place]
+                parts[place] = {name: held[link.name][name].to(one) for name, one in mine.items()}
         found[link.name] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return found
 

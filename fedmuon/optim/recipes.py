@@ -254,7 +254,8 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
     Args:
         lr: Step size.
         personal: Patterns of the names in z, such as "head.*", with commas between them. Without
-            any it is FedAvg.
+            any it is FedAvg. With all names of the BatchNorm layers, among them the running
+            statistics, it is FedBN (arXiv:2102.07623).
         weight_decay: Decoupled: (x, z_i) is also stepped by -lr weight_decay (x, z_i).
 
     State: z_i stays with its client, and begins as in the first model. With `data.client-test`,

@@ -179,6 +179,48 @@ def test_fedper_that_shares_all_is_fedavg() -> None:
     assert all((one.params[name] == held).all() for name, held in other.params.items())
 
 
+def test_fedbn_is_a_loop_of_modules() -> None:
+    """A layer of BatchNorm that never leaves its client, with its running statistics."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        layers = nn.Linear(7, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4, 3)
+        module = nn.Sequential(*layers).double().train()
+    table = config(local={"personal": "1.*"})
+    table = table.with_objects(replace(table.given, task=module))
+    at, made = Clients(table), experiment(table)
+    X = {name: torch.tensor(held) for name, held in at.start.items()}
+    mine = {i: {name: one for name, one in X.items() if name[0] == "1"} for i in range(N)}
+    for r, cohort in at.rounds():
+        models = []
+        for i in cohort:
+            module.load_state_dict(X | mine[i], strict=False)
+            inputs, labels = at.data.samples(i)
+            for k in range(STEPS):
+                rows = at.made.plan.rows(r, i, k, len(labels))
+                module.zero_grad()
+                out = module(torch.from_numpy(inputs[rows]).double())
+                nn.functional.cross_entropy(out, torch.from_numpy(labels[rows])).backward()
+                with torch.no_grad():
+                    for one in module.parameters():
+                        assert one.grad is not None
+                        one -= LR * one.grad
+            models.append({name: module.state_dict()[name].clone() for name in X})
+            mine[i] = {name: models[-1][name] for name in mine[i]}
+        X |= {name: torch.stack([one[name] for one in models]).mean(0)
+              for name in X if name[0] != "1"}  # fmt: skip
+    state = ended(made)
+    assert {name for name in X if "running" in name} == {"1.running_mean", "1.running_var"}
+    assert apart(state.params, {name: one.numpy() for name, one in X.items()}) < 1e-12
+    held = [made.client_states.read(i, ROUNDS) for i in range(N)]
+    for i, one in enumerate(held):
+        if one:
+            assert (
+                apart(one[PERSONAL], {name: own.numpy() for name, own in mine[i].items()}) < 1e-12
+            )
+    met = [one[PERSONAL]["1.running_mean"] for one in held if one]
+    assert len(met) > 1 and not torch.equal(met[0], met[1])
+
+
 def test_personal_parameters_are_in_no_message() -> None:
     made = experiment(config())
     state = begin(made.recipe, made.task, 0)
