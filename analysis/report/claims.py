@@ -78,7 +78,7 @@ def gap_within_bound(runs: Columns) -> Claim:
     if not judged.any():
         return unknown(_GAP, _UNKNOWN.format("a gap or a bound", len(judged)))
     top = (runs["range"] if "range" in runs else np.ones(len(gap)))[judged]
-    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss")
+    away = Effect.of_gaps(gap, low, high, bound)
     held, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
     detail = (
         f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "

@@ -46,11 +46,15 @@ NORMAL = 1.96  # of a 95% interval, where the error itself is known
 
 @dataclass(frozen=True)
 class Slope:
-    """A fitted slope, or another estimate, and its 95% interval."""
+    """A fitted slope, or another estimate, and its 95% interval.
+
+    `free` are the degrees of freedom of Student's interval; infinite if the error itself is known.
+    """
 
     value: float
     low: float
     high: float
+    free: float = math.inf
 
     def __str__(self) -> str:
         """`−0.244 (−0.251 to −0.237)`."""
@@ -100,8 +104,9 @@ def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
     """
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
-    half = half_width(error, 1 / (shares**2 / (counts - 1)).sum())
-    return Slope(float(value), float(value - half), float(value + half))
+    free = float(1 / (shares**2 / (counts - 1)).sum())
+    half = half_width(error, free)
+    return Slope(float(value), float(value - half), float(value + half), free)
 
 
 def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +180,7 @@ def free_of_seeds(runs: Columns) -> float:
 def mean_of(values: np.ndarray) -> Slope:
     """Mean of independent runs and its 95% interval (Student's t); nan for a single run."""
     value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
-    return Slope(value, value - half, value + half)
+    return Slope(value, value - half, value + half, len(values) - 1.0)
 
 
 POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
@@ -231,7 +236,10 @@ class Effect:
         high: Upper ends of the intervals, [K].
         places: Names of the places.
         seeded: Whether more seeds would shorten the intervals.
-        free: Degrees of freedom of the intervals; infinite where the error itself is known.
+        free: Degrees of freedom of the intervals, one number or [K]; infinite where the error
+            itself is known.
+        exponential: Whether an interval that fails with chance d is a sqrt(l) + b l long, where
+            l = ln(3 / d), as that of a gap is (`fedmuon.analysis.theory.generalization`).
         unit: What it is counted in: `POINTS`, "loss", "ratio", "slope", "s"; "" for a pure number.
     """
 
@@ -241,14 +249,19 @@ class Effect:
     high: np.ndarray
     places: Sequence[str] = ()
     seeded: bool = True
-    free: float = math.inf
+    free: float | np.ndarray = math.inf
     unit: str = ""
+    exponential: bool = False
 
     @cached_property
-    def longer(self) -> float:
-        """Factor by which intervals that are right together (Bonferroni) are longer."""
+    def longer(self) -> np.ndarray:
+        """Factors by which intervals that are right together (Bonferroni) are longer, [K]."""
         many = max(1, int((self.low < self.high).sum()))
-        return float(half_width(1.0, self.free, many) / half_width(1.0, self.free))
+        if self.exponential:  # no a sqrt(l) + b l grows faster than l
+            factor = math.log(3 * many / 0.05) / math.log(3 / 0.05)
+        else:
+            factor = half_width(1.0, self.free, many) / half_width(1.0, self.free)
+        return np.broadcast_to(factor, self.value.shape)
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
@@ -274,7 +287,7 @@ class Effect:
     @classmethod
     def around(
         cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
-        free: float = math.inf, unit: str = "",
+        free: float | np.ndarray = math.inf, unit: str = "",
     ) -> "Effect":  # fmt: skip
         """Make an effect from values ± reach; an infinite value (divergence) has no interval."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
@@ -286,7 +299,16 @@ class Effect:
     def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
         """Make an effect from estimates with `value`, `low` and `high`, by place."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
-        return cls(name, *ends.T, places=list(found), unit=unit)
+        free = np.array([one.free for one in found.values()])
+        return cls(name, *ends.T, places=list(found), free=free, unit=unit)
+
+    @classmethod
+    def of_gaps(
+        cls, gap: np.ndarray, low: np.ndarray, high: np.ndarray, bound: np.ndarray
+    ) -> "Effect":
+        """Make an effect from measured gaps with the ends of their intervals, and their bounds."""
+        ends = gap - bound, low - bound, high - bound
+        return cls("gap − bound", *ends, seeded=False, unit="loss", exponential=True)
 
 
 @dataclass(frozen=True)
@@ -330,7 +352,7 @@ class Claim:
     def why(self) -> str:
         """Why these runs cannot test the claim, or an interval does not decide it, if so."""
         if self.verdict == UNDECIDED and self.rule.refuses(self.effect.low, self.effect.high).any():
-            return ONE_OF_MANY.format(number(self.effect.longer, 3))
+            return ONE_OF_MANY.format(number(float(self.effect.longer.max()), 3))
         return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
 
     @property

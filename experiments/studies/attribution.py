@@ -312,11 +312,10 @@ def name_of(method: str) -> str:
     return NAMES.get(method) or method.replace("influence,", "influence, damping")
 
 
-def mean(values: np.ndarray) -> tuple[float, float]:
-    """The mean over test samples whose loss changes, with half the width of its 95% interval."""
+def mean(values: np.ndarray) -> Slope:
+    """The mean over test samples whose loss changes, with its 95% interval."""
     known = values[np.isfinite(values)]
-    found = mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
-    return found.value, found.high - found.value
+    return mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -326,15 +325,15 @@ def claims(rows: Columns) -> Sequence[Claim]:
         part = where(rows, variant=variant, truth=truth)
         rho = {name: where(part, method=name)["rho"] for name in distinct(part, "method")}
         mine = rho.pop(OURS)
-        value, reach = mean(mine)
+        own = mean(mine)
         if truth == "leave-one-out":  # what one sample less does is nearly of first order
             foretold.append(
                 Claim(
                     f"{variant}: the derivative through the run ranks leave-one-out runs with "
                     "ρ ≥ 0.99.",
-                    Effect.around("mean ρ over test samples", value, reach),
+                    Effect.between("mean ρ over test samples", {"": own}),
                     Rule(low=0.99),
-                    f"mean ρ {value:.4f} ± {reach:.4f}",
+                    f"mean ρ {_shown(own, 4)}",
                 )
             )
         leads = {name_of(name): mean(mine - theirs) for name, theirs in rho.items()}
@@ -342,10 +341,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
             Claim(
                 f"{variant}, {TRUTHS[truth]}: the derivative through the run is ahead of all other "
                 "scores.",
-                Effect.around("lead in ρ", *np.array(list(leads.values())).T, [*leads]),
+                Effect.between("lead in ρ", leads),
                 POSITIVE,
                 "ahead in ρ by "
-                + "; ".join(f"{_shown(*lead, 4)} of {name}" for name, lead in leads.items()),
+                + "; ".join(f"{_shown(lead, 4)} of {name}" for name, lead in leads.items()),
             )
         )
     return [*foretold, *ahead]
@@ -360,12 +359,12 @@ def numbers(rows: Columns) -> Rows:
         for method in distinct(rows, "method"):
             part = where(rows, variant=variant, method=method)
             found = (mean(where(part, truth=truth)["rho"]) for truth in truths)
-            lines.append((f"  {name_of(method)}", *(_shown(*one, 3) for one in found)))
+            lines.append((f"  {name_of(method)}", *(_shown(one, 3) for one in found)))
     return lines
 
 
-def _shown(value: float, reach: float, digits: int) -> str:
-    return f"{written(value, f'.{digits}f')} ± {reach:.{digits}f}"
+def _shown(found: Slope, digits: int) -> str:
+    return f"{written(found.value, f'.{digits}f')} ± {found.high - found.value:.{digits}f}"
 
 
 # How it is drawn.
@@ -380,7 +379,8 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
         for place, (variant, look) in enumerate(zip(variants, style.SERIES, strict=False)):
             part = where(rows, variant=variant, truth=truth)
             found = [mean(where(part, method=method)["rho"]) for method in methods]
-            value, reach = zip(*found, strict=True)
+            value = np.array([one.value for one in found])
+            reach = np.array([one.high for one in found]) - value
             at = [line + 0.2 * (place - (len(variants) - 1) / 2) for line in range(len(methods))]
             axes.errorbar(value, at, xerr=reach, fmt=look[1], color=look[0], ms=4, lw=0,
                           elinewidth=1, label=variant)  # fmt: skip

@@ -192,16 +192,13 @@ def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float,
     return min(every, key=lambda one: one[2].mean())
 
 
-def compared(
-    rows: Columns, setting: str, name: str, other: str, noise: float
-) -> tuple[float, float]:
+def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -> Slope:
     """A method's excess loss minus another's, over the mean of the other's: a 95% interval.
 
     At one level, runs of one seed share their noise, so the differences are taken seed by seed.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
-    change = mean_of((mine - theirs) / theirs.mean())
-    return change.low, change.high
+    return mean_of((mine - theirs) / theirs.mean())
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -211,9 +208,9 @@ def claims(rows: Columns) -> Sequence[Claim]:
         shares, found = [], {}
         for noise in levels(rows, "noise"):
             for name in ("noisy-gd", "low-pass"):
-                low, high = compared(rows, setting, "disk", name, noise)
-                found[f"σ = {noise:g} against {name}"] = Slope((low + high) / 2, low, high)
-                percent = f"{written(low, '+.1%')} to {written(high, '+.1%')}"
+                change = compared(rows, setting, "disk", name, noise)
+                found[f"σ = {noise:g} against {name}"] = change
+                percent = f"{written(change.low, '+.1%')} to {written(change.high, '+.1%')}"
                 shares.append(f"σ = {noise:g}: {percent} against {name}")
         sure = sum(one.high < 0 for one in found.values())
         sentence = "DiSK has a lower excess loss than both others at every noise level"
@@ -253,9 +250,9 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
     noises = np.unique(rows["noise"])
     for axes, setting in zip(panels, TUNED, strict=True):
         for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):
-            ends = [compared(rows, setting, name, "noisy-gd", float(noise)) for noise in noises]
-            low, high = 1 + np.array(ends).T
-            style.errorbars(axes, noises, (low + high) / 2, (high - low) / 2, look, label)
+            found = [compared(rows, setting, name, "noisy-gd", float(noise)) for noise in noises]
+            value, high = np.array([(one.value, one.high) for one in found]).T
+            style.errorbars(axes, noises, 1 + value, high - value, look, label)
         axes.set_title(setting, loc="left")
         style.log_x(axes)
         axes.set_xlabel("noise σ of an entry of the gradient")

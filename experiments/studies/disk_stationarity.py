@@ -306,8 +306,9 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
     """Each mean over seeds, with its interval, over its bound."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
+    free = np.array([mean.free for mean, _ in means])
     return Effect(
-        "measured over bound", *np.array(ends).reshape(-1, 3).T, places=places, unit="ratio"
+        "measured over bound", *np.array(ends).reshape(-1, 3).T, places, free=free, unit="ratio"
     )
 
 

@@ -207,7 +207,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
     within = Claim(
         "Every gap is at most its bound.",
-        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"),
+        Effect.of_gaps(gap, low, high, bound),
         Rule(high=0.0),
         f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end",
     )

@@ -310,7 +310,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
         for alpha in levels(rows, "alpha"):
             slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
             ends = (one - wanted for one in (slope.value, slope.low, slope.high))
-            found[f"α = {alpha:g}"] = Slope(*ends)
+            found[f"α = {alpha:g}"] = Slope(*ends, slope.free)
             slopes[f"α = {alpha:g}"] = f"{slope} for {written(wanted, '.3f')}"
         strictly = sum(one.low <= 0 for one in found.values())
         kept.append(
@@ -340,8 +340,8 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
         # the quotient of two independent estimates, to first order
         value = above.value / below.value
         errors = [(one.high - one.low) / 2 / one.value for one in (above, below)]
-        half = abs(value) * math.hypot(*errors)
-        steps[f"from α = {low:g} to {high:g}"] = Slope(value, value - half, value + half)
+        half, free = abs(value) * math.hypot(*errors), min(above.free, below.free)
+        steps[f"from α = {low:g} to {high:g}"] = Slope(value, value - half, value + half, free)
     behind = sum(one.low > 1 for one in ratios.values())
     ahead = sum(one.high < 1 for one in ratios.values())
     shown = {

@@ -426,9 +426,7 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
     return [
         Claim(
             "Every gap is at most the bound that S's run lends.",
-            Effect(
-                "gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"
-            ),
+            Effect.of_gaps(gap, low, high, bound),
             Rule(high=0.0),
             f"{(gap <= bound).sum()} of {len(gap)}; {(bound >= 1).sum()} of the bounds are vacuous "
             "(≥ 1)",

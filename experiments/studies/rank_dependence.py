@@ -150,7 +150,9 @@ def claims(rows: Columns) -> Sequence[Claim]:
     sgd = last["sgd-m"]
     muons = [name for name in NAMES if name != "sgd-m"]
     less = {
-        NAMES[name]: Slope(sgd.value - one.value, sgd.low - one.high, sgd.high - one.low)
+        NAMES[name]: Slope(
+            sgd.value - one.value, sgd.low - one.high, sgd.high - one.low, min(sgd.free, one.free)
+        )
         for name, one in last.items()
         if name != "sgd-m"
     }

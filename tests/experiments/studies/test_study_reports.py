@@ -252,7 +252,8 @@ def test_differences_seed_by_seed_have_students_interval() -> None:
             "shared": np.ones(8)}  # fmt: skip
     known = ttest_rel(own, plain).confidence_interval(0.95)
     found = compared(rows, next(iter(disk_regression.TUNED)), "disk", "noisy-gd", 1.0)
-    assert np.array(found) * plain.mean() == pytest.approx([known.low, known.high])
+    assert found.low * plain.mean() == pytest.approx(known.low)
+    assert found.high * plain.mean() == pytest.approx(known.high) and found.free == 3
 
 
 # claims on made-up rows
@@ -374,8 +375,8 @@ def test_noisy_seeds_leave_claims_undecided_and_one_seed_tests_none() -> None:
 
 
 def test_differences_are_sharp_seed_by_seed_although_losses_scatter() -> None:
-    low, high = compared(filters(0.95), "one step size", "disk", "noisy-gd", 1.0)
-    assert low < -0.05 < high < -0.03
+    found = compared(filters(0.95), "one step size", "disk", "noisy-gd", 1.0)
+    assert found.low < -0.05 < found.high < -0.03
 
 
 def test_curves_pick_their_rows_and_have_the_promised_rates() -> None:

@@ -1,0 +1,139 @@
+"""How often a rule refutes a true claim: simulations with as many seeds and places as suites have.
+
+    python -m tests.analysis.report.test_levels      # the table, of 10,000 draws each
+
+Every claim here is true at the very end of its rule at all places, where "fails" is likeliest.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import quick
+from scipy.stats import norm
+
+from fedmuon.analysis.report.verdicts import (
+    NORMAL,
+    Effect,
+    Rule,
+    Slope,
+    log_slope,
+    mean_of,
+    paired,
+    quotient,
+)
+from fedmuon.analysis.theory.generalization import _half_width
+
+PROMISED = 0.05
+Draw = Callable[[np.random.Generator, int], Slope]
+SPREAD = 0.3  # of the logarithm of what a run measures
+
+
+def differences(rng: np.random.Generator, seeds: int) -> Slope:
+    value, half = paired([(float(one), 0.0) for one in rng.standard_t(8, seeds)])
+    return Slope(value, value - half, value + half, seeds - 1.0)
+
+
+def means(rng: np.random.Generator, seeds: int) -> Slope:
+    return mean_of(rng.normal(size=seeds))
+
+
+def slopes(rng: np.random.Generator, seeds: int) -> Slope:
+    sizes = 4 ** np.arange(3, 7)
+    return log_slope(sizes, [np.exp(SPREAD * rng.normal(size=seeds)) for _ in sizes])
+
+
+def quotients(rng: np.random.Generator, seeds: int) -> Slope:
+    one, other = np.exp(SPREAD * rng.normal(size=(2, seeds)))
+    found = quotient(one, other)
+    return Slope(found.value - 1, found.low - 1, found.high - 1, found.free)
+
+
+# What is drawn, the rule, seeds and places, and a suite of that size.
+BELOW, ABOVE = Rule(high=0.0), Rule(low=0.0)
+SIZES: list[tuple[Draw, Rule, int, int, str]] = [
+    (differences, ABOVE, 2, 5, "solver"), (differences, ABOVE, 3, 5, "rank"),
+    (differences, ABOVE, 5, 7, "federated-comparison"), (means, BELOW, 2, 10, "none"),
+    (means, BELOW, 16, 30, "bias"), (means, BELOW, 64, 12, "disk-regression"),
+    (means, BELOW, 16, 156, "disk-stationarity"), (slopes, BELOW, 16, 5, "heavy-tail"),
+    (slopes, Rule(0.0, 0.0), 8, 5, "rank-dependence"), (quotients, BELOW, 16, 4, "heavy-tail"),
+]  # fmt: skip
+
+
+def rates(
+    draw: Draw, rule: Rule, seeds: int, places: int, tries: int
+) -> tuple[float, float, float]:
+    """How often the claim fails; and if one interval were enough, or errors were known."""
+    rng, found = np.random.default_rng(seeds * places), np.zeros(3)
+    for _ in range(tries):
+        every = {str(k): draw(rng, seeds) for k in range(places)}
+        effect = Effect.between("", every)
+        known = Effect("", effect.value, effect.low, effect.high)  # with a normal's longer ones
+        found += [
+            rule.refuses(*effect.together).any(),
+            rule.refuses(effect.low, effect.high).any(),
+            rule.refuses(*known.together).any(),
+        ]
+    fails, alone, normal = (found / tries).tolist()
+    return fails, alone, normal
+
+
+@pytest.mark.parametrize(("draw", "rule", "seeds", "places", "suite"), quick(SIZES, SIZES[2:5]))
+def test_a_true_claim_fails_as_seldom_as_promised(
+    draw: Draw, rule: Rule, seeds: int, places: int, suite: str
+) -> None:
+    tries = max(200, 4000 // places)
+    error = 3 * math.sqrt(PROMISED * (1 - PROMISED) / tries)
+    fails, alone, _ = rates(draw, rule, seeds, places, tries)
+    assert fails <= PROMISED + error
+    assert alone > fails
+
+
+def test_a_normal_quantile_would_refute_too_often() -> None:
+    """With few seeds, where Student's intervals must grow by more than a normal's."""
+    fails, _, normal = rates(means, Rule(0.0, 0.0), 2, 10, 500)
+    assert fails < PROMISED + 0.03 and normal > 0.18
+
+
+def losses(rng: np.random.Generator) -> list[np.ndarray]:
+    """Held-out losses of three classes, few of which are 1."""
+    return [(rng.random(size) < 0.03).astype(float) for size in (40, 60, 100)]
+
+
+@pytest.mark.parametrize("places", [36, 100, 2520])
+def test_intervals_of_gaps_are_right_together(places: int) -> None:
+    """Those of the family are no shorter than intervals that each fail with 1/K of the chance."""
+    rng, weights, needed = np.random.default_rng(places), np.array([0.2, 0.3, 0.5]), []
+    effect = Effect.of_gaps(*(np.full(places, one) for one in (0.0, -1.0, 1.0, 0.0)))
+    for kind in ("shorter", "bernstein", "hoeffding"):
+        for _ in range(50):
+            groups = losses(rng)
+            one, all_ = (_half_width(weights, groups, PROMISED / many, 1.0, kind)
+                         for many in (1, places))  # fmt: skip
+            needed.append(all_ / one)
+    assert max(needed) <= effect.longer[0] < 1.2 * max(needed)
+    assert max(needed) > norm.ppf(1 - PROMISED / 2 / places) / NORMAL  # a normal's is too short
+
+
+@pytest.mark.slow
+def test_gaps_at_their_bounds_are_seldom_refuted() -> None:
+    rng, weights, places, tries = np.random.default_rng(1), np.array([0.2, 0.3, 0.5]), 100, 60
+    fails = 0
+    for _ in range(tries):
+        drawn = [losses(rng) for _ in range(places)]
+        gap = np.array([sum(w * one.mean() for w, one in zip(weights, groups, strict=True))
+                        for groups in drawn]) - 0.03  # fmt: skip
+        half = np.array(
+            [_half_width(weights, groups, PROMISED, 1.0, "shorter") for groups in drawn]
+        )
+        effect = Effect.of_gaps(gap, gap - half, gap + half, np.zeros(places))
+        fails += Rule(high=0.0).refuses(*effect.together).any()
+    assert fails / tries <= PROMISED + 3 * math.sqrt(PROMISED * (1 - PROMISED) / tries)
+
+
+if __name__ == "__main__":
+    print("rule, seeds, places: fails; by one interval alone; by a normal's ratio")
+    for draw, rule, seeds, places, suite in SIZES:
+        shown = ", ".join(f"{one:.1%}" for one in rates(draw, rule, seeds, places, 10_000))
+        print(f"{draw.__name__} {rule}, {seeds}, {places} ({suite}): {shown}")
