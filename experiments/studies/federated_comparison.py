@@ -46,8 +46,12 @@ from fedmuon.federated.rounds import begin, risk, run_rounds
 from fedmuon.runs.directory import Record
 
 Nested = dict[str, dict[str, Scalar]]
-Point = tuple[float, ...]  # a value for each key of a grid
+Steps = dict[str, float]  # step sizes by key
+Point = tuple[tuple[str, float], ...]  # the same of a grid
 SETTLED = {"data.name": "--data", "data.alpha": "alphas", "federation.seed": "seeds"}
+
+
+Values = Annotated[list[Positive], Field(min_length=2)]
 
 
 class Model(Table):
@@ -59,10 +63,15 @@ class Model(Table):
 
 
 class Method(Table):
-    """A method: config tables over the model's, and the grid of each step size `table.key`."""
+    """A method: config tables over the model's, and the grid of each step size `table.key`.
+
+    All combinations of `grid` are tried. The keys of `then` are searched after it, one by one, with
+    the best values of those before: they matter less, and a combination costs a run.
+    """
 
     base: Nested
-    grid: Annotated[dict[str, Annotated[list[Positive], Field(min_length=2)]], Field(min_length=1)]
+    grid: Annotated[dict[str, Values], Field(min_length=1)]
+    then: dict[str, Values] = Field(default_factory=dict)
 
 
 class Ordered(Table):
@@ -104,17 +113,23 @@ class Compared:
     def compute(self) -> Record:
         """Choose the step sizes, then compare; `tuning`, `rows` and `curves`."""
         method = self.settings.methods[self.head["method"]]
-        found, edge = search(method.grid, self._validation_loss, self.settings.extend)
-        best = min(found, key=lambda point: found[point])
+        best: Steps = {}
+        tried: list[tuple[Steps, float]] = []
+        edges = []
+        for grid in (method.grid, *({name: values} for name, values in method.then.items())):
+            found, edge = search(grid, partial(self._validation_loss, best), self.settings.extend)
+            tried += [(best | dict(point), loss) for point, loss in found.items()]
+            best = best | dict(min(found, key=lambda point: found[point]))
+            edges += [edge] if edge else []
         tuning = [
-            {**self.head, "step_sizes": in_words(method.grid, point), "validation_loss": loss,
-             "chosen": point == best}
-            for point, loss in found.items()
+            {**self.head, "step_sizes": in_words(steps), "validation_loss": loss,
+             "chosen": steps == best}
+            for steps, loss in tried
         ]  # fmt: skip
         rows, curves = [], []
         for seed in self.settings.seeds:
             curve, note = self._run(best, seed, self.settings.every)
-            steps = {"step_sizes": in_words(method.grid, best), "edge": edge}
+            steps = {"step_sizes": in_words(best), "edge": " ".join(edges)}
             head = {**self.head, "seed": seed}
             last = curve[-1] if not note else dict.fromkeys(curve[-1], math.nan)
             accuracy = [one["accuracy"] for one in curve]
@@ -130,24 +145,23 @@ class Compared:
             curves += [head | one for one in curve]
         return {"rows": rows, "tuning": tuning, "curves": curves}
 
-    def _validation_loss(self, point: Point) -> float:
+    def _validation_loss(self, before: Steps, point: Point) -> float:
         """The mean over the seeds of the search; infinite where a run diverged."""
-        ends = [self._run(point, seed) for seed in self.settings.tuning_seeds]
+        ends = [self._run(before | dict(point), seed) for seed in self.settings.tuning_seeds]
         losses = [math.inf if note else curve[-1]["validation_loss"] for curve, note in ends]
         mean = float(np.mean(losses))
         return mean if math.isfinite(mean) else math.inf
 
-    def _run(self, point: Point, seed: int, every: int = 0) -> tuple[list[Record], str]:
+    def _run(self, steps: Steps, seed: int, every: int = 0) -> tuple[list[Record], str]:
         """One run's evaluated rounds, and why it diverged, if it did.
 
         Args:
-            point: The step sizes.
+            steps: The step sizes.
             seed: The seed of the run.
             every: Rounds between two evaluations on test samples, from round 0 on. With 0, the end
                 alone is evaluated, and on validation samples only.
         """
-        names = self.settings.methods[self.head["method"]].grid
-        config = resolve(cell(self.tables, at_point(names, point), {"federation": {"seed": seed}}))
+        config = resolve(cell(self.tables, tables_of(steps), {"federation": {"seed": seed}}))
         experiment = build_experiment(config, build_data(config, read_source(config)))
         shards, rounds = experiment.shards, config.federation.rounds
         assert shards.validation is not None  # `cells` requires it
@@ -176,10 +190,10 @@ class Compared:
         return curve, ""
 
 
-def at_point(names: Mapping[str, Any], point: Point) -> Nested:
+def tables_of(steps: Steps) -> Nested:
     """The config tables that give each key its value."""
     found: Nested = {}
-    for name, value in zip(names, point, strict=True):
+    for name, value in steps.items():
         table, _, key = name.partition(".")
         found = merged(found, {table: {key: value}})
     return found
@@ -202,12 +216,12 @@ def search(
     axes = {name: sorted(values) for name, values in grid.items()}
     found: dict[Point, float] = {}
     while True:
-        for point in itertools.product(*axes.values()):
-            if point not in found:
+        for values in itertools.product(*axes.values()):
+            if (point := tuple(zip(axes, values, strict=True))) not in found:
                 found[point] = loss(point)
         best, edges = min(found, key=lambda one: found[one]), []
-        for (name, values), value in zip(axes.items(), best, strict=True):
-            if value in (values[0], values[-1]):
+        for name, value in best:
+            if value in ((values := axes[name])[0], values[-1]):
                 edges.append((name, values, value))
         if not edges or extend < len(edges) or math.isinf(found[best]):
             return found, " ".join(name for name, _, _ in edges)
@@ -220,10 +234,9 @@ def search(
                 values.append(float(f"{value * ratio:.3g}"))
 
 
-def in_words(names: Mapping[str, Any], point: Point) -> str:
+def in_words(steps: Steps) -> str:
     """`lr = 0.1, server-lr = 0.03`."""
-    keys = (name.partition(".")[2] for name in names)
-    return ", ".join(f"{key} = {value:g}" for key, value in zip(keys, point, strict=True))
+    return ", ".join(f"{name.partition('.')[2]} = {value:g}" for name, value in steps.items())
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
@@ -244,24 +257,29 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     for (name, model), (label, method) in itertools.product(
         settings.models.items(), settings.methods.items()
     ):
-        settled = SETTLED | dict.fromkeys(method.grid, f"[methods.{label!r}] grid")
+        settled = SETTLED | dict.fromkeys(
+            method.grid | method.then, f"[methods.{label!r}] grid and then"
+        )
         contents.require_free(f"[methods.{label!r}]", method.base, settled)
         for alpha in model.alphas or settings.alphas:
             data = {"data": {"name": request.data}}
             tables = merged(merged(merged(data, settings.base), model.base), method.base)
             tables = merged(tables, {"data": {"alpha": alpha}})
             tables = merged(tables, {"data": contents.sizes_that_fit(tables)})
-            first = at_point(method.grid, tuple(values[0] for values in method.grid.values()))
+            every = method.grid | method.then
+            first, last = (
+                tables_of({name: values[at] for name, values in every.items()}) for at in (0, -1)
+            )
             config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
-            last = at_point(method.grid, tuple(values[-1] for values in method.grid.values()))
             for values in (first, last):  # one of them may be the default, which nothing refuses
                 contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
             if not config.data.validation:
                 raise InputError("[base.data] validation = 0: step sizes are chosen by it, set it")
             head = {"model": name, "alpha": alpha, "method": label}
             slug = contents.slug(f"{name}-{alpha:g}-{label}")
-            runs = math.prod(map(len, method.grid.values())) * len(settings.tuning_seeds)
-            size = (runs + len(settings.seeds)) * config.federation.rounds
+            points = math.prod(map(len, method.grid.values())) + sum(map(len, method.then.values()))
+            runs = points * len(settings.tuning_seeds) + len(settings.seeds)
+            size = runs * config.federation.rounds
             found.append(Compared(slug, size, head, config, tables, settings))
     return found
 
@@ -273,8 +291,11 @@ STANDS_ON = (
     "take no part in the comparison. Accuracies are on test samples that neither training nor "
     "the choice saw, after the last round. Intervals are Student's over seeds, of differences "
     "paired by seed: at one seed two methods share the data split, the start and the sampled "
-    "clients. A method with two step sizes had a larger grid. Other settings (momentum, local "
-    "steps, batch, rounds) are the same for all methods and were not tuned."
+    "clients. A method with several step sizes had more points to choose from: those of FedAdam "
+    "and MuLoCo were tried in all combinations, and the auxiliary step size of the Muon methods, "
+    "which moves the parameters that Muon does not, after the others. Other settings (momentum, "
+    "local steps, batch, rounds, FedProx's µ, FedAdam's τ, the alignment) have one value, which "
+    "was not tuned."
 )
 
 

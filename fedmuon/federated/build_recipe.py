@@ -93,6 +93,12 @@ def build_recipe(
         within = None if brought.aggregate is None else guard(config, "aggregate")
         found = replace(found, aggregate=as_aggregator(average, within))
     hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
+    if hidden and task.keyed:
+        raise InputError(
+            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout, whose masks "
+            "depend on where a sample lies among its client's: one sample less moves the others. Set "
+            "[privacy] adjacency = 'zero-out', or drop the dropout"
+        )
     if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "

@@ -157,7 +157,9 @@ class Private(Optimizer):
     def epsilon(self, delta: float) -> Answer:
         """The privacy spent on all lots drawn so far, used or not, at the noise of their draw."""
         named = self._mechanism().adjacency
-        named = named if self._public or named != "add-remove" else "zero-out"
+        # One sample less would move the others to other rows, and change their dropout masks.
+        moved = not self._public or any(task.keyed for task in self._tasks.values())
+        named = "zero-out" if moved and named == "add-remove" else named
         answer = account(chain.from_iterable(self._events.values()), delta, adjacency=named)
         doubt = CAVEATS[self._mechanism().secrecy]
         return uncertified(answer, doubt) if doubt else answer

@@ -3,8 +3,11 @@
 Each sample has a key, which depends on the seed, the round, the client, the step and the sample's
 row in its client's data. An entry of a mask is a hash of the sample's key, of the number of the
 dropout in a call of the module, and of the entry's place. So masks are the same on every engine and
-after a resume, in coupled replicas, in pieces of a batch, and for an example alone. In a private
-step, the mask of an example does not depend on the other examples.
+after a resume, in coupled replicas, in pieces of a batch, and for an example alone.
+
+The mask of an example does not depend on what the other examples are, but removing one of them moves
+the later ones to other rows, hence to other masks. Private steps with dropout are therefore certified
+between data sets that differ by a zeroed or replaced example, not by a removed one.
 
 While `Masks` is active, it takes the place of torch's dropout, of layers and of functions alike.
 """

@@ -75,19 +75,36 @@ def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
 def test_the_search_ends_inside_its_grid_or_says_so() -> None:
     """Against a loss whose minimum is known; the value at an end asks for one more beyond it."""
 
-    def loss(point: tuple[float, ...]) -> float:
-        return abs(math.log10(point[0] / 100))
+    def loss(point: comparison.Point) -> float:
+        return abs(math.log10(dict(point)["local.lr"] / 100))
+
+    def tried(losses: dict[comparison.Point, float]) -> list[float]:
+        return sorted(value for point in losses for _, value in point)
 
     losses, edge = comparison.search({"local.lr": [0.1, 1.0]}, loss, 5)
-    assert not edge and sorted(losses) == [(0.1,), (1.0,), (10.0,), (100.0,), (1000.0,)]
-    assert min(losses, key=lambda one: losses[one]) == (100.0,)
+    assert not edge and tried(losses) == [0.1, 1.0, 10.0, 100.0, 1000.0]
+    assert min(losses, key=lambda one: losses[one]) == (("local.lr", 100.0),)
     losses, edge = comparison.search({"local.lr": [0.1, 1.0]}, loss, 1)
-    assert edge == "local.lr" and max(losses) == (10.0,)
+    assert edge == "local.lr" and tried(losses) == [0.1, 1.0, 10.0]
     losses, edge = comparison.search({"local.lr": [1.0, 10.0]}, lambda point: math.inf, 5)
     assert edge and len(losses) == 2  # all diverged: a larger grid is no answer
     two = {"local.lr": [1.0, 10.0, 100.0], "local.server-lr": [0.1, 1.0, 10.0]}
-    losses, edge = comparison.search(two, lambda p: abs(p[0] - 10) + abs(p[1] - 1), 0)
+    losses, edge = comparison.search(two, lambda p: abs(p[0][1] - 10) + abs(p[1][1] - 1), 0)
     assert not edge and len(losses) == 9
+
+
+def test_keys_of_then_are_searched_after_the_grid(tmp_path: Path) -> None:
+    """With the best values of those before; the comparison runs with all of them."""
+    grid = '[methods.FedAvg]\nbase = { local = { recipe = "fedavg" } }\n'
+    cell = found(tmp_path, (grid, f'{grid}then = {{ "local.weight-decay" = [0.001, 0.1, 1.0] }}\n'))
+    record = cell.cells[0].compute()
+    (chosen,) = (one for one in record["tuning"] if one["chosen"])
+    first = [one for one in record["tuning"] if "weight-decay" not in one["step_sizes"]]
+    then = [one for one in record["tuning"] if "weight-decay" in one["step_sizes"]]
+    best = min(first, key=lambda one: one["validation_loss"])["step_sizes"]
+    assert len(then) >= 3 and all(one["step_sizes"].startswith(f"{best}, ") for one in then)
+    assert chosen["validation_loss"] == min(one["validation_loss"] for one in then)
+    assert {one["step_sizes"] for one in record["rows"]} == {chosen["step_sizes"]}
 
 
 def test_what_is_chosen_has_the_least_validation_loss(tmp_path: Path) -> None:
