@@ -39,6 +39,9 @@ class Result:
     )  # objects handed over in Python
     temporary: "Temporary | None" = field(default=None, repr=False, compare=False)  # if it is one
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))  # a text may be given, too
+
     @cached_property
     @in_python()
     def summary(self) -> Record:

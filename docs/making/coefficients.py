@@ -22,8 +22,9 @@ value x of the normalized matrix to a x + b x³ + c x⁵ + …. The composition 
 p_T. A list that is too short repeats its last step; one that is too long is cut.
 
 `[orthogonalizer] safety` divides the argument of all steps of a set but the last, as Polar Express
-does (`fedmuon.orthogonalize.with_safety`). `polar-express` is `polar-express-e3` with 1.01. Other
-factors have other numbers: `fedmuon bound` and `fedmuon.orthogonalize.lipschitz` compute them.
+does (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express` are those of
+`polar-express-e3` with 1.01, rounded. Other factors have other numbers: `fedmuon bound` and
+`fedmuon.orthogonalize.lipschitz` compute them.
 
 Each number below is an upper bound, proved by interval arithmetic for the coefficients as doubles,
 and rounded up. Where the arithmetic could not bound it, the table says "unknown".

@@ -163,7 +163,7 @@ def watch(
 
 
 def compare(
-    folders: Annotated[list[Path], Argument(help="Run directories, or folders of them.")],
+    folders: Annotated[list[Path], Argument(help="Run directories, sweeps, or folders of them.")],
     figure: Annotated[
         Path | None, Option(help="Draw the curves into this .png or .pdf file.")
     ] = None,
@@ -176,7 +176,8 @@ def compare(
     """
     from fedmuon.experiments.inspect import listing  # the config
 
-    found, whole, measured, keys = listing.side_by_side(folders)
+    places = [one / "runs" if (one / SWEEP).is_file() else one for one in folders]
+    found, whole, measured, keys = listing.side_by_side(places)
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
     for table in [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]:

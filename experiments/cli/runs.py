@@ -91,6 +91,9 @@ def run(
         console.print(summary_table(summary))
         if note := progress.risen():
             console.print(note)
+        if chosen and chosen.local.recipe in ("fedper", "ditto") and not chosen.data.client_test:
+            print_plain("Note: these are of the server's model. Set data.client-test=0.2 to test "
+                        "each client's own.")  # fmt: skip
         print_path("The run had ended before; its results are in" if ended else "Results are in",
                    folder)  # fmt: skip
         if not (left := RunStatus(folder)).ended:

@@ -248,7 +248,7 @@ def _points(summary: Record) -> Table:
     seeds = len(summary["seeds"])
     over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
     if not summary["grid"]:
-        names = [row["metric"].replace("-", " ") for row in summary["table"]]
+        names = [spelled(row["metric"]).replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])
         return columns(f"Mean {over}", ["metric", "mean"], zip(names, means, strict=True))
     keys, chosen = [*summary["grid"]], record_name(summary["select"])

@@ -13,7 +13,6 @@ from typing import Any
 from rich.table import Table
 
 from fedmuon.config.load import Config, absolute_paths
-from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import quiet_ray
 from fedmuon.experiments.planning.pace import (
@@ -181,11 +180,8 @@ def _record(
 
 
 def array_bytes(tensors: dict[str, Any]) -> int:
-    """Bytes of a message's arrays, each as an .npy file."""
-    return sum(
-        len(npy_bytes(value.detach().cpu()[..., :0].numpy())) + value.nbytes
-        for value in tensors.values()
-    )
+    """Bytes of a message's arrays."""
+    return sum(value.nbytes for value in tensors.values())
 
 
 def tables(record: Record) -> list[Table | str]:
@@ -201,13 +197,15 @@ def tables(record: Record) -> list[Table | str]:
         title += f", {record['workers']} workers"
     if (others := record["others"]) > BUSY:
         title += f"\nothers had {others:.1f} cores meanwhile: alone it is faster"
-    held = [("most memory of this process", "", in_bytes(memory["driver"]))]
+    held = [("most memory of this process", "", "", in_bytes(memory["driver"]))]
     if memory["worker"]:
-        held.append(("of a worker", "", in_bytes(memory["worker"])))
-    held += [
-        ("sent to clients a round", in_bytes(sent["a client down"]), in_bytes(sent["down"])),
-        ("sent back", in_bytes(sent["a client up"]), in_bytes(sent["up"])),
-    ]
+        held.append(("of a worker", "", "", in_bytes(memory["worker"])))
+    for words, way in (("sent to clients a round", "down"), ("sent back", "up")):
+        each_ = sent[f"a client {way}"]
+        all_ = in_bytes(record["participants"] * each_)
+        held.append(
+            (words, in_bytes(each_), all_, in_bytes(sent[way]) if memory["worker"] else "–")
+        )
     notes = [] if memory["worker"] else ["Inline, clients are in this process."]
     if record["tried"] < record["participants"]:
         notes.append(
@@ -219,7 +217,11 @@ def tables(record: Record) -> list[Table | str]:
         )
     return [
         columns(title, ("seconds of this run", "each", "in all"), rows),
-        columns("memory, and bytes of messages", ("", "a client's arrays", "in all"), held),
+        columns(
+            "memory, and bytes of messages",
+            ("", "a client's arrays", f"of {record['participants']} clients", "measured"),
+            held,
+        ),
         *([" ".join(notes)] if notes else []),
     ]
 

@@ -132,9 +132,11 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         if odd:
             raise InputError(f"--grid {key} = {shown(odd[0])} is refused: give plain values")
         if len(made[key]) == 1:
+            one = _written(made[key][0])
             raise InputError(
-                f"--grid {key} has one value, {_written(made[key][0])}, so there is nothing to "
-                f"compare: list several, or use --set {key}={_written(made[key][0])}"
+                f"--grid {key} has one value, {one}, so there is nothing to compare: list several "
+                "as a,b,c, write a range as 0.01:10:log7 or 0:1:lin5, or use --set "
+                f"{key}={one}"
             )
         twice = [one for place, one in enumerate(made[key]) if one in made[key][:place]]
         if twice:
@@ -173,7 +175,8 @@ class Metric:
         held_out = any(one.startswith("validation") for one in known)
         if name.startswith("validation") and not held_out:
             raise InputError(
-                f"--select {text} needs validation samples: set data.validation=0.2, or --select "
+                f"--select {text} needs validation samples: set data.validation=0.2 (where train "
+                "and test take all samples, set a smaller data.train, too), or --select "
                 f"{next((one for one in names if one == 'train-loss'), names[0])}"
             )
         if name not in known:
@@ -279,7 +282,7 @@ class GridSearch(WorkOfRuns):
         """Means over seeds with their intervals: a row per point, or without a grid per metric."""
         names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
         if not self.grid:
-            return [{"metric": spelled(name)} | seed_statistics([row[name] for row in cells])
+            return [{"metric": name} | seed_statistics([row[name] for row in cells])
                     for name in names]  # fmt: skip
         points: dict[tuple[str, ...], list[Record]] = {}
         for row in cells:  # as text: 1 and True are equal
@@ -325,10 +328,16 @@ class GridSearch(WorkOfRuns):
                         f"the best {key} of {recipe}, {_written(row[key])}, is the {end} of its "
                         "grid: a better value may lie beyond it, so extend the grid"
                     )
-        recipes = dict.fromkeys(str(one.get(RECIPE) or "") for one in points)
-        said += [f"every point of {one or 'the grid'} diverged, so it has no best: lower the step "
-                 "sizes" for one in recipes if best.keys().isdisjoint([one] if one else best)
-                 ]  # fmt: skip
+        assert self.metric is not None
+        recipes: dict[str, list[Record]] = {}
+        for one in points:
+            recipes.setdefault(str(one.get(RECIPE) or ""), []).append(one)
+        for name, mine in recipes.items():
+            if best.keys().isdisjoint([name] if name else best):
+                lost = all(one["diverged"] for one in mine)
+                why = "diverged" if lost else f"lacks {self.metric.words}"
+                mend = "lower the step sizes" if lost else "choose another --select"
+                said.append(f"every point of {name or 'the grid'} {why}, so it has no best: {mend}")
         if any(one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
                for one in self.cells):  # fmt: skip
             said.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
@@ -416,7 +425,9 @@ def grid_search(
         raise InputError("two points of the grid are called alike: list values that differ more")
     metric = None
     if made:
-        metric = Metric.named(select or "validation-loss", measured_names(every[0]))
+        recipes = {one.local.recipe: one for one in reversed(every)}  # which may record others
+        names = dict.fromkeys(name for one in recipes.values() for name in measured_names(one))
+        metric = Metric.named(select or "validation-loss", [*names])
     words = f"{len(every)} runs of {every[0].local.recipe} on {every[0].data.name}"
     repeats = {"seeds": [*range(first, first + seeds)]}
     request = SweepRequest("sweep", every[0].data.name, "full", {}, None, seeds, repeats, command)

@@ -104,6 +104,15 @@ def _row_and_shard_problems(config: Config) -> Iterator[str]:
     ]
     if not stateful or local.recipe not in ORTHOGONALIZED:
         return
+    alone = local.steps == 1 and not local.epochs and local.recipe != "muon"
+    if table.shards > 1 and (table.full_every == 1 or alone):
+        yield (
+            f"[orthogonalizer] shards = {table.shards} has no effect: the first step of each round "
+            "and each full-every-th are whole, so set full-every and [local] steps above 1"
+            if alone
+            else f"[orthogonalizer] shards = {table.shards} has no effect with full-every = 1, as "
+            "every step is whole: raise full-every"
+        )
     if table.row_memory and local.adjust == "polargrad":
         yield (
             f"[orthogonalizer] {stateful[0]} would average sizes that adjust = 'polargrad' changes "

@@ -285,7 +285,7 @@ FINE_TUNED = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto")),
-        "recipes without privacy, whose clients do not train a whole model of their own, read",
+        "recipes without privacy, whose clients do not train a whole model of their own read",
         "choose one without dp-, disk- and ditto",
     ),
     WITHOUT_PRIVACY[1],
@@ -979,17 +979,17 @@ FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key a
 }
 
 # Keys that are newer than the locks of suites, in which they are left out at their defaults.
-LATER = tuple(("local", key) for key in ("epochs", "proximal", "server-lr", "server-memory", "tau"))
-LATER += (
-    ("local", "personal"),
-    ("local", "personal-weight"),
-    ("local", "rank"),
-    ("output", "fine-tune"),
-)
-
-LATER += tuple(("orthogonalizer", key) for key in ("safety", "row-memory", "shards", "full-every"))
-LATER += tuple(("data", key) for key in ("validation", "client-test", "target"))
-LATER += (("output", "clients"),)
+LATER = tuple(
+    (table, key)
+    for table, keys in {
+        "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
+                  "personal-weight", "rank"),
+        "output": ("fine-tune", "clients"),
+        "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
+        "data": ("validation", "client-test", "target"),
+    }.items()
+    for key in keys
+)  # fmt: skip
 
 # Key -> when it is read. Options have no declaration: the object that they are for asks for them.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {

@@ -95,9 +95,9 @@ def build_recipe(
     hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
     if hidden and task.keyed:
         raise InputError(
-            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout, whose masks "
-            "depend on where a sample lies among its client's: one sample less moves the others. Set "
-            "[privacy] adjacency = 'zero-out', or drop the dropout"
+            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout, whose "
+            "masks depend on where a sample lies among its client's: one sample less moves the "
+            "others. Set [privacy] adjacency = 'zero-out', or remove the dropout"
         )
     if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
@@ -215,11 +215,23 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
         raise InputError(
             "[local] recipe = 'fedper' keeps a part of the model at each client and does not know "
             "which: set [local] personal, such as personal = 'head.*'"
+            + (", and [task] name = 'network': the model of 'matrix' is one parameter")
+            * isinstance(task, MatrixTask)
+        )
+    if PERSONAL in recipe.persistent and getattr(task, "statistics", ()):
+        raise InputError(
+            f"a second model of each client, as that of recipe = '{config.local.recipe}', keeps no "
+            "running statistics of BatchNorm: use GroupNorm, or recipe = 'fedper'"
         )
     if not recipe.personal:
         return
     names = list(task.initial(generator(0, Draw.INITIAL)))
     some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    if len(names) == 1:
+        raise InputError(
+            f"[local] personal splits a model, and this one is a single parameter, {some}: set "
+            "[task] name = 'network', or another recipe"
+        )
     for pattern in recipe.personal:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(

@@ -528,14 +528,20 @@ def normalize_rows(
         for name, value, axis, pieces in parts(images):
             stack = torch.stack(pieces, 1)  # [S, matrices, m, n]
             seen = state[prefix + name].lerp(stack.square().mean(-1, keepdim=True), 1 - memory)
-            even = stack / (seen.sqrt() + ROW_EPS)
-            size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (stack, even))
-            even = even * (size / (new + ROW_EPS))
+            even = even_rows(stack, seen)
             found[name] = concatenate(list(even.unbind(1)), axis).reshape(value.shape)
             after = {**after, prefix + name: seen}
         return images | found, after
 
     return replace(orthogonal, init=init, update=update, lasting=True)
+
+
+def even_rows(matrices: Tensor, squares: Tensor) -> Tensor:
+    """NorMuon's step: rows of matrices [..., m, n] over the roots of mean squares [..., m, 1], and
+    each matrix with its norm as before."""
+    even = matrices / (squares.sqrt() + ROW_EPS)
+    size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (matrices, even))
+    return even * (size / (new + ROW_EPS))
 
 
 def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str, int]]]:

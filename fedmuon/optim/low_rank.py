@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params
 
 LEFT, RIGHT = ":left", ":right"  # after a tensor's name: its two factors
@@ -40,6 +41,14 @@ def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return left[..., :rank] * values[..., None, :rank], right[..., :rank, :]
 
 
+def _cut(value: Tensor, rank: int) -> tuple[int, int] | None:
+    """m and n of a tensor [S, m, ...] that is sent as factors of that rank."""
+    if value.ndim < 3:
+        return None
+    m, n = value.shape[1], value.shape[2:].numel()
+    return (m, n) if rank * (m + n) < m * n else None
+
+
 def low_rank(rank: int) -> Codec:
     """Send the matrices of a state as two factors of that rank.
 
@@ -47,34 +56,31 @@ def low_rank(rank: int) -> Codec:
     have as many entries, r (m + n) >= m n, are sent as they are.
     """
 
-    def shape(value: Tensor) -> tuple[int, int] | None:
-        """m and n of a tensor that is sent as its factors."""
-        if value.ndim < 3:
-            return None
-        m, n = value.shape[1], value.shape[2:].numel()
-        return (m, n) if rank * (m + n) < m * n else None
+    if not isinstance(rank, int) or rank < 1:
+        raise InputError(f"the rank of low_rank is {rank}: give a whole number of 1 or more")
 
     def encode(state: Params) -> Params:
         sent: Params = {}
         for name, value in state.items():
-            if shape(value) is None:
+            if _cut(value, rank) is None:
                 sent[name] = value
             else:
                 sent[name + LEFT], sent[name + RIGHT] = factors(value.flatten(2), rank)
         return sent
 
     def decode(sent: Params, like: Params) -> Params:
-        return {
-            name: sent[name]
-            if shape(value) is None
-            else (sent[name + LEFT] @ sent[name + RIGHT]).reshape(value.shape)
-            for name, value in like.items()
-        }
+        found: Params = {}
+        for name, value in like.items():  # a state need not have all tensors of the model
+            if name in sent:
+                found[name] = sent[name]
+            elif name + LEFT in sent:
+                found[name] = (sent[name + LEFT] @ sent[name + RIGHT]).reshape(value.shape)
+        return found
 
     def template(like: Params) -> Params:
         found: Params = {}
         for name, value in like.items():
-            if (size := shape(value)) is None:
+            if (size := _cut(value, rank)) is None:
                 found[name] = value
             else:
                 found[name + LEFT] = value.new_empty(len(value), size[0], rank)

@@ -13,7 +13,6 @@ C is B / (1 - mu), and the same holds for M. So the step is the same if Orth ign
 regularized map (with lambda, or eps above the norm of M) does not.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from fedmuon import orthogonalize as maps
 from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
+from fedmuon.optim.links import ADJUSTMENTS, POLARGRAD, even_rows
 from fedmuon.orthogonalize import schedule
 from fedmuon.orthogonalize.coefficients import Coefficients, divisor_floor
 
@@ -46,15 +46,13 @@ NAMED: dict[str, Orthogonalizer] = {
     "exact-sign": maps.exact_sign,
 }
 RANDOMIZED = "randomized-polar"
-ROW_EPS = 1e-10  # of NorMuon's divisions
 _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
-POLARGRAD = "polargrad"  # <M, Orth(M)>, which depends on M
-_ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
-    None: lambda m, n: math.sqrt(max(1.0, m / n)),
-    "original": lambda m, n: math.sqrt(max(1.0, m / n)),
-    "match_rms_adamw": lambda m, n: 0.2 * math.sqrt(max(m, n)),
-    "scion": lambda m, n: math.sqrt(m / n),
-    POLARGRAD: lambda m, n: 1.0,
+_ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {  # as torch.optim.Muon names them
+    None: ADJUSTMENTS["original"],
+    "original": ADJUSTMENTS["original"],
+    "match_rms_adamw": ADJUSTMENTS["match-rms"],
+    "scion": ADJUSTMENTS["scion"],
+    POLARGRAD: ADJUSTMENTS[POLARGRAD],
 }
 _STACKED_ENTRIES = {"cpu": 2**18, "cuda": 2**26}  # largest useful stack of matrices, in entries
 _ALONE = 256  # from this side on, oneDNN multiplies half-precision matrices faster one by one
@@ -219,11 +217,7 @@ class Muon(PortableOptimizer):
             raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
-        with Guard("row_memory", group["row_memory"]):
-            if not 0 <= float(group["row_memory"]) < 1:
-                raise InputError(
-                    f"row_memory is {group['row_memory']}: choose a number from 0 to below 1."
-                )
+        _check_row_memory(group["row_memory"], adjust)
         with Guard("ns_steps", group["ns_steps"]):
             int(group["ns_steps"])
         with Guard("ns_coefficients", group["ns_coefficients"]):
@@ -427,9 +421,18 @@ def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Te
             state["row_squares"] = torch.zeros_like(seen)
         state["row_squares"].lerp_(seen.to(state["row_squares"].dtype), 1 - memory)
     rows = torch.cat([state["row_squares"] for state in states]).to(found.dtype)
-    even = found / (rows.sqrt() + ROW_EPS)
-    size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (found, even))
-    return even * (size / (new + ROW_EPS))
+    return even_rows(found, rows)
+
+
+def _check_row_memory(memory: Any, adjust: str | None) -> None:
+    with Guard("row_memory", memory):
+        if not 0 <= float(memory) < 1:
+            raise InputError(f"row_memory is {memory}: choose a number from 0 to below 1.")
+    if memory and adjust == POLARGRAD:
+        raise InputError(
+            "row_memory would average sizes that adjust_lr_fn='polargrad' changes in each step: "
+            "use another scale, or row_memory=0."
+        )
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:

@@ -92,6 +92,7 @@ class Recipe:
     initial: Mapping[str, Callable[[Params], State]] = field(default_factory=dict, hash=False)
     personal: tuple[str, ...] = ()
     codecs: Mapping[str, Codec] = field(default_factory=dict, hash=False)
+    clients: int = 0
 
     def encoded(self, states: States) -> States:
         """The states as messages carry them."""
@@ -120,8 +121,6 @@ class Recipe:
     def is_personal(self, name: str) -> bool:
         """Whether what has this name never leaves the client."""
         return any(fnmatchcase(name, pattern) for pattern in self.personal)
-
-    clients: int = 0
 
     @property
     def private(self) -> bool:

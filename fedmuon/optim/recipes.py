@@ -407,6 +407,11 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     return Recipe(chain, server, client=client, counted=True)
 
 
+def _require_clients(clients: int) -> None:
+    if not isinstance(clients, int) or clients < 1:
+        raise InputError(f"clients is {clients}: give N, the number of all clients of the run")
+
+
 @_recipe
 def scaffold(
     lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
@@ -426,6 +431,7 @@ def scaffold(
     Guarantee: no certificate is known.
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
     """
+    _require_clients(clients)
     step = server_step(server_lr or 1.0, 0.0)
 
     def client(
@@ -494,6 +500,7 @@ def fedmuon_corrected(
     sent by the server, and the change of C_i comes back. Guarantee: no certificate is known.
     Source: arXiv:2509.26337, which claims convergence for any number of Newton-Schulz steps.
     """
+    _require_clients(clients)
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
     apart = _others(routes, aux, aux_lr) if aux == "adamw" else {}  # without a momentum

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.muon import matrix_shape
 from fedmuon.tasks.models import owned_parameters
 
@@ -75,6 +75,14 @@ def routing_table(
         ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
             for a part of a network, such as one block.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"give the model itself, as in groups(model), and not {shown(model)}: parameters alone "
+            "do not say which layer they belong to"
+        )
+    for which, patterns in (("to_muon", to_muon), ("to_aux", to_aux)):
+        if isinstance(patterns, str):
+            raise InputError(f"{which} is one text: give a list of patterns, [{patterns!r}]")
     found = [
         (name, layer, param)
         for name, layer, _, param in owned_parameters(model)
@@ -134,7 +142,9 @@ def groups(
 
     Muon takes the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
     auxiliary optimizer, AdamW by default, takes embeddings, class tokens, the first and the last
-    layer, norms and vectors.
+    layer, norms and vectors. First and last are meant in the order in which the model declares its
+    layers; where that is another order than that of its calls, name them in `to_muon` and `to_aux`.
+    If no matrix is left, Muon takes the largest.
 
     Args:
         model: The model.

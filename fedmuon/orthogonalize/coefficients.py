@@ -158,7 +158,8 @@ def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficient
     A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding puts
     singular values there. The factor divides them before each step, so the coefficient of x^(2k+1)
     is divided by factor^(2k+1). The last step of the set stays, because it brings singular values
-    to 1. `polar-express-e3` with the factor 1.01 is `polar-express`.
+    to 1. The first seven steps of `polar-express-e3` with the factor 1.01 are those of
+    `polar-express`, to four decimals.
 
     Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from fedmuon.config.load import Config, dump, load
-from fedmuon.config.user_objects import guard, make_named
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes, to_numpy
 from fedmuon.core.choices import OF_A_ROUND
 from fedmuon.core.errors import Guard, InputError, Interrupted, NonFinite
@@ -41,6 +42,7 @@ from fedmuon.federated.rounds import (
     sample_weights,
 )
 from fedmuon.federated.wire import named, unpack
+from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
 from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory, answered
@@ -119,8 +121,7 @@ def prepare(
         "initial.safetensors": tensor_bytes(fresh.params),
     }
     if isinstance(experiment.task, NetworkTask):
-        table = routes(experiment.task.module, config.local.route)
-        fixed["routes.txt"] = f"{table}\n".encode()
+        fixed["routes.txt"] = _routes_bytes(config, experiment.task, out / "routes.txt")
     if experiment.recipe.keeps_states and config.engine.name != "inline":
         fixed |= directory.identity()
     if known or not (out / "summary.json").exists():  # older versions end without it
@@ -315,6 +316,18 @@ def evaluate(run: Run, state: ServerState) -> Record:
     return {name: one for name, one in found.items() if name not in lost}
 
 
+def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
+    """The table of parameters and their optimizers. Folders of earlier versions, which name Muon
+    for every recipe, keep theirs."""
+    table = routes(task.module, config.local.route)
+    found = f"{table}\n".encode()
+    known = user_objects(config).recipe is None and not reads(config, "local.route")
+    if not known or (file.exists() and read_bytes(file) == found):
+        return found
+    named = (one._replace(matrices=None, optimizer=config.local.recipe, reason="") for one in table)
+    return f"{RoutingTable(named)}\n".encode()
+
+
 def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
     """How the model does on each client's own test samples, if they have some, and the clients'
     personal models beside it: mean, standard deviation and worst decile over the clients of what
@@ -342,19 +355,23 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
     return {
         f"client_test_{name}{part}": value
         for name, values in columns.items()
-        for part, value in distribution(
-            values, name.removeprefix("personal_") == "accuracy"
-        ).items()
+        for part, value in distribution(values, name.removeprefix("personal_")).items()
         if np.isfinite(value)
     }, files
 
 
-def distribution(values: np.ndarray, rising: bool) -> dict[str, float]:
-    """The mean of values [C], their standard deviation, and the mean of the worst tenth of them,
-    which are the lowest if `rising` and else the highest."""
-    worst = np.sort(values if rising else -values)[: -(-len(values) // 10)]
-    decile = float(worst.mean() if rising else -worst.mean())
-    return {"": float(values.mean()), "_std": float(values.std()), "_worst_decile": decile}
+WORST = {"accuracy": "lowest", "loss": "highest"}
+
+
+def distribution(values: np.ndarray, name: str) -> dict[str, float]:
+    """The mean of values [C], their standard deviation, and the mean of the worst tenth of them; of
+    a metric of the user's, which may be better either way, the lowest and the highest tenth."""
+    ordered, tenth = np.sort(values), -(-len(values) // 10)
+    ends = {"lowest": ordered[:tenth].mean(), "highest": ordered[-tenth:].mean()}
+    if name in WORST:
+        ends = {"worst": ends[WORST[name]]}
+    ends = {f"_{which}_decile": float(one) for which, one in ends.items()}
+    return {"": float(values.mean()), "_std": float(values.std()), **ends}
 
 
 def _finish(

@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The git commit of this source tree when a process first asks; None for an installed
     package."""
-    here = Path(__file__).resolve().parent.parent
+    here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return None
     command = ["git", "-C", str(here), "rev-parse", "HEAD"]

@@ -5,9 +5,9 @@ row in its client's data. An entry of a mask is a hash of the sample's key, of t
 dropout in a call of the module, and of the entry's place. So masks are the same on every engine and
 after a resume, in coupled replicas, in pieces of a batch, and for an example alone.
 
-The mask of an example does not depend on what the other examples are, but removing one of them moves
-the later ones to other rows, hence to other masks. Private steps with dropout are therefore certified
-between data sets that differ by a zeroed or replaced example, not by a removed one.
+The mask of an example does not depend on what the other examples are, but removing one of them
+moves the later ones to other rows, hence to other masks. Private steps with dropout are therefore
+certified between data sets that differ by a zeroed or replaced example, not by a removed one.
 
 While `Masks` is active, it takes the place of torch's dropout, of layers and of functions alike.
 """

@@ -221,6 +221,28 @@ def test_fedbn_is_a_loop_of_modules() -> None:
     assert len(met) > 1 and not torch.equal(met[0], met[1])
 
 
+def test_ditto_with_running_statistics_is_rejected() -> None:
+    """Nobody would keep those of the personal models."""
+    module = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    tables = {"task": {"name": "given"}, "local": {"recipe": "ditto"}}
+    with pytest.raises(InputError, match="keeps no running statistics of BatchNorm: use GroupNorm"):
+        build_experiment(small({}, **tables).with_objects(UserObjects(task=module)))
+
+
+def test_a_state_before_the_personal_model_does_not_change_it() -> None:
+    """Clients that were there before and new ones in one stack, with two states of their own."""
+    links_ = (*recipes.ditto(LR).chain.links[:1], links.momentum(0.9),
+              *recipes.ditto(LR).chain.links[1:])  # fmt: skip
+    names = tuple(one.name for one in links_ if one.name in ("momentum", PERSONAL))
+    assert names == ("momentum", PERSONAL)
+    made = experiment(config(local={"recipe": "ditto", "personal": ""}))
+    both = replace(made, recipe=replace(made.recipe, chain=Chain(links_), persistent=names))
+    one, other = ended(both), ended(both)
+    assert all(torch.equal(one.params[name], held) for name, held in other.params.items())
+    met = [both.client_states.read(i, ROUNDS) for i in range(N)]
+    assert any(met) and all({*names} == {*one} for one in met if one)
+
+
 def test_personal_parameters_are_in_no_message() -> None:
     made = experiment(config())
     state = begin(made.recipe, made.task, 0)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from conftest import small
 from test_rounds import gradient, orth
+from torch import nn
 
 from fedmuon import orthogonalizers, recipes
 from fedmuon.config.load import Config
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment
@@ -178,3 +180,20 @@ def test_states_of_other_recipes_may_have_codecs() -> None:
     weights = [one.params["weight"] for one in ends]
     assert all(one.isfinite().all() for one in weights)
     assert (weights[0] != weights[1]).any() and (weights[1] != weights[2]).any()
+
+
+def test_a_state_may_lack_tensors_of_the_model() -> None:
+    """Running statistics have no momentum, nor do the parameters of an auxiliary AdamW."""
+    for layers, aux in (((nn.BatchNorm1d(8),), "sgd"), ((), "adamw")):
+        module = nn.Sequential(
+            nn.Linear(7, 8), *layers, nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 3)
+        )
+        tables = {
+            "task": {"name": "given"},
+            "local": {"recipe": "fedmuon-svd", "rank": 1, "aux": aux},
+        }
+        table = small({}, **tables).with_objects(UserObjects(task=module))
+        assert all(one.isfinite().all() for one in ended(table).params.values())
+    for rank in (0, -1, 2.5):
+        with pytest.raises(InputError, match=f"rank of low_rank is {rank}: give a whole number"):
+            low_rank(rank)  # type: ignore[arg-type]

@@ -643,6 +643,27 @@ class Tokens(nn.Module):
         return self.head(self.drop(self.embedding(tokens)).mean(1))
 
 
+def test_removing_a_sample_moves_the_masks_of_others() -> None:
+    """So a bounded sum of gradients may move by many bounds, and add-remove is rejected."""
+    task, batch, bound = task_of(dropping(0.5)), keyed_batch(3, 40), 0.1
+    params = {n: p.detach()[None] for n, p in task.module.named_parameters()}
+
+    def clipped(keys: Tensor | None, first: int) -> Tensor:
+        part = Batch(batch.inputs[first:], batch.labels[first:], keys=keys)
+        found = task.clipped([(1.0, params)], [part], Clipping("flat", bound))[1]
+        return torch.cat([one.flatten() for one in found.values()])
+
+    assert batch.keys is not None
+    whole = clipped(batch.keys, 0)
+    assert (whole - clipped(batch.keys[1:], 1)).norm() <= bound * (1 + 1e-9)  # each keeps its mask
+    assert (whole - clipped(batch.keys[:-1], 1)).norm() > 2 * bound  # each moves up by a row
+    private = settings(recipe="dp-sgd", batch=0)
+    for privacy in ({"population": 90}, {"rate": 0.1}):
+        tables = private | {"privacy": {"noise": 0.5, "lot": 8} | privacy}
+        with pytest.raises(InputError, match="add-remove' does not hold for a model with dropout"):
+            run(dropping(), tables)
+
+
 def test_tokens_with_dropout_train_and_train_privately() -> None:
     tokens = np.random.default_rng(1).integers(9, size=(90, 4))
     private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 0.5, "lot": 8}}
