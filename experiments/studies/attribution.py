@@ -7,10 +7,11 @@ optimizer nor who took part, so their score of a sample is multiplied by its sha
 how often its client took part, over n_i.
 
 The exact runs share every draw with the scored run, so the comparison has no noise. `leave-one-out`
-repeats the run without one sample's gradient and keeps n_i. `halves` is the linear datamodeling
-score (Park et al. 2023): it repeats the run on many random halves of every client's samples. For
-each test sample it takes Spearman's rho between the losses and the summed scores of the samples
-that stayed.
+repeats the run without one sample z of client i: its mean has n_i - 1 gradients, so z loses the
+weight 1 and the others of the client gain 1 / (n_i - 1) each. `zero-out` puts zeros in the place of
+z, which have no gradient, and keeps n_i. `halves` is the linear datamodeling score (Park et al.
+2023): it repeats the run on many random halves of every client's samples. For each test sample,
+Spearman's rho is taken between the losses and the scores, summed with the changes of the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -242,20 +243,43 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
     return -(there @ inverse @ own.T) * wrong * run.shares
 
 
-def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Runs without one of some participants' samples.
-
-    Returns:
-        Test losses over those of the run with all samples [runs, T], and the weights that the runs
-        change [runs, n].
-
-    A sample of zeros in its place has no gradient.
-    """
+def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """Some participants' samples, and the client of every sample [n]."""
     shards, plan = run.experiment.shards, run.experiment.plan
     owner = np.repeat(np.arange(plan.clients), np.diff(shards.offsets))
     used = np.flatnonzero(np.isin(owner, plan.schedule()))
     rng = generator(run.seed, Draw.NEIGHBOUR)
-    rows = rng.choice(used, min(settings.left_out, len(used)), replace=False)
+    return rng.choice(used, min(settings.left_out, len(used)), replace=False), owner
+
+
+def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
+    """Runs without one of some participants' samples.
+
+    Returns:
+        Test losses over those of the run with all samples [runs, T], and the changes of weights
+        [runs, n].
+    """
+    rows, owner = chosen_rows(run, settings)
+    whole, found, changes = run.losses(run.models[-1]), [], []
+    for row in rows:
+        others = owner == owner[row]
+        changes.append(np.where(others, 1 / (others.sum() - 1), 0.0))
+        changes[-1][row] = -1.0
+        found.append(retrained(run, np.arange(len(owner)) != row) - whole)
+    return np.concatenate(found), torch.from_numpy(np.stack(changes))
+
+
+def retrained(run: ScoredRun, stay: np.ndarray) -> np.ndarray:
+    """Test losses [1, T] of the run on the samples that stay [n]."""
+    experiment = replace(run.experiment, shards=run.experiment.shards.only(stay))
+    start = begin(experiment.recipe, experiment.task, run.seed)
+    return run.losses(simulate(experiment, start).params)
+
+
+def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
+    """The same with zeros in the place of the sample."""
+    shards = run.experiment.shards
+    rows, owner = chosen_rows(run, settings)
     found = []
     for some in np.split(rows, range(STACK, len(rows), STACK)):
         every = np.concatenate([[-1], some])
@@ -278,15 +302,12 @@ def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
             first + rng.permutation(size)[: (size + 1) // 2]
             for first, size in zip(shards.offsets, np.diff(shards.offsets), strict=False)
         ]
-        stay = np.isin(np.arange(len(shards.labels)), np.concatenate(kept))
-        experiment = replace(run.experiment, shards=shards.only(stay))
-        end = simulate(experiment, begin(experiment.recipe, experiment.task, run.seed)).params
-        found.append(run.losses(end))
-        stayed.append(stay)
+        stayed.append(np.isin(np.arange(len(shards.labels)), np.concatenate(kept)))
+        found.append(retrained(run, stayed[-1]))
     return np.concatenate(found), torch.from_numpy(np.stack(stayed)).double()
 
 
-RETRAIN = {"leave-one-out": leave_one_out, "halves": halves}
+RETRAIN = {"leave-one-out": leave_one_out, "zero-out": zero_out, "halves": halves}
 
 
 # What it claims.
@@ -294,16 +315,19 @@ RETRAIN = {"leave-one-out": leave_one_out, "halves": halves}
 OURS = "trajectory"
 NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, before each round",
          "last product": "gradient product, last model", "trak": "TRAK, last model"}  # fmt: skip
-TRUTHS = {"leave-one-out": "leave-one-out", "halves": "halves (linear datamodeling score)"}
+TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zeros for a sample",
+          "halves": "halves (linear datamodeling score)"}  # fmt: skip
 STANDS_ON = (
     "Scores estimate how the loss of a test sample answers to the weight of a train sample; "
-    "Spearman's ρ is between them and exact runs that share every other draw: without one "
-    "sample, n_i as it was (leave-one-out), or on half of each client's samples, foretold by the "
-    "sum of the scores of those who stayed. It is taken for each test sample and averaged; "
-    "intervals are 95% over test samples, of one seed. Methods of the literature know neither the "
-    "optimizer nor who took part, so their scores are times the share of updates, participations "
-    "over n_i. Influence has the Gauss–Newton matrix, damped by the given multiple of its mean "
-    "eigenvalue, and 30 steps of conjugate gradients; TRAK has one model and no ridge."
+    "Spearman's ρ is between them and exact runs that share every other draw: without one sample, "
+    "so that its client's mean has one less (leave-one-out), with zeros in its place and n_i as it "
+    "was (zero-out), or on half of each client's samples. Scores are summed with the changes of "
+    "the weights: without one sample, the others of its client gain 1/(n_i − 1). ρ is taken for "
+    "each test sample and averaged; intervals are 95% over test samples, of one seed. Methods of "
+    "the literature know neither the optimizer nor who took part, so their scores are times the "
+    "share of updates, participations over n_i. Influence has the Gauss–Newton matrix, damped by "
+    "the given multiple of its mean eigenvalue, and 30 steps of conjugate gradients; TRAK has one "
+    "model and no ridge."
 )
 
 
@@ -326,11 +350,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
         rho = {name: where(part, method=name)["rho"] for name in distinct(part, "method")}
         mine = rho.pop(OURS)
         own = mean(mine)
-        if truth == "leave-one-out":  # what one sample less does is nearly of first order
+        if truth != "halves":  # what one sample does is nearly of first order
             foretold.append(
                 Claim(
-                    f"{variant}: the derivative through the run ranks leave-one-out runs with "
-                    "ρ ≥ 0.99.",
+                    f"{variant}: the derivative through the run ranks {truth} runs with ρ ≥ 0.99.",
                     Effect.between("mean ρ over test samples", {"": own}),
                     Rule(low=0.99),
                     f"mean ρ {_shown(own, 4)}",

@@ -100,8 +100,23 @@ def fedavg(run: ScoredRun, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray
 
 
 def test_one_sample_is_left_out() -> None:
+    """Its client's mean has one gradient less; the weights are those of that mean, times n_i."""
     sizes = np.diff(run().experiment.shards.offsets)
+    owner = np.repeat(np.arange(6), sizes)
     changes, weights = attribution.leave_one_out(run(), ASKED)
+    whole = fedavg(run(), np.ones(90), sizes)
+    for change, weight in zip(changes, weights.numpy(), strict=True):
+        (row,) = np.flatnonzero(weight == -1)
+        left = sizes - np.bincount([owner[row]], minlength=6)
+        expected = fedavg(run(), np.arange(90) != row, left) - whole
+        np.testing.assert_allclose(expected, change, atol=1e-12)
+        np.testing.assert_allclose(fedavg(run(), 1 + weight, sizes) - whole, change, atol=1e-12)
+        assert np.abs(fedavg(run(), np.arange(90) != row, sizes) - whole - change).max() > 1e-6
+
+
+def test_one_sample_is_zeroed_out() -> None:
+    sizes = np.diff(run().experiment.shards.offsets)
+    changes, weights = attribution.zero_out(run(), ASKED)
     whole = fedavg(run(), np.ones(90), sizes)
     for change, weight in zip(changes, weights.numpy(), strict=True):
         assert sorted(np.unique(weight)) == [-1, 0] and weight.sum() == -1
@@ -118,13 +133,14 @@ def test_half_of_each_client_stays() -> None:
     assert len(np.unique(stayed.numpy(), axis=0)) == 3
 
 
+@pytest.mark.parametrize("truth", ["leave_one_out", "zero_out"])
 @pytest.mark.parametrize(("recipe", "lr"), [("fedavg", 2.0), ("fedmuon", 0.05)])
-def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float) -> None:
-    changes, weights = attribution.leave_one_out(run(recipe, lr), ASKED)
+def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float, truth: str) -> None:
+    changes, weights = getattr(attribution, truth)(run(recipe, lr), ASKED)
     foretold = (attribution.trajectory(run(recipe, lr)) @ weights.T).numpy().T
     most = np.abs(changes).max()
     assert spearman(foretold.ravel(), changes.ravel()) >= 0.99
-    assert np.abs(foretold - changes).max() < 0.05 * most
+    assert np.abs(foretold - changes).max() < 0.1 * most  # a sample of 15 is not little
     assert np.abs(foretold - np.roll(changes, 1, 0)).max() > 0.5 * most  # of other samples
 
 
@@ -147,11 +163,12 @@ def rows(ours: float, theirs: float) -> Columns:
 
 
 def test_claims_hold_and_fail() -> None:
-    for ours, theirs, leave_one_out, ahead in (
+    for ours, theirs, foretold, ahead in (
         (0.995, 0.9, True, True), (0.98, 0.9, False, True), (0.995, 0.999, True, False)
     ):  # fmt: skip
         found = verdicts(attribution.claims(rows(ours, theirs)))
-        assert found == [leave_one_out] * 2 + [ahead] * 4
+        assert found == [foretold] * 4 + [ahead] * 6
     table = attribution.numbers(rows(0.995, 0.9))
-    assert table[0] == ("scores", "leave-one-out", "halves") and table[1][0] == "FedAvg:"
+    assert table[0] == ("scores", "leave-one-out", "zero-out", "halves")
+    assert table[1][0] == "FedAvg:"
     assert table[2][:2] == ("  derivative through the run (ours)", "0.995 ± 0.001")
