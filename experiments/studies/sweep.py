@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ import numpy as np
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.verdicts import mean_of
 from fedmuon.config.load import Config, nested, only_read
-from fedmuon.config.schema import reads
+from fedmuon.config.schema import FIELDS, reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, instead, shown
@@ -41,6 +41,7 @@ RANGE = re.compile(r"([^:,]+):([^:,]+):([a-z]*)(\d*)")
 MOST_POINTS, MOST_RUNS = 1000, 10_000  # of a range; of a sweep
 LONG = 100  # characters of a run folder's name, of 255 that file systems take
 RECIPE = "local.recipe"
+MEASURED = ("data.test", "data.validation", "data.client-test")  # samples that judge the points
 TEST_WORDS = "selected on test data"
 PRIVATE_NOTE = (
     "Each epsilon is of one run. Choosing the best of several private runs spends more: see "
@@ -120,14 +121,27 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         grid: Key -> a list of values, or a text as `parse_values` reads it.
         settled: Tables whose keys `--set` fixes, so that the grid may not have them.
     """
+    if not isinstance(grid, Mapping):
+        raise InputError(f"grid is {shown(grid)}: give a dict, as {{'local.lr': [0.1, 1.0]}}")
     made: dict[str, list[Scalar]] = {}
     for key, values in grid.items():
+        if not isinstance(values, str | Iterable) or not len([*values]):
+            raise InputError(f"grid has {key!r} = {shown(values)}: give a list of several values")
         if key == "federation.seed":
             raise InputError("--grid federation.seed is refused: give the number of --seeds")
+        if key in MEASURED or (key.startswith("output.") and key != "output.fine-tune"):
+            raise InputError(
+                f"--grid {key} is refused: it decides what is measured or written, so points could "
+                "not be compared; use --set"
+            )
         table, _, name = key.partition(".")
         if name in settled.get(table, {}):
             raise InputError(f"--grid and --set both give {key}: leave one of them out")
-        made[key] = parse_values(key, values) if isinstance(values, str) else [*values]
+        made[key] = (
+            parse_values(key, values)
+            if isinstance(values, str)
+            else [one.item() if isinstance(one, np.generic) else one for one in values]
+        )
         odd = [one for one in made[key] if not isinstance(one, str | int | float)]
         if odd:
             raise InputError(f"--grid {key} = {shown(odd[0])} is refused: give plain values")
@@ -167,6 +181,8 @@ class Metric:
 
         `max:NAME` and `min:NAME` say which way is better, where the name does not.
         """
+        if not isinstance(text, str):
+            raise InputError(f"select is {shown(text)}: give the name of a metric")
         way, _, bare = text.rpartition(":")
         name = record_name(bare)
         names = [spelled(one) for one in known]
@@ -227,7 +243,10 @@ class SweptRun(TrainingRun):
 
     def compute(self) -> Record:
         """The record of a run, with all that its summary measured; nan where it diverged."""
-        found = super().compute()
+        try:
+            found = super().compute()
+        except InputError as error:
+            raise InputError(f"the run {self.name}: {error}") from error
         assert self.folder is not None
         summary = RunDirectory(self.folder).summary() or {}
         ends = {name: value for name, value in summary.items() if isinstance(value, float)}
@@ -322,7 +341,8 @@ class GridSearch(WorkOfRuns):
             mine = [one for one in points if one.get(RECIPE) == row.get(RECIPE)]
             for key in self.grid:
                 values = {one[key] for one in mine if not isinstance(one[key], str | bool)}
-                if len(values) > 1 and row[key] in (min(values), max(values)):
+                at_end = len(values) > 1 and row[key] in (min(values), max(values))
+                if at_end and not _is_limit(key, row[key]):
                     end = "largest" if row[key] == max(values) else "smallest"
                     said.append(
                         f"the best {key} of {recipe}, {_written(row[key])}, is the {end} of its "
@@ -362,6 +382,16 @@ class GridSearch(WorkOfRuns):
             "best": {recipe: _finite(row) for recipe, row in best.items()},
             "warnings": self.warnings(rows, best),
         }
+
+
+def _is_limit(key: str, value: Any) -> bool:
+    """Whether a key can go no further, or has a default that 0 stands for."""
+    table, _, name = key.partition(".")
+    field = FIELDS.get(table, {}).get(name)
+    ends = {
+        getattr(one, end, None) for one in getattr(field, "metadata", ()) for end in ("ge", "le")
+    }
+    return value == 0 or value in ends
 
 
 def _finite(row: Record) -> Record:

@@ -31,6 +31,7 @@ from fedmuon.experiments.suites.contents import PUBLISHED_FOR, SuiteRequest, Tab
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
+from fedmuon.runs import fingerprints
 from fedmuon.runs.directory import Record, RunDirectory
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
@@ -305,6 +306,10 @@ class WorkOfRuns(Work):
                     raise InputError(
                         f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
                     ) from None
+                # A seal has the config, and not what user objects and files of samples hold.
+                source = read_source(one.config)
+                found = fingerprints.described(one.config, one.folder, source)
+                fingerprints.require_same(one.folder, found)
 
 
 @dataclass(frozen=True)

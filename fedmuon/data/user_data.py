@@ -5,7 +5,7 @@ import csv
 import hashlib
 import io
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -27,7 +27,9 @@ KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # floats of numpy
 DENSE = "convert it to a dense array with {}, if it fits into memory"
 
 
-def pair_of(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray, np.ndarray]:
+def pair_of(
+    data: Any, name: str = "data", target: str = "", like: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Convert the argument `name` to inputs and labels.
 
     Args:
@@ -36,14 +38,15 @@ def pair_of(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray
         name: Name of the argument, for errors.
         target: The column of a table, or the entry of dicts, that holds the labels. Dicts need it
             unless one entry has a usual name.
+        like: Names that the inputs must have, if they have names, and their order.
 
     Raises:
         InputError: If the samples are of another kind.
     """
     if _has_columns(data):
-        return _parts_of_table(data, name, target)
+        return _parts_of_table(data, name, target, like)
     if _is_sequence(data):
-        inputs, labels = _parts_of_items(data, name, target)
+        inputs, labels = _parts_of_items(data, name, target, like)
     else:
         if target:
             raise InputError(
@@ -51,7 +54,42 @@ def pair_of(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray
                 "which has neither columns nor dict items, so leave target out"
             )
         inputs, labels = _parts(data, name)
+    if like and _has_columns(inputs):
+        columns = _in_order(dict(_columns(inputs)), like, name)
+        inputs = _stacked(columns, f"the inputs of {name}")
     return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
+
+
+def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[tuple[str, Any]]:
+    """Named values in the order of other samples' names; other names are rejected."""
+    if named.keys() != {*like}:
+        lost = [one for one in like if one not in named]
+        more = [one for one in named if one not in like]
+        raise InputError(
+            f"the samples of {name} have "
+            + " and ".join(
+                f"{word} {_listed(names)}"
+                for word, names in (("no input", lost), ("the further input", more))
+                if names
+            )
+            + ": give them the same names as data"
+        )
+    return [(one, named[one]) for one in like]
+
+
+def _names_of(data: Any, target: str) -> list[str]:
+    """The names of the inputs of samples that passed `pair_of`; none where they have none."""
+    if _has_columns(data):
+        return [name for name, _ in _columns(data) if name != target]
+    if _is_sequence(data):
+        first = data[0]
+        return (
+            [str(one) for one in _entries(first, "data", target)[0]]
+            if isinstance(first, Mapping)
+            else []
+        )
+    inputs, _ = _parts(data, "data")
+    return [name for name, _ in _columns(inputs)] if _has_columns(inputs) else []
 
 
 def _parts(data: Any, name: str) -> tuple[Any, Any]:
@@ -91,7 +129,9 @@ def _is_sequence(data: Any) -> bool:
     )
 
 
-def _parts_of_items(data: Any, name: str, target: str) -> tuple[list[Any], list[Any]]:
+def _parts_of_items(
+    data: Any, name: str, target: str, like: Sequence[str] = ()
+) -> tuple[list[Any], list[Any]]:
     """The inputs and the labels of a sequence of pairs or dicts."""
     items = [data[number] for number in range(len(data))]
     dicts = bool(items) and isinstance(items[0], Mapping)
@@ -101,6 +141,8 @@ def _parts_of_items(data: Any, name: str, target: str) -> tuple[list[Any], list[
             "leave target out"
         )
     keys, label = _entries(items[0], name, target) if dicts else ([], "")
+    if dicts and like:
+        keys = [key for _, key in _in_order({str(key): key for key in keys}, like, name)]
     for number, one in enumerate(items):
         if dicts:
             sound = isinstance(one, Mapping) and {*keys, label} <= one.keys()
@@ -291,7 +333,9 @@ def _stacked(
     return np.stack(found, axis=1)
 
 
-def _parts_of_table(frame: Any, name: str, target: str) -> tuple[np.ndarray, np.ndarray]:
+def _parts_of_table(
+    frame: Any, name: str, target: str, like: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """The inputs and the column of labels of a table."""
     columns = _columns(frame)
     names = [one for one, _ in columns]
@@ -308,6 +352,7 @@ def _parts_of_table(frame: Any, name: str, target: str) -> tuple[np.ndarray, np.
         )
     others = [one for one in columns if one[0] != target]
     labels = [one for one in columns if one[0] == target]
+    others = _in_order(dict(others), like, name) if like else others
     inputs = _stacked(others, f"the inputs of {name}")
     mend = "number the classes from 0"
     return inputs, _stacked(labels, f"the labels of {name}", mend)[:, 0]
@@ -342,7 +387,9 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
     inputs, labels = _arrays(data, target=target)
     official = None
     if test is not None:
-        more, answers = _arrays(test, "test", target)
+        names = _names_of(data, target)
+        like = names if len({*names}) == len(names) else []  # a name may occur twice
+        more, answers = _arrays(test, "test", target, like)
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
                 f"test samples of shape {more.shape[1:]} are not like data of {inputs.shape[1:]}"
@@ -353,8 +400,10 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
     return Source("given", inputs, labels, classes, official, where)
 
 
-def _arrays(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = pair_of(data, name, target)
+def _arrays(
+    data: Any, name: str = "data", target: str = "", like: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair_of(data, name, target, like)
     if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind in "iub":
         labels = labels[:, 0]
     if labels.dtype.kind in "iub":
@@ -367,7 +416,7 @@ def _arrays(data: Any, name: str = "data", target: str = "") -> tuple[np.ndarray
         )
     if inputs.ndim == 1:
         inputs = inputs[:, None]
-    return inputs.astype(np.uint8) if inputs.dtype == bool else inputs, labels
+    return inputs.astype(np.float32) if inputs.dtype == bool else inputs, labels
 
 
 def digest(source: Source) -> str:

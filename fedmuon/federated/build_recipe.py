@@ -464,6 +464,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
         if not _are_mappings(made):
             raise InputError(f"the clients' rule returns a {type(made).__name__}: {CLIENT_RULE}")
         params, states = made
+        _require_alike("the clients' rule", CLIENT_RULE, start, params)
         if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
             raise InputError(f"the clients' rule returns no state {lost[0]}: {CLIENT_RULE}")
     _require_resumable(recipe, start, states)
@@ -475,13 +476,17 @@ def require_round(recipe: Recipe, start: Params) -> None:
     if not _are_mappings(found):
         raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
     model, after = found
-    for name, tensor in start.items():
-        if getattr(model.get(name), "shape", None) != tensor.shape:
-            raise InputError(
-                f"the server's rule returns no tensor like {name} of the model: {RULE}"
-            )
+    _require_alike("the server's rule", RULE, start, model)
     if lost := [name for name in recipe.kept if name not in after]:
         raise InputError(f"the server's rule returns no state {lost[0]}, which is kept: {RULE}")
+
+
+def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
+    """Reject a model that lacks a tensor, or has one of another shape or precision."""
+    for name, tensor in start.items():
+        mine = made.get(name)
+        if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
+            raise InputError(f"{what} returns no tensor like {name} of the model: {rule}")
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:

@@ -415,6 +415,11 @@ def map_matrices(
         pieces: dict[tuple[str, int], Tensor] = {}  # (name, place in it) -> matrices [S, m, n]
         longer = {}  # the longer axis of a parameter's matrices, along which they are cut
         for name, value in direction.items():
+            if value.ndim < 3:
+                raise InputError(
+                    f"{name} is a vector, and only matrices are orthogonalized: give routes with "
+                    f"{name!r}: 0, so that the auxiliary step takes it"
+                )
             longer[name], cut = _matrices(value, counts.get(name, 1), shards)
             pieces |= {(name, place): piece for place, piece in enumerate(cut)}
         number = {piece: block for block, piece in enumerate(pieces)}

@@ -211,11 +211,11 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
     """The axes of the samples in the inputs of dropouts, from calls with few and more samples.
 
     Raises:
-        InputError: If one has no such axis, or if the module draws from torch's global generator.
+        InputError: If one has no such axis, or if the module draws from a global generator.
     """
     if one.others:
         raise InputError(
-            f"the module draws from torch's global generator ({one.others[0]}), so no run could be "
+            f"the module draws from a global generator ({one.others[0]}), so no run could be "
             "repeated: draw with nn.Dropout, whose masks follow the run's seed, or not at all"
         )
     found = []

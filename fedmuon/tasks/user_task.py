@@ -110,8 +110,9 @@ def user_network(
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by a layer
         raise InputError(
-            f"the module cannot read samples of shape {shape} ({_line(error)}): fit its first "
-            "layer to the data"
+            f"the module cannot read samples of shape {shape} ({_line(error)}): "
+            + "whole numbers are read as tokens, so convert features to floats, or " * whole
+            + "fit its first layer to the data"
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(

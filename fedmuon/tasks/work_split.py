@@ -4,11 +4,13 @@ Everything here depends on sizes alone, so results do not depend on the number o
 """
 
 import gc
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -84,6 +86,12 @@ class Trial(NamedTuple):
     axes: tuple[int, ...]
 
 
+def _global_draws() -> dict[str, Any]:
+    """The states of the global generators that torch does not know."""
+    state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - to see whether it is used
+    return {"random": random.getstate(), "numpy.random": (state["pos"], state["key"].tobytes())}
+
+
 def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Trial:
     """Call a module with two samples and with one, or with three and two if it normalizes batches.
 
@@ -124,8 +132,11 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
         versions = {name: held[name]._version for name, _ in module.named_buffers()}
+        drawn = _global_draws()
         with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=seen[-1]):
             functional_call(module, held, (samples,))
+        after = _global_draws()
+        seen[-1].others += [name for name, state in drawn.items() if after[name] != state]
         if samples._version > before:
             raise InputError(
                 "the module writes into its samples, as a first layer with inplace = True does: "

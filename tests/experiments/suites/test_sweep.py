@@ -32,6 +32,14 @@ SMALL: dict[str, Any] = {
 STUDENT = {1: 12.706204736432095, 2: 4.302652729911275}  # t quantiles at 0.975, from a table
 
 
+def first_reply(replies: Any) -> Any:
+    return dict(replies[0].params)
+
+
+def last_reply(replies: Any) -> Any:
+    return dict(replies[-1].params)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     return str(written(tmp_path / "small.toml", SMALL))
@@ -236,6 +244,71 @@ def test_a_sweep_can_be_shown_again(
 
 def plain(text: str) -> str:
     return " ".join(text.split())
+
+
+def test_a_sweep_goes_on_with_the_same_objects_and_samples_only(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells are sealed by their configs, which name a file and not what it holds."""
+    table = tmp_path / "table.csv"
+    rows = ["a,b,label", *(f"{k % 7},{k % 5},{k % 2}" for k in range(80))]
+    table.write_text("\n".join(rows))
+    words = ["sweep", "--set", "data.name=csv", "--set", f"data.folder={table}", "--set", "data.train=60", "--set", "data.test=20", "--grid",
+             "local.lr=0.1,1", "--set", "federation.clients=3", "--set", "federation.rounds=2",
+             "--select", "train-loss", "--out", tmp_path / "out"]  # fmt: skip
+    assert command(*words) == 0 and command(*words, "--resume") == 0
+    before = result_files(tmp_path / "out")
+    table.write_text("\n".join([rows[0], *rows[:0:-1]]))
+    capsys.readouterr()
+    assert command(*words, "--resume") == 2
+    assert "the data are others than" in plain(capsys.readouterr().err)
+    assert result_files(tmp_path / "out") == before
+
+    grid = {"local.lr": [0.1, 1.0]}
+    fedmuon.sweep(
+        SMALL, grid=grid, select="train-loss", aggregate=first_reply, out=tmp_path / "python"
+    )
+    with pytest.raises(InputError, match="the aggregate is another one than"):
+        fedmuon.sweep(
+            SMALL,
+            grid=grid,
+            select="train-loss",
+            aggregate=last_reply,
+            out=tmp_path / "python",
+            resume=True,
+        )
+
+
+def test_what_python_hands_over_is_checked() -> None:
+    for grid, words in (
+        ({"local.lr": 1.0}, "give a list of several values"),
+        ({"local.lr": []}, "give a list of several values"),
+        (["local.lr=1,2"], "grid is .*: give a dict"),
+        ({"data.validation": [0.1, 0.2]}, "decides what is measured or written"),
+        ({"output.clients": [True, False]}, "decides what is measured or written"),
+    ):
+        with pytest.raises(InputError, match=words):
+            fedmuon.sweep(SMALL, grid=grid)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="select is 3: give the name of a metric"):
+        fedmuon.sweep(SMALL, grid={"local.lr": [0.1, 1.0]}, select=3)  # type: ignore[arg-type]
+    found = fedmuon.sweep(SMALL, grid={"local.steps": np.arange(1, 3)}, select="train-loss")
+    assert [row["local.steps"] for row in found.table] == [1, 2]
+
+
+def test_the_run_that_cannot_be_made_is_named(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--grid", "federation.aggregate=mean,krum", "--select", "train-loss"]
+    assert command("sweep", config, *words, "--out", tmp_path / "out") == 2
+    assert "the run aggregate=krum,seed=4: krum with faulty = 1" in plain(capsys.readouterr().err)
+
+
+def test_an_end_that_is_a_limit_is_not_warned_of() -> None:
+    grid = {"local.steps": [1, 2], "local.server-lr": [0.0, 0.001]}
+    base = SMALL | {"local": {"recipe": "fedadam"}}
+    said = fedmuon.sweep(base, grid=grid, select="train-loss").warnings
+    assert not any("local.server-lr of fedadam, 0," in one for one in said)
+    assert not any("steps of fedadam, 1," in one for one in said)
 
 
 def test_a_best_value_at_the_edge_is_warned_of() -> None:

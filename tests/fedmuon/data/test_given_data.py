@@ -208,6 +208,41 @@ def test_a_target_of_built_in_data_is_rejected() -> None:
         fedmuon.run({"data": {"name": "digits", "target": "y"}})
 
 
+@pytest.mark.parametrize("kind", [
+    lambda x, y: (pd.DataFrame(x, columns=list("abc")).assign(label=y), "label"),
+    lambda x, y: ([dict(zip("abc", row, strict=True), label=int(one))
+                   for row, one in zip(x.tolist(), y, strict=True)], "label"),
+    lambda x, y: ((pd.DataFrame(x, columns=list("abc")), y), ""),
+])  # fmt: skip
+def test_test_samples_are_aligned_by_name(kind: Callable[..., Any]) -> None:
+    """Another order is put right; other names are rejected."""
+    train, target = kind(X[:, :3], Y)
+    expected = as_source(train, train, target=target)
+
+    def renamed(names: dict[str, str], order: str) -> Any:
+        def of(table: pd.DataFrame) -> pd.DataFrame:
+            return table[[*order, *(["label"] if "label" in table else [])]].rename(columns=names)
+
+        if isinstance(train, tuple):
+            return of(train[0]), train[1]
+        if isinstance(train, list):
+            return of(pd.DataFrame(train)).to_dict("records")
+        return of(train)
+
+    found = as_source(train, renamed({}, "cab"), target=target)
+    np.testing.assert_array_equal(found.inputs, expected.inputs)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    with pytest.raises(InputError, match="test have no input b and the further input z: give them"):
+        as_source(train, renamed({"b": "z"}, "abc"), target=target)
+
+
+def test_truth_values_are_zeros_and_ones() -> None:
+    flags = X[:, :3] > 0
+    for given in (flags, torch.tensor(flags), pd.DataFrame(flags)):
+        assert as_source((given, Y)).inputs.dtype == np.float32
+        np.testing.assert_array_equal(as_source((given, Y)).inputs, flags.astype(float))
+
+
 @pytest.mark.parametrize("labels", [Y + 0.5, Y.astype(float)])
 def test_classifiers_need_whole_numbers(labels: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"labels are real numbers, .* with integers, or"):

@@ -223,13 +223,12 @@ def test_the_final_model_is_measured_per_client(tmp_path: Path) -> None:
 
 def test_of_losses_and_errors_the_worst_are_the_largest() -> None:
     values = np.array([3.0, 1.0, 2.0, 5.0])
-    assert distribution(values, rising=True) == {
-        "": 2.75,
-        "_std": np.std(values),
-        "_worst_decile": 1,
-    }
-    assert distribution(values, rising=False)["_worst_decile"] == 5
-    assert distribution(np.arange(30.0), rising=False)["_worst_decile"] == 28
+    always = {"": 2.75, "_std": np.std(values)}
+    assert distribution(values, "accuracy") == always | {"_worst_decile": 1}
+    assert distribution(values, "loss") == always | {"_worst_decile": 5}
+    assert distribution(np.arange(30.0), "loss")["_worst_decile"] == 28
+    both = {"_lowest_decile": 1, "_highest_decile": 5}
+    assert distribution(values, "of my own") == always | both  # nobody says which is better
 
 
 def test_clients_without_test_samples_are_left_out() -> None:

@@ -1,6 +1,7 @@
 """Layers that people bring, in runs: against plain loops of torch, in float64."""
 
 import copy
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,6 +332,8 @@ def test_a_private_example_keeps_its_mask_whoever_else_is_in_the_lot() -> None:
     [
         (lambda x: x + torch.randn_like(x), "global generator \\(randn_like\\)"),
         (lambda x: x * torch.rand(x.shape[-1]), "global generator \\(rand\\)"),
+        (lambda x: x * float(np.random.rand()), "generator \\(numpy.random\\)"),  # noqa: NPY002
+        (lambda x: x * random.random(), "generator \\(random\\)"),
         (lambda x: x * functional.dropout(torch.ones(4), 0.5), "no axis for the samples"),
     ],
 )
