@@ -1,13 +1,12 @@
 """Pages made of kept results alone: the gallery, the table of all claims, the headlines."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from docs.making import papers, results
-from docs.making.papers import OPEN, TESTED, Claim, Kept, cell, counted, table
+from docs.making.papers import Claim, Kept, cell, counted, table
 from fedmuon.analysis.report.numbers import interval, quantity
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
 from fedmuon.experiments.suites import contents
 
 HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
@@ -19,28 +18,14 @@ def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
     return {name: one for name, one in read.items() if one is not None}
 
 
-def together(words: Sequence[str]) -> str:
-    """The verdict on several claims that stand for one: it holds if all do, fails if one does."""
-    order = (FAILS, UNDECIDED, UNTESTABLE)
-    return next((one for one in order if one in words), HOLDS)
-
-
-def judged(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """One word of a paper's claim: its suite's at full scale, else whether a test shows it."""
-    held = results.read(claim["suite"], folder) if "suite" in claim else None
-    if held and held["scale"] == "full":
-        return together(papers.judged(claim, held))
-    return TESTED if "test" in claim else OPEN
-
-
 def claims(folder: Path = results.FOLDER) -> str:
     """All claims of the papers, then all that the kept suites judge, with counts by verdict."""
     every = [(number, one) for number in papers.known() for one in papers.read(number)["claims"]]
-    words = [judged(one, folder) for _, one in every]
+    words = [papers.verdict(one, folder) for _, one in every]
     rows = [of_paper(number, one, word, folder)
             for (number, one), word in zip(every, words, strict=True)]  # fmt: skip
     suites = kept(folder)
-    head = ("where", "printed", "here", "verdict", "command, and its seconds")
+    head = ("where", "printed", "found here", "verdict", "evidence", "command, and its seconds")
     return "\n\n".join([
         f"{len(every)} claims of the papers: {counted(words)}.",
         "{.stacked}\n" + table(head, rows),
@@ -56,10 +41,12 @@ def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
     name = claim.get("suite", "")
     held = results.read(name, folder) if name else None
     again = held["again"] if held else f"fedmuon suite {name}"
-    command = claim.get("command") or (again if name else f"pytest tests/{claim['test']}")
+    test = f"pytest tests/{claim['test']}" if "test" in claim else ""
+    command = claim.get("command") or (again if name else test)
     took = f", {held['seconds']:.0f} s" if held else ""
     return [f"[{number}]({link(number)}), {claim['where']}", claim["printed"], claim["ours"],
-            f"**{word}**", f"`{command}`{took}"]  # fmt: skip
+            f"**{word}**", papers.evidence(claim),
+            f"`{command}`{took}" if command else ""]  # fmt: skip
 
 
 def link(number: str) -> str:

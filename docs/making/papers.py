@@ -1,8 +1,20 @@
-"""A page a paper: what it says, what is found here, and what shows it.
+"""A page for each paper: what it says, what is found here, and what shows it.
 
-A claim's `claim` are fragments of the sentences of its suite's claims that it stands on: all of the
-suite if it names none. Those with a fragment of `against` refute it where they hold. What is
-`beyond` a paper is no claim of it, and is not counted as one.
+A claim of a paper has one of these verdicts:
+
+    confirmed      it is mathematics, and a test or suite shows it; or a suite shows it in the
+                   paper's own setting (same data, model and scale)
+    refuted        the same, and what is shown contradicts it
+    agrees here    a suite with other data or another model, or at a smaller scale, finds the same
+    differs here   such a suite finds something else
+    inconclusive   a suite measured it, and its intervals allow both
+    not tested     nothing here tests it
+
+Its `basis` is mathematics, the paper's setting, substitute (other data or another model) or reduced
+(a smaller scale). `paper` and `here` say both settings. `claim` are fragments of the sentences of
+its suite's claims that it stands on: all of the suite if it names none. Those with a fragment of
+`against` contradict it where they hold. What is `beyond` a paper is no claim of it, and is not
+counted as one.
 """
 
 import tomllib
@@ -12,14 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from docs.making import results
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, VERDICTS
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
 from fedmuon.experiments.suites import contents
 
 FOLDER = Path(__file__).resolve().parent.parent / "papers"
 Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
-TESTED, OPEN = "shown by a test", "not run at full scale"
-WORDS = (*VERDICTS, TESTED, OPEN)
+CONFIRMED, REFUTED, AGREES, DIFFERS, OPEN, UNTESTED = OF_PAPERS = (
+    "confirmed", "refuted", "agrees here", "differs here", "inconclusive", "not tested"
+)  # fmt: skip
+MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
+    "mathematics", "the paper's setting", "substitute", "reduced"
+)  # fmt: skip
+WORDS = (*VERDICTS, *OF_PAPERS)
 
 
 def read(number: str) -> dict[str, Any]:
@@ -47,7 +64,9 @@ def titled(paper: Mapping[str, Any]) -> str:
 def page(number: str) -> str:
     """A table of the paper's claims, what shows each, and what its suites come to, as Markdown."""
     held = read(number)
-    rows = [[one["where"], one["printed"], one["ours"], shown(one)] for one in held["claims"]]
+    words = [verdict(one) for one in held["claims"]]
+    rows = [[one["where"], one["printed"], one["ours"], f"**{word}**", evidence(one)]
+            for one, word in zip(held["claims"], words, strict=True)]  # fmt: skip
     beyond = [[one["printed"], one["ours"], shown(one)] for one in held.get("beyond", [])]
     every = [*held["claims"], *held.get("beyond", [])]
     proofs = [f"- {one.get('where', one['printed'])}: `tests/{one['test']}`"
@@ -55,7 +74,8 @@ def page(number: str) -> str:
     return "\n\n".join(
         [
             f"**{titled(held)}**",
-            "{.stacked}\n" + table(("where", "printed", "here", "verdict"), rows),
+            f"{len(words)} claims: {counted(words)}. [What these words mean](/about/claims.md).",
+            "{.stacked}\n" + table(("where", "printed", "found here", "verdict", "evidence"), rows),
             *(
                 ["## Beyond the paper", table(("the paper has", "here", "verdict"), beyond)]
                 if beyond
@@ -67,6 +87,34 @@ def page(number: str) -> str:
             *(suite(name) for name in held["suites"]),
         ]
     )
+
+
+def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
+    """One of `OF_PAPERS`: what the suite that is kept at full scale, or else a test, shows."""
+    own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
+    if claim.get("refuted"):
+        return REFUTED
+    held = results.read(claim["suite"], folder) if "suite" in claim else None
+    if held is None or held["scale"] != "full":
+        return CONFIRMED if tested and own else UNTESTED
+    word = together(judged(claim, held))
+    if word == HOLDS or (tested and claim["basis"] == MATHEMATICS and word != FAILS):
+        return CONFIRMED if own else AGREES
+    return (REFUTED if own else DIFFERS) if word == FAILS else OPEN
+
+
+def together(words: Sequence[str]) -> str:
+    """The verdict on several claims that stand for one: it holds if all do, fails if one does."""
+    order = (FAILS, UNDECIDED, UNTESTABLE)
+    return next((one for one in order if one in words), HOLDS)
+
+
+def evidence(claim: Claim) -> str:
+    """On what a claim's verdict stands: the two settings, and the suite and the test."""
+    said = ("paper", "here", "suite")
+    parts = [claim["basis"], *(f"{key}: {claim[key]}" for key in said if key in claim)]
+    parts += ["a test"] * ("test" in claim)
+    return "; ".join(parts)
 
 
 def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
@@ -134,9 +182,12 @@ def circumstances(kept: Kept) -> str:
     on = f" on {kept['data']}" if kept["data"] else ""
     commit = f", commit {kept['commit'][:8]}" if kept.get("commit") else ""
     seeds = f", seeds {kept['seeds']}" if kept.get("seeds") else ""
+    used = next((one["paper"] for number in known() for one in read(number)["claims"]
+                 if one.get("suite") == kept.get("suite") and "paper" in one), "")  # fmt: skip
     return (
-        f"Scale {kept['scale']}{on}{seeds}, {kept['seconds']:.0f} seconds ({machine}{commit}). "
-        f"Again: `{kept['again']}`"
+        f"{str(kept['scale']).capitalize()} scale of this suite{on}{seeds}"
+        + f"; the paper used {used.rstrip('.')}" * bool(used)
+        + f". {kept['seconds']:.0f} seconds ({machine}{commit}). Again: `{kept['again']}`"
     )
 
 

@@ -142,18 +142,40 @@ def test_a_budget_stops_as_ctrl_c_does(
     ([UNTESTABLE, UNDECIDED, HOLDS], UNDECIDED), ([UNDECIDED, HOLDS, FAILS], FAILS),
 ])  # fmt: skip
 def test_several_claims_hold_if_all_do(words: list[str], one: str) -> None:
-    assert kept.together(words) == one
+    assert papers.together(words) == one
+
+
+def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
+    """Only mathematics and the paper's own setting confirm or refute."""
+    claim = {"suite": "dp-bias"}
+    rows = [
+        (HOLDS, papers.CONFIRMED, papers.AGREES), (FAILS, papers.REFUTED, papers.DIFFERS),
+        (UNDECIDED, papers.OPEN, papers.OPEN), (UNTESTABLE, papers.OPEN, papers.OPEN),
+    ]  # fmt: skip
+    for word, own, here in rows:
+        held(tmp_path, word)
+        for basis in papers.BASES:
+            mine = own if basis in (papers.MATHEMATICS, papers.OWN) else here
+            assert papers.verdict(claim | {"basis": basis}, tmp_path) == mine
+    held(tmp_path, UNDECIDED)  # a test then shows mathematics, and nothing else
+    tested = claim | {"test": "a::b"}
+    assert papers.verdict(tested | {"basis": papers.MATHEMATICS}, tmp_path) == papers.CONFIRMED
+    assert papers.verdict(tested | {"basis": papers.SUBSTITUTE}, tmp_path) == papers.OPEN
+    shown = {"test": "a::b", "basis": papers.MATHEMATICS}
+    assert papers.verdict(shown, tmp_path) == papers.CONFIRMED
+    assert papers.verdict(shown | {"refuted": True}, tmp_path) == papers.REFUTED
+    assert papers.verdict({"basis": papers.OWN}, tmp_path) == papers.UNTESTED
 
 
 def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
-    claim = {"suite": "dp-bias", "where": "", "printed": "", "ours": ""}
-    assert kept.judged(claim, tmp_path) == kept.OPEN
+    claim = {"suite": "dp-bias", "basis": papers.OWN}
+    assert papers.verdict(claim, tmp_path) == papers.UNTESTED
     full = held(tmp_path, HOLDS, FAILS)
-    assert kept.judged(claim, tmp_path) == FAILS and [*kept.all_words({"a": full})]
+    assert papers.verdict(claim, tmp_path) == papers.REFUTED and [*kept.all_words({"a": full})]
     assert "scale" not in papers.verdicts("dp-bias", {}, full)
     small = held(tmp_path, HOLDS, FAILS, scale="small")
-    assert kept.judged(claim, tmp_path) == kept.OPEN and not [*kept.all_words({"a": small})]
-    assert kept.judged(claim | {"test": "a::b"}, tmp_path) == kept.TESTED
+    assert papers.verdict(claim, tmp_path) == papers.UNTESTED
+    assert not [*kept.all_words({"a": small})]
     assert (
         papers.verdicts("dp-bias", {}, small)
         == "**1** holds, **1** fails at small scale (`dp-bias`)"
