@@ -152,7 +152,9 @@ def test_every_effect_of_the_product_has_a_unit() -> None:
     root, seen, bare = Path(__file__).resolve().parents[3], 0, set()
     for file in [*(root / "analysis").rglob("*.py"), *(root / "experiments").rglob("*.py")]:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+            if not isinstance(call, ast.Call):
+                continue
+            name = ast.unparse(call.func)
             if name.split(".")[0] == "Effect" and name != "Effect.of_gaps":  # of losses
                 seen += 1
                 units = [one.value for one in call.keywords if one.arg == "unit"]

@@ -179,7 +179,7 @@ def test_theorem_5_does_not_depend_on_t_and_falls_with_n() -> None:
         value(least - 2)
 
 
-def test_theorem_5_as_printed_contradicts_corollary_4() -> None:
+def test_theorem_5_as_printed_does_not_follow_from_corollary_4() -> None:
     """At its T, 003's own (7) falls like N^(-1/2); at the square of that T, like 1/N."""
 
     def seven(samples: float, power: int) -> float:

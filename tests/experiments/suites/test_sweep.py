@@ -292,7 +292,7 @@ def test_what_python_hands_over_is_checked() -> None:
             fedmuon.sweep(SMALL, grid=grid)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="select is 3: give the name of a metric"):
         fedmuon.sweep(SMALL, grid={"local.lr": [0.1, 1.0]}, select=3)  # type: ignore[arg-type]
-    found = fedmuon.sweep(SMALL, grid={"local.steps": np.arange(1, 3)}, select="train-loss")
+    found = fedmuon.sweep(SMALL, grid={"local.steps": [*np.arange(1, 3)]}, select="train-loss")
     assert [row["local.steps"] for row in found.table] == [1, 2]
 
 

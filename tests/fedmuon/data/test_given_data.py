@@ -221,7 +221,8 @@ def test_test_samples_are_aligned_by_name(kind: Callable[..., Any]) -> None:
 
     def renamed(names: dict[str, str], order: str) -> Any:
         def of(table: pd.DataFrame) -> pd.DataFrame:
-            return table[[*order, *(["label"] if "label" in table else [])]].rename(columns=names)
+            wanted = [*order, *(["label"] if "label" in table else [])]
+            return pd.DataFrame({names.get(one, one): table[one] for one in wanted})
 
         if isinstance(train, tuple):
             return of(train[0]), train[1]
