@@ -94,8 +94,8 @@ class Findings:
         many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
         card = card_of(about)
         samples = next((value for name, value in card if name.startswith("n:")), None)
-        glance = {"scale": about["scale"], "seeds": many, "training samples n": samples,
-                  "device": machine.get("device", "cpu"),
+        glance = {"scale of this suite": about["scale"], "seeds": many,
+                  "training samples n": samples, "device": machine.get("device", "cpu"),
                   "threads": machine.get("threads")}  # fmt: skip
         held["claims"] = [with_command(claim, about, folder) for claim in held["claims"]]
         return cls(

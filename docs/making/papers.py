@@ -183,7 +183,8 @@ def circumstances(kept: Kept) -> str:
     commit = f", commit {kept['commit'][:8]}" if kept.get("commit") else ""
     seeds = f", seeds {kept['seeds']}" if kept.get("seeds") else ""
     used = next((one["paper"] for number in known() for one in read(number)["claims"]
-                 if one.get("suite") == kept.get("suite") and "paper" in one), "")  # fmt: skip
+                 if one.get("suite") == kept.get("suite") and "paper" in one
+                 and not one["paper"].startswith("no experiment")), "")  # fmt: skip
     return (
         f"{str(kept['scale']).capitalize()} scale of this suite{on}{seeds}"
         + f"; the paper used {used.rstrip('.')}" * bool(used)
