@@ -53,6 +53,10 @@ SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # the keys of Newton
 
 FAR_ABOVE = 1000.0  # a certificate of float64 exceeds rounding errors by this factor
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
+CENTERED = (
+    "Samples are centered by the mean of {} public samples, which are neither trained nor tested "
+    "on and are the same for both data sets."
+)
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
@@ -174,8 +178,10 @@ def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
-    unsigned = source is not None and (
-        source.inputs.dtype.kind == "u" or bool((source.inputs >= 0).all())
+    unsigned = (
+        source is not None
+        and source.center is None
+        and (source.inputs.dtype.kind == "u" or bool((source.inputs >= 0).all()))
     )
     return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
 
@@ -403,6 +409,8 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed.append(says.UNIFORM)
         failure += part.rho
+    if case.config.data.center == "public":
+        assumed.append(CENTERED.format(case.config.data.center_samples))
     if case.config.local.recipe == "fedmuon-aligned":
         assumed.append(ALIGNED)
     assumed += case.given

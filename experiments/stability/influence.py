@@ -29,7 +29,6 @@ from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import held_out
-from fedmuon.data.source import flat_rows
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.federated.adjoint import Pulled, pulled_back
 from fedmuon.federated.build import build_experiment
@@ -80,7 +79,7 @@ class Candidates:
         if len(index) > most:
             rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)
             index = np.sort(rng.choice(index, most, replace=False))
-        inputs = torch.from_numpy(flat_rows(run.source.inputs, run.config.data.normalize, index))
+        inputs = torch.from_numpy(run.source.rows(run.config.data.normalize, index))
         device, dtype = experiment.task.device, experiment.task.dtype
         labels = targets_on(device, dtype, run.source.labels[index])
         admitted = {i: np.flatnonzero(np.isin(index, own)) for i, own in each.items()}

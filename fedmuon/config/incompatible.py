@@ -54,6 +54,8 @@ def problems(config: Config) -> Iterator[str]:
             f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
             f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
         )
+    if data.center != "none" and data.normalize == "tokens":
+        yield "[data] center = 'public' has no meaning for tokens: set center = 'none'"
     bare = data.normalize == "pixels" or (data.normalize == "tokens" and is_own(data.name))
     if config.task.name == "matrix" and bare:
         yield (

@@ -147,6 +147,7 @@ OWN_SOURCE = ReadIf(
 SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "synthetic reads")
 
 # [federation]
+PUBLIC_CENTER = ReadIf("data.center", ("public",), "samples with a public center read")
 DIRICHLET_PARTITION = ReadIf(
     "federation.partition", ("dirichlet", "quantity"), "the partitions dirichlet and quantity read"
 )
@@ -344,6 +345,13 @@ class Data(Table):
         "from the largest; other partitions that give fewer are rejected; lowered for small data "
         "sets of your own",
     )
+    center: Literal["none", "public"] = key(
+        "none",
+        "what is subtracted from each sample before it is scaled: none, or the mean of public "
+        "samples, which are the last ones of the test part that the source comes with and are "
+        "neither trained on nor tested on",
+    )
+    center_samples: Samples = key(5000, "the number of these public samples", read_if=PUBLIC_CENTER)
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
         "scaling of each sample by itself: unit divides by the norm, ball does so where the norm "
@@ -986,7 +994,7 @@ LATER = tuple(
                   "personal-weight", "rank"),
         "output": ("fine-tune", "clients"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
-        "data": ("validation", "client-test", "target"),
+        "data": ("validation", "client-test", "target", "center", "center-samples"),
     }.items()
     for key in keys
 )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.source import Source
 
 NONE = np.empty(0, np.int64)  # indices of no samples
 
@@ -32,6 +32,8 @@ class FederatedData:
         train_index: [n], the train samples as indices into the source.
         test_index: [m], the test samples as indices into the source.
         validation_index: [v], the validation samples as indices into the source.
+        source_size: The number of samples of the source, without those of its public center.
+        public: The number of these, which come after them.
         client: [n], the client of each entry of `train_index`.
         client_test_inputs: The clients' own test samples [t, d], sorted by client.
         client_test_labels: Their labels [t].
@@ -63,6 +65,8 @@ class FederatedData:
     vocabulary: int = 0
     stored: np.dtype | None = None
     classes: int = 0
+    source_size: int = 0
+    public: int = 0
 
     @property
     def sizes(self) -> np.ndarray:
@@ -146,7 +150,7 @@ def federate(
         return np.concatenate([[0], np.cumsum(np.bincount(client, minlength=clients))])
 
     def mapped(index: np.ndarray) -> np.ndarray:
-        return flat_rows(source.inputs, normalize, index)
+        return source.rows(normalize, index)
 
     return FederatedData(
         inputs=mapped(rows),
@@ -169,6 +173,8 @@ def federate(
         vocabulary=source.vocabulary,
         stored=source.inputs.dtype,
         classes=source.classes,
+        source_size=len(source.labels),
+        public=source.public,
     )
 
 

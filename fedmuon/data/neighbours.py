@@ -12,7 +12,7 @@ import numpy as np
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
-from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.source import Source
 
 Law = Literal["own", "any"]
 Pool = list[np.ndarray]  # held-out samples of each label
@@ -49,7 +49,7 @@ class Neighbours:
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
-        inputs[changed] = flat_rows(source.inputs, normalize, replacement[changed])
+        inputs[changed] = source.rows(normalize, replacement[changed])
         labels = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
         labels[changed] = source.labels[replacement[changed]]
         return cls(client, position, replacement, inputs, labels)

@@ -1,7 +1,7 @@
 """A source of samples, and the map that is applied to every single sample."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Source:
         where: Where the samples come from, for messages.
         vocabulary: V if samples are windows of tokens 0 to V - 1, else 0.
         owner: The owner [n] of each sample, if known.
+        center: What is subtracted from every sample [d] before it is scaled, if anything.
+        public: The number of samples after the last one here, of which `center` is the mean.
 
     Raises:
         InputError: If shapes, labels or values are unsuitable.
@@ -38,6 +40,34 @@ class Source:
     where: str
     vocabulary: int = 0
     owner: np.ndarray | None = None
+    center: np.ndarray | None = None
+    public: int = 0
+
+    def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Its samples, or the chosen ones in their order, as rows [m, d]: see `flat_rows`."""
+        return flat_rows(self.inputs, normalize, chosen, self.center)
+
+    def with_public_center(self, count: int) -> "Source":
+        """The source without the last `count` samples of its own test part, whose mean is
+        subtracted from all others: it is known before any training sample is.
+
+        Raises:
+            InputError: If the source has no test part of its own, or not so many samples in it.
+        """
+        held = 0 if self.official_test is None else len(self.labels) - self.official_test
+        if count >= held:
+            raise InputError(
+                f"[data] center = 'public' takes {count} samples out of the test part that "
+                f"{self.name} comes with, which has {held}"
+                + (": lower center-samples" if held > 1 else ": set center = 'none'")
+            )
+        public = self.inputs[-count:].reshape(count, -1)
+        mean = public.mean(0, dtype=np.float64) / (255 if public.dtype == np.uint8 else 1)
+        owner = None if self.owner is None else self.owner[:-count]
+        return replace(
+            self, inputs=self.inputs[:-count], labels=self.labels[:-count], owner=owner,
+            center=mean, public=count,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -78,26 +108,36 @@ def type_of(array: np.ndarray) -> str:
     return "str" if array.dtype.kind == "U" else str(array.dtype)
 
 
-def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
+def flat_rows(
+    raw: np.ndarray,
+    normalize: str,
+    chosen: np.ndarray | None = None,
+    center: np.ndarray | None = None,
+) -> np.ndarray:
     """Flatten raw samples [m, ...], or the chosen ones in their order, to [m, d].
 
     Each row is mapped separately. `pixels` divides uint8 images by 255, in float32, and keeps other
     samples. `tokens` are numbers below 2^24, which float32 represents exactly. For other values of
-    `normalize`, see `unit_rows`.
+    `normalize`, see `unit_rows`. `center` [d] is subtracted first, in the units of `pixels`.
     """
     if normalize not in (PIXELS, TOKENS):
-        return unit_rows(raw, normalize, chosen)
+        return unit_rows(raw, normalize, chosen, center)
     raw = raw if chosen is None else raw[chosen]
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
     if normalize == TOKENS:
         return rows.astype(np.float32)
     if rows.dtype == np.uint8:
-        return np.divide(rows, 255, dtype=np.float32)
+        rows = np.divide(rows, 255, dtype=np.float32)
+    if center is not None:
+        rows = rows - center.astype(rows.dtype if rows.dtype.kind == "f" else np.float64)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
 def unit_rows(
-    raw: np.ndarray, normalize: str = "unit", chosen: np.ndarray | None = None
+    raw: np.ndarray,
+    normalize: str = "unit",
+    chosen: np.ndarray | None = None,
+    center: np.ndarray | None = None,
 ) -> np.ndarray:
     """Map raw samples [m, ...], or the chosen ones in their order, into the unit ball.
 
@@ -108,6 +148,7 @@ def unit_rows(
         raw: Samples [m, ...]; uint8 images are divided by 255 first.
         normalize: `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2).
         chosen: Indices of the rows to map; None maps all.
+        center: What is subtracted from each row [d] first.
 
     Returns:
         Rows [m, d] float64 with ||u||_2 <= 1.
@@ -120,11 +161,12 @@ def unit_rows(
     mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))
     for start in range(0, len(mapped), CHUNK):
         part = slice(start, start + CHUNK)
-        mapped[part] = _into_ball(rows[part if chosen is None else chosen[part]], normalize)
+        some = rows[part if chosen is None else chosen[part]]
+        mapped[part] = _into_ball(some, normalize, center)
     return mapped
 
 
-def _into_ball(rows: np.ndarray, normalize: str) -> np.ndarray:
+def _into_ball(rows: np.ndarray, normalize: str, center: np.ndarray | None = None) -> np.ndarray:
     """Move rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
 
     A sum of d squares in any order, its root and the divisions by it have a relative error below
@@ -133,6 +175,8 @@ def _into_ball(rows: np.ndarray, normalize: str) -> np.ndarray:
     u = rows.astype(np.float64)
     if rows.dtype == np.uint8:
         u /= 255
+    if center is not None:
+        u -= center
     # Scale by a power of two, which is exact: squares of 1e200 or 1e-200 are out of range.
     _, exponent = np.frexp(np.abs(u).max(axis=1, keepdims=True))
     scale = np.ldexp(1.0, exponent - 1)

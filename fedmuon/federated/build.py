@@ -21,7 +21,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.source import Source
 from fedmuon.federated.build_recipe import build_recipe, require_memoryless
 from fedmuon.federated.client_data import (
     Shard,
@@ -369,7 +369,7 @@ def build_worker(config: Config, client: int) -> LocalClient:
     device, dtype = setup.task.device, setup.task.dtype
 
     def samples(rows: np.ndarray) -> Batch:
-        inputs = flat_rows(setup.source.inputs, setup.normalize, rows)
+        inputs = setup.source.rows(setup.normalize, rows)
         targets = targets_on(device, dtype, setup.source.labels[rows])
         return Batch(torch.from_numpy(inputs).to(device, dtype), targets)
 

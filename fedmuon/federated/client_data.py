@@ -61,22 +61,35 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
 def read_source(config: Config) -> Source:
-    """Read the configured source whole; the last one is cached, because nobody writes to it."""
+    """Read the configured source whole; the last one is cached, because nobody writes to it.
+
+    With a public center, its samples are no part of the source any more.
+    """
     if user_objects(config).data is not None:
-        return _read_user_data(*_user_data(config))
-    if config.data.name == "synthetic":
-        require_room(config, (config.data.dimension,))
-    if _shared.get():
+        found = _read_user_data(*_user_data(config))
+    elif _shared.get():
         return mapped_source(config)
-    options = reader_options(config)
-    return _read(config.data.name, options, stamp(config.data.name, options))
+    else:
+        if config.data.name == "synthetic":
+            require_room(config, (config.data.dimension,))
+        options = reader_options(config)
+        found = _read(config.data.name, options, stamp(config.data.name, options))
+    return _centered(config, found)
+
+
+def _centered(config: Config, source: Source) -> Source:
+    if config.data.center == "none":
+        return source
+    return source.with_public_center(config.data.center_samples)
 
 
 def mapped_source(config: Config) -> Source:
     """The configured source as memory maps; the user's own as it is."""
     if user_objects(config).data is not None:
-        return _read_user_data(*_user_data(config))
-    return read_mapped(config.data.name, reader_options(config))
+        found = _read_user_data(*_user_data(config))
+    else:
+        found = read_mapped(config.data.name, reader_options(config))
+    return _centered(config, found)
 
 
 @contextmanager
@@ -300,6 +313,7 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
     given = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
         test, room = n - source.official_test, source.official_test
+        test -= table.center_samples * (table.center == "public")
         train = _beside_validation(table, room)
     else:
         test = table.test if "test" in given else min(table.test, max(1, n // TEST))

@@ -107,16 +107,10 @@ def prepare(
     if resume:
         directory.require_resumable()
     directory.create(resume)
-    split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
-    if config.data.validation:
-        split["validation_index"] = data.validation_index
-    if config.data.client_test:
-        tested = np.repeat(np.arange(config.federation.clients), np.diff(data.client_test_offsets))
-        split |= {"client_test_index": data.client_test_index, "client_test_client": tested}
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
-        "partition.npz": array_bytes(**split),
+        "partition.npz": array_bytes(**_split(config, data)),
         "schedule.npy": npy_bytes(unknown if plan.poisson else plan.schedule()),
         "initial.safetensors": tensor_bytes(fresh.params),
     }
@@ -314,6 +308,19 @@ def evaluate(run: Run, state: ServerState) -> Record:
     if lost and not public:
         raise NonFinite("the model is not finite after the last round: lower [local] lr")
     return {name: one for name, one in found.items() if name not in lost}
+
+
+def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
+    """Which samples train on which client, and which are held out, as indices into the source."""
+    split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
+    if config.data.validation:
+        split["validation_index"] = data.validation_index
+    if data.public:  # the samples after the last one of the source
+        split["public_index"] = data.source_size + np.arange(data.public)
+    if config.data.client_test:
+        tested = np.repeat(np.arange(config.federation.clients), np.diff(data.client_test_offsets))
+        split |= {"client_test_index": data.client_test_index, "client_test_client": tested}
+    return split
 
 
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
