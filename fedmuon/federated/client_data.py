@@ -313,7 +313,6 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
     given = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
         test, room = n - source.official_test, source.official_test
-        test -= table.center_samples * (table.center == "public")
         train = _beside_validation(table, room)
     else:
         test = table.test if "test" in given else min(table.test, max(1, n // TEST))

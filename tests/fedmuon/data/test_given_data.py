@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import fedmuon
 from fedmuon.core.errors import InputError
+from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_source
 
 RNG = np.random.default_rng(0)
@@ -303,3 +304,52 @@ def test_what_cannot_be_read_is_named(name: str) -> None:
     with pytest.raises(InputError, match=words) as rejected:
         as_source(given())
     assert "\n" not in str(rejected.value)
+
+
+# A public center
+
+
+def test_a_public_center_is_the_mean_of_samples_that_nobody_trains_on() -> None:
+    rng = np.random.default_rng(2)
+    pixels = rng.integers(256, size=(30, 2, 3), dtype=np.uint8)
+    source = Source("own", pixels, np.arange(30) % 3, 3, 20, "own").with_public_center(4)
+    mean = pixels[-4:].reshape(4, 6).astype(float).mean(0) / 255
+    assert len(source.labels) == len(source.inputs) == 26 and source.public == 4
+    centered = pixels[:26].reshape(26, 6) / 255 - mean
+    np.testing.assert_allclose(source.rows("pixels"), centered, atol=1e-7)
+    unit = centered / np.linalg.norm(centered, axis=1, keepdims=True)
+    np.testing.assert_allclose(source.rows("unit"), unit, atol=1e-14)
+    np.testing.assert_allclose(source.rows("unit", np.array([5, 2])), unit[[5, 2]], atol=1e-14)
+    assert (np.linalg.norm(source.rows("ball"), axis=1) <= 1).all()
+    for count, official in ((10, 20), (4, None)):
+        with pytest.raises(InputError, match=f"takes {count} samples out of the test part"):
+            Source("own", pixels, np.arange(30) % 3, 3, official, "own").with_public_center(count)
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_run_with_a_public_center_is_that_of_centered_samples(
+    engine: str, tmp_path: Path
+) -> None:
+    """Samples that were centered and scaled before have the same model; neighbours, too."""
+    rng = np.random.default_rng(3)
+    x, more = rng.normal(1.0, 1.0, (60, 5)), rng.normal(1.0, 1.0, (25, 5))
+    y, other = np.arange(60) % 3, np.arange(25) % 3
+    ready = [one - more[-10:].mean(0) for one in (x, more[:15])]
+    tables = {"federation": {"clients": 3, "rounds": 4, "partition": "iid"}, "local": {"lr": 0.1},
+              "task": {"name": "matrix"}, "engine": {"dtype": "float64"}}  # fmt: skip
+    given = {"data": (ready[0], y), "test": (ready[1], other[:15])}
+    expected = fedmuon.stability(tables, **given, trials=3)
+    centered = tables | {"data": {"center": "public", "center-samples": 10}}
+    if engine == "ray":
+        centered["engine"] = {"name": "ray", "dtype": "float64"}
+    found = fedmuon.stability(
+        centered, data=(x, y), test=(more, other), trials=3, out=tmp_path / "a"
+    )
+    np.testing.assert_allclose(found.model["weight"], expected.model["weight"], atol=1e-13)
+    moved = [[row["perturbation"] for row in one.neighbours] for one in (found, expected)]
+    np.testing.assert_allclose(*moved, atol=1e-13)
+    with np.load(tmp_path / "a" / "partition.npz") as split:
+        assert split["public_index"].tolist() == [*range(75, 85)]
+        assert split["test_index"].max() < 75
+    assert any("mean of 10 public samples" in one for one in found.bound["assumptions"])
+    assert not any("negative entry" in one for one in found.bound["assumptions"])
