@@ -13,11 +13,14 @@ import numpy as np
 
 from fedmuon.analysis import MeasuredGap
 from fedmuon.analysis.report.claims import gap_within_bound
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.verdicts import UNDECIDED
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
+from fedmuon.data.partition import weights
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.finished_run import FinishedRun, measured_losses
+from fedmuon.federated.rounds import risk, sample_weights
 from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # of the range that any loss has: hardly shorter
@@ -58,6 +61,37 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
     except InputError:  # rounded otherwise, its losses are further apart
         then = UNDECIDED
     return found | as_record([why], [then])
+
+
+def beside_start(run: FinishedRun, value: float | None) -> Record:
+    """The train loss before the first round, and what the bound certifies of the population loss.
+
+    With F <= F_hat + bound, a run is certified to have learned where that is below the loss of X0.
+    """
+    experiment, sizes = run.experiment, run.data.sizes
+    shards = experiment.shards
+    shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
+
+    def loss(name: str) -> float:
+        model = read_tensors(run.out / name)[0]
+        params = {name: one[None].to(shards.inputs.device) for name, one in model.items()}
+        given = shards.inputs, shards.labels, shares.to(shards.labels.device)
+        return float(risk(experiment.task, params, *given).loss[0])
+
+    certified = None if value is None else loss("model.safetensors") + value
+    return {"start_loss": loss("initial.safetensors"), "certified_loss": certified}
+
+
+def start_words(record: Record) -> list[tuple[str, str]]:
+    """What `beside_start` found, for people; nothing of versions that did not look."""
+    before, certified = record.get("start_loss"), record.get("certified_loss")
+    if before is None or certified is None:
+        return []
+    better = certified < before
+    said = f"yes, by {number(before - certified, 3)}" if better else "no: X⁰ itself has a smaller one"
+    return [("train loss of X⁰", number(before, 6)),
+            ("certified population loss: train loss + bound", number(certified, 6)),
+            ("certified to be below that of X⁰", said)]  # fmt: skip
 
 
 def _gap(run: FinishedRun, top: float) -> MeasuredGap:

@@ -93,6 +93,7 @@ def execute(
         case = dataclasses.replace(case, moved=moved)
         record = certificates.report(case, certificate)
         record |= gap.measure_gap(run, case, certificate) | compared
+        record |= gap.beside_start(run, record["value"])
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
         # neighbours.csv is complete, so its checksum is written, too.
@@ -273,6 +274,7 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("bound", value),
             ("bound over B", record.get("share")),
         ]
+    rows += gap.start_words(record)
     if after := record.get("realized"):
         rows += [("certificates after the run", after["status"]),
                  ("largest share of one", after["largest_share"]),

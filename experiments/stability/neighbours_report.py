@@ -23,6 +23,7 @@ from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
 from fedmuon.experiments.stability.figure import census_figure
+from fedmuon.experiments.stability.gap import start_words
 from fedmuon.experiments.stability.influence import CALIBRATION
 from fedmuon.experiments.suites.suite import settings_card
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, standing, unreleased
@@ -104,7 +105,8 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     share = value / top if value is not None and top else None
     own = [] if "share" in record else [("bound over B", number(share))]
     names = ("accuracy", "train_loss", "test_loss")
-    return own + [(name_of(one), number(summary[one])) for one in names if one in summary]
+    own += [(name_of(one), number(summary[one])) for one in names if one in summary]
+    return own + start_words(record)
 
 
 def _note(record: Mapping[str, Any]) -> str:

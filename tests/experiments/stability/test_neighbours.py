@@ -22,7 +22,7 @@ from fedmuon.core.files import announce, sealed
 from fedmuon.data import load
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
-from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.stability import gap, neighbours
 from fedmuon.experiments.stability.certificates import in_float64
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
@@ -412,3 +412,27 @@ def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_gap_is_within_its_bound_if_its_interval_is() -> None:
     for low, high, said in ((0.0, 0.3, "yes"), (0.1, 0.31, "undecided"), (0.31, 0.5, "no")):
         assert _within({"gap": 0.2, "gap_low": low, "gap_high": high}, 0.3).plain.startswith(said)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_a_bound_is_shown_beside_not_training(tmp_path: Path, weighting: str) -> None:
+    """Train losses by hand, weighted as the risk is; the words say which one is smaller."""
+    config = small(stability={"trials": 2}, federation={"risk-weights": weighting})
+    record = execute(config, tmp_path / "a")
+    inputs, labels = load("synthetic", n=150, dimension=7, classes=3, seed=3)
+    with np.load(tmp_path / "a" / "partition.npz") as split:
+        train, client = split["train_index"], split["client"]
+    sizes = np.bincount(client)
+    shares = np.full(len(sizes), 1 / len(sizes)) if weighting == "uniform" else sizes / sizes.sum()
+    losses = []
+    for name in ("initial", "model"):
+        scores = np.exp(inputs[train] @ load_file(tmp_path / "a" / f"{name}.safetensors")["weight"])
+        each = 1 - scores[np.arange(len(train)), labels[train]] / scores.sum(1)
+        losses.append(float(shares @ (np.bincount(client, each) / sizes)))
+    assert record["start_loss"] == pytest.approx(losses[0], rel=1e-12)
+    assert record["certified_loss"] == pytest.approx(losses[1] + record["value"], rel=1e-12)
+    assert losses[0] < losses[1] + record["value"]
+    assert gap.start_words(record)[-1][1] == "no: X⁰ itself has a smaller one"
+    better = gap.start_words(record | {"certified_loss": losses[0] - 0.125})
+    assert better[-1][1] == "yes, by 0.125" and not gap.start_words({})
+    assert not gap.start_words(record | {"certified_loss": None})
