@@ -28,9 +28,10 @@ from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residua
 ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
 NOISE = ("--alpha", "--sigma0", "--sigma1")
 NEWTON_SCHULZ = ("--delta0", "--degree", "--q")
+MAP, SKETCHED = ("--coefficients", "--q"), ("--oversample", "--power")  # of 002
 READ = {
     "000": (*NEWTON_SCHULZ, "--noise", "--columns", "--tail", "--moment", "--clip", "--excess"),
-    "002": (*NOISE, "--schedule", "--gamma", "--nu"),
+    "002": (*NOISE, "--schedule", "--gamma", "--nu", "--singular", *MAP, *SKETCHED, "--sketch"),
     "003": (*NOISE, "--noise", "--columns", "--clip", "--gain", "--reach"),
     "004": (*NOISE, *NEWTON_SCHULZ),
 }
@@ -47,6 +48,19 @@ def require_read(paper: str, given: Sequence[str]) -> None:
         )
     if paper == "000" and {"--tail", "--moment"} <= set(given):
         raise InputError("--tail is not read beside --moment, which stands in its place: give one")
+    if paper == "002":
+        _require_one_map({*given})
+
+
+def _require_one_map(given: set[str]) -> None:
+    """Refuse what says twice, or says in vain, how good the map of 002 is."""
+    if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
+        raise InputError(f"{twice[0]} follows from --singular: leave one of them out")
+    for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
+        if key not in given and (idle := [one for one in needs if one in given]):
+            raise InputError(f"{idle[0]} is read with {key} only: give it, or leave it out")
+    if "--sketch" in given and (idle := [one for one in MAP if one in given]):
+        raise InputError(f"the quality of a sketch holds for any {idle[0]}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,36 @@ class Problem:
     sides: int
     lr: float | None = None
     beta: float | None = None
+
+
+@dataclass(frozen=True)
+class InexactMap:
+    """A map whose quality (gamma, nu) follows from singular values: Newton-Schulz with `steps`, or
+    any steps after a Gaussian sketch of rank `sketch` + `oversample`. `power` None is the least
+    number of power iterations for which something is proved."""
+
+    singular: str  # numbers with commas between them
+    coefficients: str = "quintic"
+    steps: int = 5
+    sketch: int = 0
+    oversample: int = 10
+    power: int | None = None
+
+    def quality(self) -> dict[str, float]:
+        """gamma, nu and, of a sketch, the number of power iterations."""
+        try:
+            singular = tuple(float(one) for one in self.singular.split(","))
+        except ValueError:
+            raise InputError(
+                f"--singular {self.singular!r} are no numbers: give singular values as 1,0.5,0.1"
+            ) from None
+        if not self.sketch:
+            found = stationarity.polynomial_quality(singular, self.coefficients, self.steps)
+            return dict(zip(("gamma", "nu"), found, strict=True))
+        given = singular, self.sketch, self.oversample
+        power = stationarity.least_power(*given) if self.power is None else self.power
+        found = stationarity.sketched_quality(*given, power)
+        return {**dict(zip(("gamma", "nu"), found, strict=True)), "power": power}
 
 
 def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
@@ -203,8 +247,8 @@ def _record(found: Stationarity) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> Table:
     """The record as a table to read."""
-    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
-             "gain", "clip", "excess", "noise_of_a_release",
+    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "gamma", "nu", "power",
+             "contraction", "gain", "clip", "excess", "noise_of_a_release",
              "delta_q", "eps_q", "chi_q")  # fmt: skip
     rows = [(name, record.get(name)) for name in names]
     rows += [(f"of that, {name}", term) for name, term in record["terms"].items()]

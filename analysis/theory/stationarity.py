@@ -32,9 +32,14 @@ Constants follow 004's proofs, in a form that keeps beta; each function says how
 import math
 from dataclasses import dataclass
 
-from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, values, whole
 from fedmuon.core.errors import InputError
 from fedmuon.optim.schedules import heavy_tailed as powers
+from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.coefficients import schedule as schedule_of
 from fedmuon.orthogonalize.lipschitz_constants import slowdown
 
 
@@ -217,6 +222,96 @@ def nesterov_muon(
     terms = {name: term / rho for name, term in terms.items()}
     stood_on = (SMOOTH, MOMENT, INEXACT, NESTEROV) + ((PREDICTABLE,) if noise.sigma1 else ())
     return Stationarity(MEASURE, sum(terms.values()), terms, schedule, rho, stood_on)
+
+
+# The quality (gamma, nu) of an inexact map (002, Assumption 2.1): <M, T(M)> >= (1 - gamma) ||M||_*
+# and ||T(M)||_op <= 1 + nu.
+
+
+def falling(singular: ArrayLike) -> np.ndarray:
+    """The positive singular values of a matrix, the largest first."""
+    found = np.sort(values("singular values", singular))[::-1]
+    if not (len(found) and found[0] > 0):
+        raise InputError("no singular value is above 0: give those of a matrix that is not 0.")
+    return found[found > 0]
+
+
+def polynomial_quality(
+    singular: ArrayLike, coefficients: Coefficients, steps: int, divisor: float | None = None
+) -> tuple[float, float]:
+    """(gamma, nu) of Newton-Schulz from M / divisor, exactly (002, Proposition 2.2).
+
+    With p the composition of the steps, gamma = 1 - sum_i s_i p(s_i / divisor) / sum_i s_i and nu
+    is how far the largest p(s_i / divisor) exceeds 1: 0 for the two polynomials of 002.
+
+    Args:
+        singular: The singular values s_i of M.
+        coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, or a list of steps.
+        steps: The number of Newton-Schulz steps.
+        divisor: delta, ||M||_F by default.
+    """
+    s = falling(singular)
+    image = s / _divisor(s, divisor)
+    for step in schedule_of(coefficients, steps):
+        image = sum(c * image ** (2 * k + 1) for k, c in enumerate(step))
+    return float(s @ (1 - image) / s.sum()), max(0.0, float(np.abs(image).max()) - 1)
+
+
+def sketched_quality(
+    singular: ArrayLike, rank: int, oversample: int, power: int, divisor: float | None = None
+) -> tuple[float, float]:
+    """(gamma, nu) on average over Gaussian sketches (002, Proposition 2.3 and B.3).
+
+    gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T, where H and T are the
+    sums of the s largest and of the other squared singular values, and rho = s_(s+1) / s_s. It
+    holds for any number of steps of the two polynomials of 002. nu is 0.
+
+    Raises:
+        InputError: If A is not above 0, so that nothing is proved: `least_power` says how many
+            power iterations mend that.
+    """
+    s = falling(singular)
+    head, tail, ratio = _head_and_tail(s, rank, oversample)
+    left = head - rank / (oversample - 1) * ratio ** (4 * whole("power", power, 0)) * tail
+    if not left > 0:
+        raise InputError(
+            f"a sketch of rank {rank} + {oversample} with h = {power} has no proved alignment with "
+            "this spectrum: raise the power iterations h, the rank or the oversampling"
+        )
+    return 1 - left / (_divisor(s, divisor) * float(s.sum())), 0.0
+
+
+def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
+    """The least number h of power iterations with which `sketched_quality` is proved (002, (18)).
+
+    Raises:
+        InputError: If no number is enough, because the s-th and the next singular value are equal.
+    """
+    head, tail, ratio = _head_and_tail(falling(singular), rank, oversample)
+    excess = rank * tail / ((oversample - 1) * head)  # rho^(4h) must be below 1 / excess
+    if excess < 1:
+        return 0
+    if ratio == 1:
+        raise InputError(
+            f"singular values {rank} and {rank + 1} are equal, so power iterations change nothing: "
+            "choose another rank or a larger oversampling"
+        )
+    return 1 + math.floor(math.log(excess) / (4 * math.log(1 / ratio)))
+
+
+def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, float, float]:
+    """H, T and rho for a target rank below that of the matrix."""
+    if whole("rank", rank) >= len(s):
+        raise InputError(f"rank is {rank}: give one below the {len(s)} positive singular values.")
+    whole("oversample", oversample, 2)
+    return float((s[:rank] ** 2).sum()), float((s[rank:] ** 2).sum()), float(s[rank] / s[rank - 1])
+
+
+def _divisor(s: np.ndarray, given: float | None) -> float:
+    divisor = float(np.linalg.norm(s)) if given is None else at_least("divisor", given)
+    if divisor < s[0]:
+        raise InputError(f"divisor is {divisor}: it must be at least ||M||_op, {s[0]:g}.")
+    return divisor
 
 
 def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:

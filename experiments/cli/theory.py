@@ -108,11 +108,25 @@ def stationarity(
     rank: Annotated[int, Option(help="min(m, n), which bounds the rank.")] = 10,
     gamma: Annotated[float, Option(help="Alignment lost; of 002.")] = 0.0,
     nu: Annotated[float, Option(help="Overshoot of the map; of 002.")] = 0.0,
+    singular: Annotated[
+        str,
+        Option(
+            help="Singular values of the momentum, as 1,0.5,0.1: they give gamma and nu; of 002."
+        ),
+    ] = "",
+    coefficients: Annotated[str, Option(help="A schedule, with --singular; of 002.")] = "quintic",
+    sketch: Annotated[int, Option(help="Rank of a sketch, with --singular; of 002.")] = 0,
+    oversample: Annotated[int, Option(help="Columns beside --sketch; of 002.")] = 10,
+    power: Annotated[
+        int | None, Option(help="Power iterations h; the least that is proved by default; of 002.")
+    ] = None,
     delta0: Annotated[
         float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2; of 000, 004.")
     ] = 0.99,
     degree: Annotated[int, Option(help="Taylor degree; of 000, 004.")] = 2,
-    iterations: Annotated[int, Option("--q", help="Newton-Schulz steps; of 000, 004.")] = 5,
+    iterations: Annotated[
+        int, Option("--q", help="Newton-Schulz steps; of 000, 004, and of 002 with --singular.")
+    ] = 5,
     noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000, 003.")] = 1.0,
     columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000, 003.")] = 0,
     tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")] = 1.0,
@@ -147,7 +161,9 @@ def stationarity(
         private = rates.Private(noise, columns, tail, clip, excess, moment)
         record = rates.dp_muon(problem, private, delta0, degree, iterations)
     elif paper == "002":
-        record = rates.nesterov(problem, rule, gamma, nu)
+        made = rates.InexactMap(singular, coefficients, iterations, sketch, oversample, power)
+        quality = made.quality() if singular else {"gamma": gamma, "nu": nu}
+        record = rates.nesterov(problem, rule, quality["gamma"], quality["nu"]) | quality
     elif paper == "003":
         private = rates.Private(noise, columns, clip=clip)
         record = rates.disk(problem, private, gain, reach)

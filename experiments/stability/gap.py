@@ -88,7 +88,9 @@ def start_words(record: Record) -> list[tuple[str, str]]:
     if before is None or certified is None:
         return []
     better = certified < before
-    said = f"yes, by {number(before - certified, 3)}" if better else "no: X⁰ itself has a smaller one"
+    said = (
+        f"yes, by {number(before - certified, 3)}" if better else "no: X⁰ itself has a smaller one"
+    )
     return [("train loss of X⁰", number(before, 6)),
             ("certified population loss: train loss + bound", number(certified, 6)),
             ("certified to be below that of X⁰", said)]  # fmt: skip

@@ -16,10 +16,13 @@ from fedmuon.analysis.theory.stationarity import (
     contraction,
     heavy_tailed,
     least_batch,
+    least_power,
     muon,
     nesterov_muon,
+    polynomial_quality,
     rate,
     sgd_momentum,
+    sketched_quality,
     tuned_muon,
     tuned_sgd,
 )
@@ -229,6 +232,31 @@ def answer(*arguments: str) -> dict:
     return json.loads(shown.output)
 
 
+def test_the_command_takes_singular_values_for_gamma_and_nu():
+    singular = [1.0, 0.5, 0.1, 0.05]
+    text = ",".join(map(str, singular))
+    gamma, nu = polynomial_quality(singular, "jordan", 3)
+    found = answer("--singular", text, "--coefficients", "jordan", "--q", "3")
+    assert (found["gamma"], found["nu"]) == (gamma, nu) and nu > 0
+    wanted = answer("--gamma", str(gamma), "--nu", str(nu))
+    assert found["value"] == pytest.approx(wanted["value"], rel=1e-12)
+    sketched = answer("--singular", "1,1,1,0.9,0.9,0.9,0.9", "--sketch", "3", "--oversample", "2")
+    s = [1.0] * 3 + [0.9] * 4
+    assert sketched["power"] == least_power(s, 3, 2) > 0
+    assert sketched["gamma"] == sketched_quality(s, 3, 2, sketched["power"])[0]
+    for words, said in (
+        (["--singular", text, "--nu", "0.1"], "--nu follows from --singular"),
+        (["--q", "3"], "--q is read with --singular only"),
+        (["--singular", text, "--power", "1"], "--power is read with --sketch only"),
+        (["--singular", text, "--sketch", "1", "--q", "2"], "holds for any --q"),
+        (["--singular", "1,x"], "are no numbers: give singular values"),
+        (["--singular", "1,1,1,1", "--sketch", "3", "--oversample", "2", "--power", "0"],
+         "no proved alignment"),
+    ):  # fmt: skip
+        shown = CliRunner().invoke(app, ["stationarity", *words])
+        assert isinstance(shown.exception, InputError) and said in str(shown.exception)
+
+
 def test_the_command_gives_the_numbers_of_analysis():
     given = ["--steps", "5000", "--alpha", "1.5", "--sigma0", "2", "--batch", "8", "--rank", "6",
              "--gap", "3", "--l0", "0.5", "--gamma", "0.1", "--nu", "0.2"]  # fmt: skip
@@ -297,8 +325,13 @@ OTHER = {
     "--lr": "0.001", "--beta": "0.5", "--alpha": "1.5", "--sigma0": "2", "--sigma1": "0.1",
     "--schedule": "alpha-free", "--gamma": "0.1", "--nu": "0.1", "--delta0": "0.9", "--degree": "1",
     "--q": "3", "--noise": "2", "--columns": "40", "--tail": "2", "--moment": "2", "--clip": "0.7",
-    "--excess": "0.1", "--gain": "0.4", "--reach": "0.5",
+    "--excess": "0.1", "--gain": "0.4", "--reach": "0.5", "--singular": "1,0.5,0.01",
+    "--coefficients": "cubic", "--sketch": "1", "--oversample": "3", "--power": "2",
 }  # fmt: skip
+# What some options of 002 are read with.
+SPECTRUM = ("--singular", "1,0.5,0.01")
+BESIDE = dict.fromkeys(("--coefficients", "--q", "--sketch"), SPECTRUM)
+BESIDE |= dict.fromkeys(("--oversample", "--power"), (*SPECTRUM, "--sketch", "1"))
 REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma1")}  # as they are
 
 
@@ -309,9 +342,10 @@ REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma
 def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
     """At the options' own defaults, but for a batch that all papers have room in."""
     assert set(OTHER) == {*ALL, *(one for names in READ.values() for one in names)}
-    before = answer("--paper", paper, "--batch", "9")
     for name, value in OTHER.items():
-        given = ["stationarity", "--paper", paper, "--batch", "9", name, value]
+        beside = BESIDE.get(name, ()) if paper == "002" else ()
+        before = answer("--paper", paper, "--batch", "9", *beside)
+        given = ["stationarity", "--paper", paper, "--batch", "9", *beside, name, value]
         done = CliRunner().invoke(app, [*given, "--json"])
         if name in (*ALL, *READ[paper]) and name not in REFUSED.get(paper, ()):
             assert json.loads(done.output) != before, name

@@ -14,6 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmuon.analysis.theory.stationarity import (
+    least_power,
+    polynomial_quality,
+    sketched_quality,
+)
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import newton_schulz, randomized_polar, schedule
 from fedmuon.orthogonalize.lipschitz_constants import (
@@ -48,17 +53,6 @@ def quality(m: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     return 1 - alignment, (torch.linalg.matrix_norm(output, 2) - 1).clamp_min(0)
 
 
-def iterated_quality(
-    singular: np.ndarray, delta: float, steps: int, coefficients: str
-) -> tuple[float, float]:
-    """(gamma, nu) of p_q(M / delta) from the singular values (002, Proposition 2.2)."""
-    image = singular / delta
-    for step in schedule(coefficients, steps):
-        image = sum(c * image ** (2 * k + 1) for k, c in enumerate(step))
-    lost = float(np.dot(singular, 1 - image) / singular.sum())
-    return lost, max(0.0, float(np.abs(image).max()) - 1)
-
-
 @pytest.mark.parametrize("coefficients", ["cubic", "quintic", "jordan", "polar-express-e2"])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_proposition_2_2_is_exact(name, coefficients):
@@ -76,23 +70,24 @@ def test_proposition_2_2_is_exact(name, coefficients):
         gain = sum(a[i, j] * z[i, j] for i in range(8) for j in range(12))
         lost = float(1 - gain / sum(mpmath.svd_r(a, compute_uv=False)))
         over = float(max(mpmath.svd_r(z, compute_uv=False)) - 1)
-    gamma, nu = iterated_quality(singular, delta, steps, coefficients)
+    gamma, nu = polynomial_quality(singular, coefficients, steps, delta)
     # the matrix was rounded to doubles; the steepest schedule has slope 128 at 0
     assert gamma == pytest.approx(lost, abs=1e-13) and nu == pytest.approx(max(0, over), abs=1e-12)
     measured = quality(m, newton_schulz(m, steps, coefficients, 1e-30))
     assert [one.item() for one in measured] == pytest.approx([gamma, nu], abs=1e-12)
     if coefficients in ("cubic", "quintic"):
         assert nu == 0 and 0 <= gamma < 1
-        worse = iterated_quality(singular, 2 * delta, steps, coefficients)[0]
+        worse = polynomial_quality(singular, coefficients, steps, 2 * delta)[0]
         assert worse > gamma + 1e-4  # the negative control: another divisor is another gamma
 
 
 def alignment_floor(s: np.ndarray, rank: int, oversample: int, power: int, delta: float) -> float:
-    """A floor of E <M, T(M)> over Gaussian sketches, delta >= ||M||_op (002, Prop. 2.3 (2)), for
-    falling positive s. It holds for any number of cubic or quintic steps."""
-    squares, ratio = s**2, s[rank] / s[rank - 1]
-    head, tail = squares[:rank].sum(), squares[rank:].sum()
-    return max(0.0, head - rank / (oversample - 1) * ratio ** (4 * power) * tail) / delta
+    """A floor of E <M, T(M)> over Gaussian sketches; 0 where none is proved."""
+    try:
+        lost, _ = sketched_quality(s, rank, oversample, power, delta)
+    except InputError:
+        return 0.0
+    return (1 - lost) * s.sum()
 
 
 def alignments(m: Tensor, delta: float, draws: int, **given) -> np.ndarray:
@@ -121,6 +116,33 @@ def test_proposition_2_3_by_monte_carlo(name):
             assert seen.mean() + 4 * error + 1e-12 * seen.mean() >= floor
             told += floor > 0
     assert told or name == "flat"  # the floor says something where anything stands out
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_the_least_power_is_the_first_that_is_proved(name):
+    """Equation (18) against trying one number after the other."""
+    s = np.sort(SPECTRA[name])[::-1]
+    s, tried = s[s > 0], 0
+    for rank, oversample in itertools.product(range(1, len(s)), (2, 3, 10)):
+        proved = [h for h in range(60) if alignment_floor(s, rank, oversample, h, 9e6) > 0]
+        try:
+            found = least_power(s, rank, oversample)
+        except InputError as error:
+            assert "power iterations change nothing" in str(error) and not proved
+            continue
+        tried += found > 0
+        assert found == proved[0] if proved else found >= 60
+    assert tried or name not in ("random", "clustered")
+    for bad, words in (
+        ((s, len(s), 3), "below the"),
+        ((s, 1, 1), "oversample is 1"),
+        (([0.0, 0.0], 1, 2), "above 0"),
+        (([1.0, -1.0], 1, 2), "negative number"),
+    ):
+        with pytest.raises(InputError, match=words):
+            least_power(*bad)
+    with pytest.raises(InputError, match="at least"):
+        polynomial_quality(s, "cubic", 3, s[0] / 2)
 
 
 def test_a_floor_that_is_not_proved_is_violated():
