@@ -316,7 +316,7 @@ OURS = "trajectory"
 NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, before each round",
          "last product": "gradient product, last model", "trak": "TRAK, last model"}  # fmt: skip
 TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zeros for a sample",
-          "halves": "halves (linear datamodeling score)"}  # fmt: skip
+          "halves": "halves of samples"}  # fmt: skip
 STANDS_ON = (
     "Scores estimate how the loss of a test sample answers to the weight of a train sample; "
     "Spearman's ρ is between them and exact runs that share every other draw: without one sample, "

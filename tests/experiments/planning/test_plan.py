@@ -23,7 +23,6 @@ from rich.console import Console
 
 import fedmuon
 from fedmuon.clients import client_app as clients
-from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import probe, ray_engine
@@ -122,9 +121,7 @@ def test_in_python(empty: Path) -> None:
     documented = re.findall(r"`([^`]+)`", page.partition("| key |")[2].partition("\n\n")[0])
     keys = {name for one in found.values() if isinstance(one, dict) for name in one}
     assert set(documented) == set(found) | keys
-    assert found["bytes"]["a client up"] == sum(
-        len(npy_bytes(value[None].detach().numpy())) for value in model.parameters()
-    )
+    assert found["bytes"]["a client up"] == sum(value.nbytes for value in model.parameters())
 
 
 class Nobody:

@@ -97,9 +97,10 @@ def test_figures_have_room_and_are_not_pale(name: str) -> None:
 
 
 def test_scores_are_drawn_at_their_mean_correlation() -> None:
-    left, right = attribution.correlations(scores()).axes
+    left, *others = attribution.correlations(scores()).axes
     assert left.get_yticklabels()[0].get_text() == attribution.name_of("trajectory")
-    for axes in (left, right):
+    assert len(others) == 2
+    for axes in (left, *others):
         points = [line for line in axes.lines if len(np.asarray(line.get_xdata())) == 3]
         assert len(points) >= 2  # one of each variant
         for line in points[:1]:
