@@ -20,5 +20,5 @@ if __name__ == "__main__":
     muon = links.momentum(0.9), links.orthogonalize(orthogonalizers.smoothed_polar(1e-3))
     chain = Chain((links.gradient(), *muon, links.stateless("signs", signs), links.descend(0.3)))
     kept = ("momentum",)  # sent to the clients, returned and averaged, kept from round to round
-    found = run(CONFIG, recipe=Recipe(chain, most, kept, kept, kept))
+    found = run(CONFIG, recipe=Recipe(chain, most, sent=kept, returned=kept, kept=kept))
     print(f"accuracy {found.summary['accuracy']:.2f}")

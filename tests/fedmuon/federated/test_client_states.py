@@ -2,19 +2,27 @@
 
 import os
 import random
+import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from conftest import small
 
 from fedmuon.clients.stored_states import Memory
 from fedmuon.core.errors import InputError
-from fedmuon.federated.build import resolve
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data
 from fedmuon.federated.client_states import ClientStates
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.runs.loop import prepare
+
+ROOT = Path(__file__).resolve().parents[3]
 
 ROUNDS, CLIENTS = 60, 9
 
@@ -224,3 +232,36 @@ def test_a_node_says_what_its_message_lacks():
     message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": {}}))
     with pytest.raises(InputError, match="malformed"):
         Memory(message, cast(Any, None), 4)
+
+
+def test_the_method_of_the_page_is_its_loop() -> None:
+    """FedDyn as docs/how-to/recipe.md writes it, against a loop in NumPy."""
+    text = (ROOT / "docs" / "how-to" / "recipe.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = (one.split("\n\n\nconfig")[0] for one in blocks if "def feddyn" in one)
+    page: dict[str, Any] = {}
+    exec(code, page)
+    lr, alpha, count = 0.7, 0.1, 6
+    config = small(local={"recipe": "fedavg", "lr": lr, "steps": 3})
+    made = build_experiment(config)
+    made = replace(made, recipe=page["feddyn"](lr, alpha, count))
+    state, data = begin(made.recipe, made.task, 3), build_data(config)
+    X = state.params["weight"][0].numpy().copy()
+    dual, h = {i: np.zeros_like(X) for i in range(count)}, np.zeros_like(X)
+    for row in made.plan.schedule().tolist():
+        ends = []
+        for i in row:
+            x, (inputs, labels) = X.copy(), data.samples(i)
+            for _ in range(3):
+                chance = np.exp(inputs @ x)
+                chance /= chance.sum(1, keepdims=True)
+                own = chance[np.arange(len(labels)), labels][:, None]
+                slope = inputs.T @ (own * (chance - np.eye(3)[labels])) / len(labels)
+                x -= lr * (slope - dual[i] + alpha * (x - X))
+            dual[i] -= alpha * (x - X)
+            ends.append(x)
+        mean = np.mean(ends, 0)
+        h -= alpha * len(ends) / count * (mean - X)
+        X = mean - h / alpha
+    found = simulate(made, state).params["weight"][0].numpy()
+    np.testing.assert_allclose(found, X, atol=1e-12)
