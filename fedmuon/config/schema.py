@@ -49,7 +49,7 @@ def _named(key: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value in NAMES[key] or is_own(value):
             return value
-        raise ValueError(f"{instead(value, NAMES[key])}, or package.module:object of your own")
+        raise ValueError(f"{instead(value, NAMES[key])} (your own object is package.module:object)")
 
     return check
 

@@ -238,6 +238,14 @@ def test_test_samples_are_aligned_by_name(kind: Callable[..., Any]) -> None:
         as_source(train, renamed({"b": "z"}, "abc"), target=target)
 
 
+def test_a_pair_may_test_a_table() -> None:
+    table = pd.DataFrame(X[:, :3], columns=list("abc")).assign(label=Y)
+    found = as_source(table, (X[:, :3], Y), target="label")
+    np.testing.assert_array_equal(found.inputs, np.concatenate([X[:, :3]] * 2))
+    with pytest.raises(InputError, match="target = 'label' has no effect: data is a tuple"):
+        as_source((X, Y), table, target="label")
+
+
 def test_truth_values_are_zeros_and_ones() -> None:
     flags = X[:, :3] > 0
     for given in (flags, torch.tensor(flags), pd.DataFrame(flags)):
