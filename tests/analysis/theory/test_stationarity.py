@@ -330,7 +330,7 @@ OTHER = {
 }  # fmt: skip
 # What some options of 002 are read with.
 SPECTRUM = ("--singular", "1,0.5,0.01")
-BESIDE = dict.fromkeys(("--coefficients", "--q", "--sketch"), SPECTRUM)
+BESIDE: dict[str, tuple[str, ...]] = dict.fromkeys(("--coefficients", "--q", "--sketch"), SPECTRUM)
 BESIDE |= dict.fromkeys(("--oversample", "--power"), (*SPECTRUM, "--sketch", "1"))
 REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma1")}  # as they are
 

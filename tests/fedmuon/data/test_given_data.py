@@ -354,8 +354,8 @@ def test_a_run_with_a_public_center_is_that_of_centered_samples(
         centered, data=(x, y), test=(more, other), trials=3, out=tmp_path / "a"
     )
     np.testing.assert_allclose(found.model["weight"], expected.model["weight"], atol=1e-13)
-    moved = [[row["perturbation"] for row in one.neighbours] for one in (found, expected)]
-    np.testing.assert_allclose(*moved, atol=1e-13)
+    moved, wanted = ([row["perturbation"] for row in one.neighbours] for one in (found, expected))
+    np.testing.assert_allclose(moved, wanted, atol=1e-13)
     with np.load(tmp_path / "a" / "partition.npz") as split:
         assert split["public_index"].tolist() == [*range(75, 85)]
         assert split["test_index"].max() < 75
