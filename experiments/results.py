@@ -22,7 +22,7 @@ from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
-from fedmuon.runs.directory import RunDirectory, client_records
+from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,6 +78,35 @@ class Result:
     def model(self) -> "dict[str, Tensor]":
         """The last model: parameter's name -> tensor."""
         return read_tensors(self._sound("model.safetensors"))[0]
+
+    @in_python()
+    def personal_model(self, client: int) -> "dict[str, Tensor]":
+        """A client's own model, of a run with Ditto, FedPer or another recipe with personal models.
+
+        Args:
+            client: Its number, from 0 to N - 1.
+
+        Returns:
+            Parameter's name -> tensor. A client that never took part has the personal part of the
+            first model.
+
+        Raises:
+            InputError: If the run keeps no personal models, as one on SuperNodes, which keep them.
+        """
+        if not 0 <= client < self.config.federation.clients:
+            raise InputError(f"client {client} is none of the run's: give 0 to N - 1")
+        if not (self.path / PERSONAL_MODELS).exists():
+            raise InputError(
+                f"{self.path} holds no personal models: its recipe has none, or its nodes keep them"
+            )
+        held = read_tensors(self._sound(PERSONAL_MODELS))[0]
+        places = {int(one): place for place, one in enumerate(held.pop("client"))}
+        if client in places:
+            own = {name: value[places[client]] for name, value in held.items()}
+        else:
+            first = read_tensors(self._sound("initial.safetensors"))[0]
+            own = {name: first[name] for name in held}
+        return self.model | own
 
     def _sound(self, name: str) -> Path:
         """A file of a finished run, rejected where it is damaged."""

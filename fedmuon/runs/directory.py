@@ -31,10 +31,14 @@ FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 CLIENTS = "clients.jsonl"  # records of clients, if they are asked for
 RUN_ID = "run-id.txt"  # by which nodes know the run, if they keep states of clients
-MAYBE = ("routes.txt", "objects.json", RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv")
-LATE = ("ledger.jsonl", CLIENTS, "personal.csv")  # of these, files with a sum in finished runs only
+PERSONAL_MODELS = "personal.safetensors"
+MAYBE = ("routes.txt", "objects.json", RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv",
+         PERSONAL_MODELS)  # fmt: skip
+# Of these, files that have a sum in finished runs only.
+LATE = ("ledger.jsonl", CLIENTS, "personal.csv", PERSONAL_MODELS)
 # Samples, tensors and what may be as large.
-NOT_SHOWN = {*FIXED, *ENDS, CLIENTS} - {"config.toml", "rounds.jsonl", "summary.json"}
+READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
+NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS} - READ_WHOLE
 LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 
 from fedmuon.config.load import Config, dump, load
 from fedmuon.config.schema import reads
@@ -42,10 +43,18 @@ from fedmuon.federated.rounds import (
     sample_weights,
 )
 from fedmuon.federated.wire import named, unpack
+from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
-from fedmuon.runs.directory import CLIENT_STATES, NO_FILES, Record, RunDirectory, answered
+from fedmuon.runs.directory import (
+    CLIENT_STATES,
+    NO_FILES,
+    PERSONAL_MODELS,
+    Record,
+    RunDirectory,
+    answered,
+)
 from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.base import split_statistics
 from fedmuon.tasks.networks import NetworkTask
@@ -367,6 +376,20 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
     }, files
 
 
+def _personal_models(run: Run, state: ServerState) -> Mapping[str, bytes]:
+    """What each client that took part has of its own, stacked, with the clients' numbers; nothing
+    where the clients' nodes hold it."""
+    memory, every = run.experiment.client_states, range(run.config.federation.clients)
+    if not run.experiment.recipe.personalizes:
+        return NO_FILES
+    met = [i for i in every if memory.last_round(i, state.round) is not None]
+    models = [memory.read(i, state.round)[PERSONAL] for i in met]
+    if not models:
+        return NO_FILES
+    stacked = {name: np.stack([one[name][0].cpu().numpy() for one in models]) for name in models[0]}
+    return {PERSONAL_MODELS: save({**stacked, "client": np.array(met, np.int64)})}
+
+
 WORST = {"accuracy": "lowest", "loss": "highest"}
 
 
@@ -416,7 +439,7 @@ def _finish(
         "versions": versions(),
         "git_commit": commit(),
     }
-    run.directory.finish(*end_bytes(state), summary, tables)
+    run.directory.finish(*end_bytes(state), summary, {**tables, **_personal_models(run, state)})
     run.experiment.client_states.remove()
     for callback in run.callbacks:
         callback.on_end(summary)

@@ -100,7 +100,8 @@ class Clients:
         self.start: Model = {name: one[0].numpy() for name, one in start.items()}
 
     def rounds(self) -> list[tuple[int, list[int]]]:
-        return [(r, [int(i) for i in self.made.plan.participants(r)]) for r in range(ROUNDS)]
+        plan = self.made.plan
+        return [(r, [int(i) for i in plan.participants(r)]) for r in range(plan.rounds)]
 
     def slope(self, model: Model, r: int, i: int, k: int) -> Model:
         inputs, labels = self.data.samples(i)
@@ -284,6 +285,28 @@ def require_measured(table: Config, folder: Path, X: Model, mine: dict[int, Mode
     assert found["global_accuracy"] != found["personal_accuracy"]
 
 
+@pytest.mark.parametrize("recipe", ["fedper", "ditto"])
+def test_personal_models_are_kept(tmp_path: Path, recipe: str) -> None:
+    """Those of a loop; of a client that never took part, the first values."""
+    local = {"recipe": "fedper"} if recipe == "fedper" else DITTO
+    table = config(local=local, federation={"rounds": 2})
+    execute(table, tmp_path / "run")
+    result, at = fedmuon.Result(tmp_path / "run"), Clients(table)
+    X, mine = (
+        naive_fedper(at, {"2.weight", "2.bias"}) if recipe == "fedper" else naive_ditto(at, 0.4)
+    )
+    assert len({i for row in at.made.plan.schedule() for i in row}) < N
+    for i in range(N):
+        found = {name: one[None] for name, one in result.personal_model(i).items()}
+        assert apart(found, X | mine[i]) < 1e-12
+    with pytest.raises(InputError, match="client 5 is none of the run's"):
+        result.personal_model(N)
+    plain = config(local={"recipe": "fedavg", "personal": ""}, federation={"rounds": 2})
+    execute(plain, tmp_path / "plain")
+    with pytest.raises(InputError, match="holds no personal models"):
+        fedmuon.Result(tmp_path / "plain").personal_model(0)
+
+
 def test_each_client_tests_its_own_model(tmp_path: Path) -> None:
     table = config(federation={"partition": "shards"})
     X, mine = naive_fedper(Clients(table), {"2.weight", "2.bias"})
@@ -449,7 +472,10 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, name: str) -> None
     with pytest.raises(KeyboardInterrupt):
         execute(table, tmp_path / "cut", on_round_end=stop)
     execute(table, tmp_path / "cut", resume=True)
-    for file in ("model.safetensors", "personal.csv"):
+    for file in ("model.safetensors", "personal.csv", "personal.safetensors"):
+        if file == "personal.safetensors" and not (tmp_path / "whole" / file).exists():
+            assert table.output.fine_tune  # whose models are tested alone
+            continue
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
     again = execute(table, tmp_path / "cut", resume=True)  # a finished run is left alone
     assert "client_test_personal_accuracy" in again
