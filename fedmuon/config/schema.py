@@ -667,8 +667,9 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "how each example's gradient is bounded: clipped per matrix block, clipped as one vector "
-        "(flat), or scaled to the bound (automatic)",
+        "how each example's gradient is bounded: each matrix block is clipped (block), all "
+        "parameters as one vector (flat, as in Opacus), or scaled to the bound (automatic). With m "
+        "blocks, block needs √m times the noise of flat for the same ε",
         read_if=PRIVATE_RECIPE,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(

@@ -118,7 +118,7 @@ NAMES: dict[str, dict[str, str]] = {
     "orthogonalizer.name": {
         "smoothed-polar": "sigma / sqrt(sigma^2 + lambda), with constant 1 / sqrt(lambda) (001)",
         "newton-schulz": "a few polynomial steps towards the polar factor (001, 004)",
-        "gaussian-smoothed-sign": "the polar factor's mean over Gaussian noise (001)",
+        "gaussian-smoothed-sign": "the polar factor of M + σ H, one Gaussian H per call (001)",
         "exact-sign": "the polar factor itself, which has no Lipschitz constant",
         "clipped-sign": "min(sigma / gamma, 1) (001)",
         "randomized-polar": "the polar factor of a random sketch of low rank (002)",
