@@ -228,7 +228,7 @@ def nesterov_muon(
 # and ||T(M)||_op <= 1 + nu.
 
 
-def falling(singular: ArrayLike) -> np.ndarray:
+def _falling(singular: ArrayLike) -> np.ndarray:
     """The positive singular values of a matrix, the largest first."""
     found = np.sort(values("singular values", singular))[::-1]
     if not (len(found) and found[0] > 0):
@@ -250,7 +250,7 @@ def polynomial_quality(
         steps: The number of Newton-Schulz steps.
         divisor: delta, ||M||_F by default.
     """
-    s = falling(singular)
+    s = _falling(singular)
     image = s / _divisor(s, divisor)
     for step in schedule_of(coefficients, steps):
         image = sum(c * image ** (2 * k + 1) for k, c in enumerate(step))
@@ -267,10 +267,10 @@ def sketched_quality(
     holds for any number of steps of the two polynomials of 002. nu is 0.
 
     Raises:
-        InputError: If A is not above 0, so that nothing is proved: `least_power` says how many
-            power iterations mend that.
+        InputError: If A is not above 0, so that nothing is proved. `least_power` says how many
+            power iterations are needed.
     """
-    s = falling(singular)
+    s = _falling(singular)
     head, tail, ratio = _head_and_tail(s, rank, oversample)
     left = head - rank / (oversample - 1) * ratio ** (4 * whole("power", power, 0)) * tail
     if not left > 0:
@@ -287,7 +287,7 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
     Raises:
         InputError: If no number is enough, because the s-th and the next singular value are equal.
     """
-    head, tail, ratio = _head_and_tail(falling(singular), rank, oversample)
+    head, tail, ratio = _head_and_tail(_falling(singular), rank, oversample)
     excess = rank * tail / ((oversample - 1) * head)  # rho^(4h) must be below 1 / excess
     if excess < 1:
         return 0

@@ -114,7 +114,7 @@ def test_the_first_error_of_a_client_is_shown_whole(
     said = [
         record.getMessage()
         for record in caplog.records
-        # A busy machine may also be told that it has no free core for 15 s.
+        # On a busy machine the log also says that no worker has begun in 15 s.
         if record.name == "fedmuon" and "no worker has begun" not in record.getMessage()
     ]
     if not orders:
