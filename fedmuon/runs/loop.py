@@ -382,12 +382,15 @@ def _personal_models(run: Run, state: ServerState) -> Mapping[str, bytes]:
     memory, every = run.experiment.client_states, range(run.config.federation.clients)
     if not run.experiment.recipe.personalizes:
         return NO_FILES
-    met = [i for i in every if memory.last_round(i, state.round) is not None]
-    models = [memory.read(i, state.round)[PERSONAL] for i in met]
+    states = {i: memory.read(i, state.round) for i in every}
+    models = {i: own[PERSONAL] for i, own in states.items() if PERSONAL in own}
     if not models:
         return NO_FILES
-    stacked = {name: np.stack([one[name][0].cpu().numpy() for one in models]) for name in models[0]}
-    return {PERSONAL_MODELS: save({**stacked, "client": np.array(met, np.int64)})}
+    names = next(iter(models.values()))
+    stacked = {
+        name: np.stack([own[name][0].cpu().numpy() for own in models.values()]) for name in names
+    }
+    return {PERSONAL_MODELS: save({**stacked, "client": np.array(list(models), np.int64)})}
 
 
 WORST = {"accuracy": "lowest", "loss": "highest"}

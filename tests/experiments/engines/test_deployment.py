@@ -160,6 +160,8 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     execute(config, inline)
     deployment.execute(config, out)
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    assert (inline / "personal.safetensors").exists()
+    assert not (out / "personal.safetensors").exists()
     tables["data"]["client-test"] = 0.3
     with pytest.raises(InputError, match=r"own model, which stays on its SuperNode: set"):
         deployment.execute(tiny(3, **tables), tmp_path / "tested")
