@@ -46,7 +46,48 @@ for sqrt(r/2) (what tool 2 alone would give there):
 
     gap <= 2 sum p_i eps_i + e [B sqrt(r / n_eff) + sqrt(2) r J S].
 
-A number: H of 001 (10) with C_hp equal to it, which nothing proves.
+`variance`: the next section. A number: H of 001 (10) with C_hp equal to it, which nothing proves.
+
+By variance
+-----------
+What the training losses of the finished run say, in place of B / sqrt(n_eff).
+
+Let 0 < b, and |loss - c| <= b for a number c that is fixed in advance. With w_a, g_a, S as above,
+omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_i = ln(1/d_i) and
+
+    N^2 = sum_a omega_a (loss(A(S), z_a) - c)^2,    c_a = eps_a + omega_a b^2 / (2 t),  t > 0,
+    C^2 = sum_a c_a^2,     s = [((N^2 + t^2)^(1/2) + C (L_3 / 2)^(1/2))^2 + C^2 / 4 - t^2]^(1/2),
+
+except with probability d_1 + d_2 + d_3, for every r >= 2 and t that are fixed in advance,
+
+    gap <= 2 sum_i p_i eps_i + e^(L_1 / r) 2 sqrt(r - 1) k(r) T S
+           + (s + eps~) sqrt(2 L_2 / n_eff) + B L_2 max_a w_a / 3,
+    T = min over m >= 2 of sqrt(m - 1) ceil(log_m n).
+
+*Apart.* sum_a w_a g_a is the sum of all E[g_a | z_a], which are independent, and of the rest, which
+is what the tree bounds. Each gets its own share of delta.
+
+*A tree of m branches.* Pad to m^J samples. D_a^l is now a function of the m - 1 siblings of a's
+block, so that A_{B*}^2 is the sum of their squares. Summed over the blocks B of one parent,
+sum W_B A_{B*} <= (sum W_B^2)^(1/2) (sum A_{B*}^2)^(1/2) = W (m - 1)^(1/2) A of the parent: a level
+costs (m - 1)^(1/2) of what it costs in the dyadic tree, and there are ceil(log_m n).
+
+*Bernstein.* E[g_a | z_a] is a constant minus h(z_a), h(z) = E loss(A(S), z), as S^a is independent
+of z_a and has the law of S. With v = sum_a w_a^2 Var h(z_a) the sum of all is at most
+sqrt(2 v L_2) + B L_2 max w_a / 3, except with probability d_2.
+
+*The variance is that of training losses.* n_eff v <= sum_a omega_a E(h(z_a) - c)^2, and by Jensen
+h may be replaced by the loss of A(S^a), for which z_a is fresh. In L_2, of the samples and of
+omega, it differs from the loss of A(S) by at most eps~. So (n_eff v)^(1/2) <= (E N^2)^(1/2) + eps~.
+
+*N is close to its mean.* Let N_t = (N^2 + t^2)^(1/2). Replacing sample a moves the losses of all
+others by at most eps_a, and with them N_t, a norm, by at most eps_a; then its own square, in
+[0, omega_a b^2], moves N_t by at most omega_a b^2 / (2 t): together c_a. McDiarmid gives
+E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3, and Efron-Stein Var N_t <= C^2 / 4.
+So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
+
+Offered is: d = (0.75, 0.15, 0.1) delta, the best r, and the t that is best for N = 0. As H then
+depends on the samples, H and G hold together, at 0.9 delta and 0.1 delta.
 
 Golden-section search
 ---------------------
@@ -112,7 +153,23 @@ from fedmuon.analysis.theory.checks import (
 )
 from fedmuon.core.errors import InputError
 
-Constant = float | Literal["explicit", "sharp"]
+Constant = float | Literal["explicit", "sharp", "variance"]
+DEVIATIONS = (0.75, 0.15, 0.1)  # of delta: the tree, Bernstein, the variance
+BRANCHES = range(2, 65)  # m
+BESIDE_VARIANCE = (0.9, 0.1)  # of delta: H, which then depends on the samples, and G
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """How far training losses are from a number that was fixed before the run.
+
+    Attributes:
+        squares: The mean of (loss - c)^2 over the training samples of each client [N].
+        most: b, which no |loss - c| exceeds, whatever the sample.
+    """
+
+    squares: ArrayLike
+    most: float
 
 
 def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
@@ -120,9 +177,13 @@ def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
     return float(1 / (np.square(weights) / sizes).sum())
 
 
-def levels(samples: int) -> int:
-    """J = ceil(log2 n), in whole numbers: a float logarithm may miss a power of two."""
-    return (whole("samples", samples) - 1).bit_length()
+def levels(samples: int, branches: int = 2) -> int:
+    """ceil(log_m n), in whole numbers: a float logarithm may miss a power of m."""
+    found, reached = 0, 1
+    wanted, branches = whole("samples", samples), whole("branches", branches, 2)
+    while reached < wanted:
+        found, reached = found + 1, reached * branches
+    return found
 
 
 def sharp_stability(
@@ -132,8 +193,13 @@ def sharp_stability(
     delta: float,
     loss_bound: float,
     c_hp: Constant,
+    deviations: Deviations | None = None,
 ) -> float:
     """H_delta of 001 (10), or what this module proves in its place."""
+    if c_hp == "variance":
+        if deviations is None:
+            raise InputError("c_hp is 'variance': give the deviations of the training losses.")
+        return by_variance(eps, sizes, weights, delta, loss_bound, deviations)
     n_eff = effective_size(sizes, weights)
     base = loss_bound / math.sqrt(n_eff)
     scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
@@ -151,7 +217,7 @@ def sharp_stability(
         # An r that the search misses is only less sharp.
         deviation = min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
     elif isinstance(c_hp, str):
-        raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit' or 'sharp'.")
+        raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit', 'sharp' or 'variance'.")
     else:
         log = math.log(2 / delta)
         deviation = scale * math.log(2 * samples) * log + base * math.sqrt(log)
@@ -167,6 +233,45 @@ def bounded_differences(
     moves = (2 - share) * eps + loss_bound * share
     root = math.sqrt(math.log(1 / delta) / 2 * (sizes * np.square(moves)).sum())
     return float((weights * eps).sum() + root)
+
+
+def by_variance(
+    eps: np.ndarray,
+    sizes: np.ndarray,
+    weights: np.ndarray,
+    delta: float,
+    loss_bound: float,
+    deviations: Deviations,
+) -> float:
+    """H by the variance of the training losses (see "By variance")."""
+    squares = values("squares", deviations.squares, len(sizes))
+    most = at_least("most", deviations.most)
+    n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
+    of_tree, of_sum, of_variance = (math.log(1 / (part * delta)) for part in DEVIATIONS)
+    scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
+    omega = n_eff * np.square(shares)  # [N], of each sample of a client
+
+    samples = int(sizes.sum())
+    tree = scale * min(math.sqrt(m - 1) * levels(samples, m) for m in BRANCHES)  # T S
+
+    def tail(r: float) -> float:
+        return math.exp(of_tree / r) * 2 * math.sqrt(r - 1) * difference_moment(r) * tree
+
+    def square(t: float, seen: float) -> float:
+        """s^2 for N^2 = `seen`."""
+        moves = eps + omega * most**2 / (2 * t)
+        c = math.sqrt((sizes * np.square(moves)).sum())
+        return (math.sqrt(seen + t * t) + c * math.sqrt(of_variance / 2)) ** 2 + c * c / 4 - t * t
+
+    seen = float((sizes * omega * squares).sum())
+    spread = 0.0
+    if most > 0:
+        t = most * math.exp(least(lambda u: square(most * math.exp(u), 0.0), -20.0, 1.0))
+        spread = math.sqrt(square(t, seen))
+    spread += math.sqrt((sizes * omega * np.square(eps)).sum())
+    rest = min(tail(least(tail, 2, 4 + 3 * of_tree)), tail(2.0))
+    bernstein = spread * math.sqrt(2 * of_sum / n_eff) + loss_bound * of_sum * shares.max() / 3
+    return float(2 * (weights * eps).sum() + rest + bernstein)
 
 
 @in_doubles
@@ -251,19 +356,23 @@ def bound(
     status: Status = "certified",
     assumptions: tuple[str, ...] = (INDEPENDENCE, STABILITY, RANGE),
     other_failure: float = 0.0,
+    deviations: Deviations | None = None,
 ) -> Bound:
     """B_delta of 001 (12): min(H, G) at delta/2 each, from eps, sizes n_i and weights p_i, all [N].
 
     `shares` are the parts of delta given to H and to G. The eps_i do not depend on the sample, so
     the minimum is one of two fixed numbers, known before the data: it fails no more often than
     that one. Hence any shares up to (1, 1), fixed in advance, hold at level delta; the halves are
-    the paper's.
+    the paper's. With `variance` and its `deviations`, H depends on the sample: then the shares must
+    sum to at most 1.
     """
     stable = _checked(eps, sizes, weights, loss_bound)
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
         raise InputError(f"shares are {shares}: give H and G each a part of delta in (0, 1].")
-    h = sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp)
+    if c_hp == "variance" and sum(shares) > 1:
+        raise InputError(f"shares are {shares}: their sum must be at most 1 for c_hp 'variance'.")
+    h = sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp, deviations)
     g = bounded_differences(*stable, shares[1] * delta, loss_bound)
     if not isinstance(c_hp, str) and h < g:
         status = "estimated"

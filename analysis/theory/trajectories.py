@@ -177,12 +177,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Reach:
-    """The last radius, Lg_t and diam_t of each local step, [R, E], and the constants at the end."""
+    """The last radius, Lg_t and diam_t of each local step, [R, E], and what holds at the end: the
+    constants, and sup of |loss - (1 - 1/c)|."""
 
     radius: float
     smoothness: np.ndarray
     diameters: np.ndarray
     last: Constants
+    deviation: float
 
 
 def reach(
@@ -213,13 +215,14 @@ def reach(
             radius += lr * growth(ahead)
         velocity = how.server * velocity + radius - begun
         radius = begun + velocity if how.server else radius
-    gradient, _, smoothness, spread = _at(start, radius)
+    gradient, _, smoothness, spread, deviation = _at(start, radius)
     diameters, curved = np.array(seen).T.reshape(2, len(steps), local_steps)
-    return Reach(radius, curved, diameters, Constants(spread, gradient, gradient, smoothness))
+    last = Constants(spread, gradient, gradient, smoothness)
+    return Reach(radius, curved, diameters, last, deviation)
 
 
 def _at(start: Start, radius: float) -> tuple[float, ...]:
-    """Supremum of gradients, diameter, Lg and range on the ball of that radius."""
+    """Supremum of gradients, diameter, Lg, range and deviation on the ball of that radius."""
     far = min(start.reach + radius, FAR)
     width = 2.0 ** math.floor(math.log2(max(far, 1.0))) / CELLS
     return _in_cell(start.classes, start.nonnegative, math.ceil(far / width) * width)
@@ -228,5 +231,5 @@ def _at(start: Start, radius: float) -> tuple[float, ...]:
 @lru_cache(maxsize=1 << 15)
 def _in_cell(classes: int, nonnegative: bool, radius: float) -> tuple[float, ...]:
     found = suprema(classes, radius, nonnegative)
-    every = found.gradient, found.diameter, found.smoothness, found.spread
+    every = found.gradient, found.diameter, found.smoothness, found.spread, found.deviation
     return tuple(float(one) for one in every)

@@ -29,7 +29,7 @@ from fedmuon.experiments.cli.options import (
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.tables import facts
 from fedmuon.privacy.accounting import composition, tuning
-from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of, noise_of_momentum
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
@@ -70,6 +70,14 @@ Band = Annotated[
     int,
     Option("--band", help="With cyclic: steps whose noise cancels, itself one; 1: independent."),
 ]
+Memory = Annotated[
+    float,
+    Option(
+        "--momentum",
+        help="With --band: beta of the momentum that is to have least noise; 1 is for sums.",
+    ),
+]
+Ahead = Annotated[bool, Option("--nesterov", help="Whether this momentum looks ahead.")]
 Accountant = Annotated[
     str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
 ]
@@ -88,11 +96,19 @@ def rate(lot: float, population: int) -> float:
 
 
 def alike(
-    lot: float, population: int, steps: int, sampling: str, band: int, mode: str, adjacency: str
+    lot: float,
+    population: int,
+    steps: int,
+    sampling: str,
+    band: int,
+    mode: str,
+    adjacency: str,
+    momentum: tuple[float, bool] = (1.0, False),
 ) -> tuple[float, float, int]:
     """(s, rate, steps) of Poisson lots that spend the same with s times less noise.
 
-    Lots in a fixed order spend the same as one release of all examples.
+    Lots in a fixed order spend the same as one release of all examples. `momentum` is beta and
+    whether it looks ahead, where correlated noise is for a momentum.
     """
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
@@ -107,7 +123,10 @@ def alike(
         raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
-    fixed_order = FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band)
+    if momentum != (1.0, False) and band == 1:
+        raise InputError("--momentum is of noise that cancels: give --band, or leave it out")
+    kind = "shuffle" if sampling == "shuffle" else "cyclic"
+    fixed_order = FixedOrderSampling(kind, band, *momentum)
     if band > 1:
         require_at_most(1e7, steps=steps)
     return fixed_order.alike(steps, lots_of(population, lot)), 1.0, 1
@@ -125,6 +144,8 @@ def epsilon(
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     band: Band = 1,
+    momentum: Memory = 1.0,
+    nesterov: Ahead = False,
     accountant: Accountant = "pld",
     as_json: AsJson = False,
 ) -> None:
@@ -133,7 +154,8 @@ def epsilon(
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
     """
-    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
+    of_momentum = momentum, nesterov
+    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency, of_momentum)
     answer = composition.epsilon(
         noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
     )
@@ -152,6 +174,8 @@ def sigma(
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     band: Band = 1,
+    momentum: Memory = 1.0,
+    nesterov: Ahead = False,
     as_json: AsJson = False,
 ) -> None:
     """The least noise multiplier of a block that spends at most an epsilon.
@@ -159,10 +183,54 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
+    of_momentum = momentum, nesterov
+    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency, of_momentum)
     noise, answer = composition.noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
     show(found, delta, population, as_json)
+
+
+@app.command(cls=WithKeys)
+def correlated(
+    lot: Lot,
+    population: Population,
+    steps: Steps,
+    momentum: Annotated[float, Option(help="beta of the momentum.")] = 0.95,
+    nesterov: Ahead = False,
+    band: Annotated[int, Option(help="Steps whose noise cancels, itself one.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """How much noise a momentum has at equal epsilon, by how the noise of steps is correlated.
+
+    Lots are cyclic ones. The momentum is what Muon orthogonalizes.
+
+    Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
+    """
+    require_at_most(1e5, steps=steps)
+    rate(lot, population)
+    apart = lots_of(population, lot)
+    forms = {
+        "independent": FixedOrderSampling("cyclic"),
+        "for sums (sqrt-toeplitz)": FixedOrderSampling("cyclic", band),
+        "for the momentum (momentum)": FixedOrderSampling("cyclic", band, momentum, nesterov),
+    }
+    noise = {
+        name: noise_of_momentum(form.coefficients(steps), steps, apart, momentum, nesterov)
+        for name, form in forms.items()
+    }
+    sums, own = list(noise.values())[1:]
+    record = {"noise": noise, "sums_over_momentum": sums / own}
+    rows: list[tuple[str, Any]] = [(name, f"{value:.4g}") for name, value in noise.items()]
+    ratio = f"{sums / own:.4g} times that of noise for the momentum"
+    tell(
+        record,
+        as_json,
+        facts(
+            "noise in an entry of the momentum, over that of one release of all examples that "
+            "spends the same ε",
+            [*rows, ("noise for sums has", ratio)],
+        ),
+    )
 
 
 @app.command(cls=WithKeys)

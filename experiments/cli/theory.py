@@ -33,7 +33,9 @@ def bound(
     size: Annotated[int | None, Option(help="Samples of every client; 200 by default.")] = None,
     batch: Annotated[int | None, Option(help="0 is the full batch.")] = None,
     delta: Annotated[float | None, Option(help="Failure of the bound.")] = None,
-    c_hp: Annotated[str | None, Option(help="explicit, sharp, or a number of yours.")] = None,
+    c_hp: Annotated[
+        str | None, Option(help="explicit, sharp, variance (of a run), or a number.")
+    ] = None,
     kind: Annotated[
         str | None, Option(help="Constant of the map: sharp, or paper (printed).")
     ] = None,

@@ -22,7 +22,14 @@ from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.checks import probability, whole
 from fedmuon.analysis.theory.corollaries import sensitivity
-from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status, effective_size
+from fedmuon.analysis.theory.generalization import (
+    BESIDE_VARIANCE,
+    INDEPENDENCE,
+    RANGE,
+    Deviations,
+    Status,
+    effective_size,
+)
 from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
@@ -71,6 +78,10 @@ EXACT = (
     "Arithmetic is exact: the rounding of float32, or of float64 where steps are tiny, is not "
     "counted, and by itself it may move a neighbour further than its certificate (set [engine] "
     "dtype = 'float64')."
+)
+BEFORE = (
+    "[stability] c-hp = 'variance' reads the training losses of a finished run of the matrix task: "
+    "give the run's folder, or set c-hp to explicit or sharp."
 )
 UNPROVED = (
     "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose folder "
@@ -207,6 +218,8 @@ class CertifiedSetting:
         moved: The largest perturbation that neighbours of each client showed [N].
         start: What is known of X0.
         gaps: Repeats the run and returns s_q of its momenta [R, E, K].
+        squares: Reads the model of the run and returns the mean of (loss - (1 - 1/c))^2 over the
+            training samples of each client [N].
     """
 
     config: Config
@@ -225,6 +238,7 @@ class CertifiedSetting:
     moved: np.ndarray | None = None
     start: Start | None = None
     gaps: Callable[[], np.ndarray] | None = None
+    squares: Callable[[], np.ndarray] | None = None
 
     @cached_property
     def reach(self) -> Reach | None:
@@ -386,8 +400,13 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     """Stability note, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2.
 
     H and G have all of delta each, because the smaller one is known before the data. With a number
-    for C_hp they have the halves that are printed.
+    for C_hp they have the halves that are printed; by variance, H reads the training losses.
     """
+    shares, deviations = (0.5, 0.5), None
+    if case.config.stability.c_hp == "variance":
+        shares, deviations = BESIDE_VARIANCE, _deviations(case)
+    elif isinstance(case.config.stability.c_hp, str):
+        shares = (1.0, 1.0)
     run, stability, part = case.run, case.config.stability, case.participation
     following = run if method == Method(run.beta) else dataclasses.replace(run, method=method)
     proved = analysis.certificate(following, l_orth, part)
@@ -425,13 +444,22 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         stability.delta,
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
-        shares=(1.0, 1.0) if isinstance(stability.c_hp, str) else (0.5, 0.5),
+        shares=shares,
         status="estimated" if case.given else "certified" if sound else "real-arithmetic",
         assumptions=tuple(assumed),
         other_failure=failure,
+        deviations=deviations,
     )
     promised = np.where(proved > 0, proved + rounding, 0.0)
     return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
+
+
+def _deviations(case: CertifiedSetting) -> Deviations:
+    """How far the training losses of a finished run are from 1 - 1/c, that of a uniform softmax."""
+    if case.squares is None or case.shape is None:
+        raise Uncertified(BEFORE)
+    most = case.reach.deviation if case.reach else 1.0
+    return Deviations(case.squares(), most)
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:

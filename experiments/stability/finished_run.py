@@ -154,9 +154,11 @@ def from_directory(
     )
     if config.task.name != "matrix":
         return with_estimates(case, folder)
-    if config.orthogonalizer.name == "exact-sign":
-        return replace(case, gaps=cache(partial(smallest_singular_values, folder, given)))
-    return case
+    return replace(
+        case,
+        gaps=cache(partial(smallest_singular_values, folder, given)),
+        squares=cache(partial(_squares_of_run, folder, given)),
+    )
 
 
 def read_census(census: Path, usecols: Sequence[int] | None = None) -> np.ndarray:
@@ -244,6 +246,24 @@ def measured_losses(
         gap = measured_gap(*given, interval=interval, loss_bound=top)
         found.append(Loss(gap, float(held.mean() - gap.empirical), score))
     return found
+
+
+def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> np.ndarray:
+    """For every model of a stack [S, ...] of the matrix task and each client, the mean of
+    (loss - (1 - 1/c))^2 over its training samples [S, N]."""
+    shards, classes = experiment.shards, params["weight"].shape[-1]
+    losses, _ = experiment.task.losses(params, Batch(shards.inputs, shards.labels))
+    squares = (losses.double().cpu().numpy() - (1 - 1 / classes)) ** 2
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return np.stack([np.bincount(owner, each, len(sizes)) for each in squares]) / sizes
+
+
+def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
+    """`mean_squares` of the last model of the run in the folder [N]."""
+    run = FinishedRun.open(folder, given)
+    weight = read_tensors(folder / "model.safetensors")[0]["weight"][None]
+    params = {"weight": weight.to(run.experiment.shards.inputs.device)}
+    return mean_squares(run.experiment, run.data.sizes, params)[0]
 
 
 # The momenta of a run of the matrix task.

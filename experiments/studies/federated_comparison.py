@@ -389,7 +389,10 @@ def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fa
     alphas = sorted(distinct(rows, "alpha"), reverse=True)
     places = np.arange(len(methods))[::-1]
     for axes, model in zip(panels, models, strict=True):
+        here = {*where(rows, model=model)["alpha"].tolist()}
         for at, (alpha, (colour, marker)) in enumerate(zip(alphas, style.SERIES, strict=False)):
+            if alpha not in here:
+                continue
             found: list[Slope] = [
                 mean_of(where(rows, model=model, alpha=alpha, method=name)["accuracy"])
                 for name in methods

@@ -5,6 +5,7 @@ from fedmuon.data.readers import available
 from fedmuon.experiments.studies import (
     attribution,
     bias,
+    certified_loss,
     disk_regression,
     disk_stationarity,
     dp_bias,
@@ -34,6 +35,7 @@ KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
         training.STUDY,
         attribution.STUDY,
         bias.STUDY,
+        certified_loss.STUDY,
         disk_regression.STUDY,
         disk_stationarity.STUDY,
         dp_bias.STUDY,

@@ -12,34 +12,19 @@ from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from pydantic import Field
-from torch import Tensor
 
-from fedmuon.analysis import Realized
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule, Slope, mean_of
-from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table
-from fedmuon.data.federated import FederatedData
-from fedmuon.experiments.stability.certificates import (
-    Certificate,
-    CertifiedSetting,
-    certify,
-    start_of,
-)
-from fedmuon.experiments.stability.finished_run import measured_losses
-from fedmuon.experiments.stability.gap import proved_range
+from fedmuon.experiments.stability.endings import endings
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, require_free, require_read
-from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import Experiment, begin, risk, run_rounds
 from fedmuon.runs.directory import Record
 
 KINDS = ("ball", "global")
@@ -90,24 +75,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 def measure(config: Config, horizons: Sequence[int]) -> Record:
     """Two rows for each of these numbers of rounds: the model and its bounds after them."""
-    config = resolve(config)
-    source = read_source(config)
-    data = build_data(config, source)
-    experiment = build_experiment(config, data)
-    start = begin(experiment.recipe, experiment.task, config.federation.seed)
-    weights = [
-        done.state.params["weight"]
-        for done in run_rounds(experiment, start)
-        if done.state.round in horizons
-    ]
-    models = {"weight": torch.cat([start.params["weight"], *weights])}  # X0, and after each horizon
-    held = experiment.shards.held_out
-    test = risk(experiment.task, models, held.inputs, held.labels)
-    right, (first, *_) = test.scores["accuracy"], models["weight"]
-    ball = start_of(first.cpu().numpy(), source)
-    bounds = [_bounds(config, data, experiment, horizon, first, ball) for horizon in horizons]
-    tops = [1.0, *(top for _, top in bounds)]  # of X0, whose gap nobody asks for
-    losses = measured_losses(config, data, source.classes, experiment, models, tops)
+    first, *ends = endings(config, horizons, {kind: {"constants": kind} for kind in KINDS})
     head = {
         "start": config.task.initial,
         "lambda": config.orthogonalizer.lambda_,
@@ -115,44 +83,24 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
         "seed": config.federation.seed,
     }
     rows = []
-    for place, (horizon, (verdicts, _)) in enumerate(zip(horizons, bounds, strict=True), 1):
+    for end in ends:
         known = {
-            "rounds": horizon,
-            "untrained": float(right[0]),
-            "accuracy": float(right[place]),
-            "train_loss": losses[place].gap.empirical,
-            "test_loss": float(test.loss[place]),
-            "gap": losses[place].gap.gap,
-            "gap_low": losses[place].gap.low,
-            "gap_high": losses[place].gap.high,
+            "rounds": end.round,
+            "untrained": first.accuracy,
+            "accuracy": end.accuracy,
+            "train_loss": end.loss.gap.empirical,
+            "test_loss": end.test_loss,
+            "gap": end.loss.gap.gap,
+            "gap_low": end.loss.gap.low,
+            "gap_high": end.loss.gap.high,
         }
-        top = min(one.loss_bound for one in verdicts)  # the least range of the loss that is proved
-        for kind, verdict in zip(KINDS, verdicts, strict=True):
+        # the least range of the loss that is proved
+        top = min(one.loss_bound for one in end.certificates.values())
+        for kind, verdict in end.certificates.items():
             value = verdict.bound.value if verdict.bound else math.inf
             bound = {"constants": kind, "bound": value, "range": top, "share": value / top}
             rows.append(head | known | bound)
     return {"rows": rows}
-
-
-def _bounds(
-    config: Config, data: FederatedData, experiment: Experiment, horizon: int, first: Tensor,
-    start: Start | None,
-) -> tuple[list[Certificate], float]:  # fmt: skip
-    """What is certified of a run that ends there, with each kind of constants; the loss's range."""
-    plan = experiment.plan
-    seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
-    every = plan.factors()
-    factors = None if every is None else every[:horizon]
-    federation = config.federation.model_copy(update={"rounds": horizon})
-    cases = []
-    for kind in KINDS:
-        stability = config.stability.model_copy(update={"constants": kind})
-        ending = config.model_copy(update={"federation": federation, "stability": stability})
-        cases.append(
-            CertifiedSetting(ending, data.sizes, seen, first.shape, start=start, factors=factors)
-        )
-    verdicts = [certify(case) for case in cases]
-    return verdicts, proved_range(cases[0], verdicts[0])
 
 
 # What it claims.

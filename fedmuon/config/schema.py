@@ -294,7 +294,9 @@ FINE_TUNED = (
 DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
-CORRELATED_NOISE = ReadIf("privacy.noise-correlation", ("sqrt-toeplitz",), "correlated noise reads")
+CORRELATED_NOISE = ReadIf(
+    "privacy.noise-correlation", ("sqrt-toeplitz", "momentum"), "correlated noise reads"
+)
 FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
 SECRET_NOISE = ReadIf(
     "privacy.insecure-reproducible-noise",
@@ -761,10 +763,11 @@ class Privacy(Table):
         "amplification",
         read_if=PRIVATE_RECIPE,
     )
-    noise_correlation: Literal["none", "sqrt-toeplitz"] = key(
+    noise_correlation: Literal["none", "sqrt-toeplitz", "momentum"] = key(
         "none",
-        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums "
-        "have less; for one client and one process, without resuming, because past noise stays in "
+        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums of "
+        "gradients have less (sqrt-toeplitz), or the momentum that Muon orthogonalizes has least "
+        "(momentum); for one client and one process, without resuming, because past noise stays in "
         "memory",
         read_if=CYCLIC_LOTS,
     )
@@ -890,12 +893,16 @@ class Faults(Table):
     )
 
 
+C_HP = ("explicit", "sharp", "variance")
+
+
 def _constant(value: float | str) -> float | str:
     """C_hp: a number that the user answers for, or the name of a proved form."""
-    known = value in ("explicit", "sharp") if isinstance(value, str) else 0 < value < math.inf
+    known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
-            f"[stability] c-hp = {value!r} is refused: give a positive number, explicit or sharp"
+            f"[stability] c-hp = {value!r} is refused: give a positive number, or one of "
+            f"{', '.join(C_HP)}"
         )
     return value
 
@@ -933,9 +940,10 @@ class Stability(Table):
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "C_hp of Theorem 4.1: one of two proved forms, or your own number (then H and G have δ/2 "
-        "each, as printed; else all of δ)",
-        values="explicit, sharp, or a number above 0",
+        "C_hp of Theorem 4.1: one of three proved forms, or your own number (then H and G have δ/2 "
+        "each, as printed). By variance, H reads the training losses of the finished run in place "
+        "of the range B, and has 0.9 δ beside G's 0.1 δ",
+        values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
         0.05,

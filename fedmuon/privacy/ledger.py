@@ -223,7 +223,7 @@ class Ledger:
         # Lots in a fixed order are one release, at the least noise and in the shortest epochs.
         own = [one for one in self.entries if client in one.participants]
         share = max(one.rates[one.participants.index(client)] for one in own)
-        spent = FixedOrderSampling(self.about["sampling"], self.about["band"]).spent(
+        spent = FixedOrderSampling.of_ledger(self.about).spent(
             min(one.noise_multiplier for one in own),
             max(one.blocks for one in own),
             round(1 / share),

@@ -107,12 +107,14 @@ class Suprema:
         diameter: Diameter of the set of these gradients.
         smoothness: Norm of the Hessian of a sample.
         spread: sup - inf of the loss.
+        deviation: sup of |loss - (1 - 1/c)|, the loss of a model that knows nothing.
     """
 
     gradient: np.ndarray
     diameter: np.ndarray
     smoothness: np.ndarray
     spread: np.ndarray
+    deviation: np.ndarray
 
 
 def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Suprema:
@@ -140,11 +142,13 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
     up = high * (1 - high) * (2 * high - 1) * (1 + parts)
     variance = np.minimum(rest if m > 1 else 0 * rest, 0.5)
     curved = np.maximum(down, up + half * (1 - half) * variance).max(-1)
+    far = np.maximum(ends[1] - 1 / classes, 1 / classes - ends[0])
     return Suprema(
         gradient,
         _diameter(classes, r, gradient, ends) if nonnegative else 2 * gradient,
         np.minimum(curved * ROUNDING, top.smoothness),
         np.minimum((ends[1] - ends[0]) * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
+        np.minimum(far * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
     )
 
 

@@ -122,6 +122,13 @@ STUDIES: dict[str, dict[str, Any]] = {
         "variants": {"FedMuon, E = 1": {"local": {"steps": 1}},
                      "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
     },
+    "certified-loss": {
+        "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "samples": [60, 90],
+        "lrs": [0.01, 0.05], "lambdas": [0.1], "horizons": [2, 3],
+        "base": {"data": {"dimension": 5, "classes": 3, "test": 30, "minimum": 5},
+                 "engine": {"dtype": "float64"}},
+        "federations": {"two clients": {"federation": {"clients": 2, "per-round": 2}}},
+    },
     "federated-comparison": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 2,
         "alphas": [0.5, 1.0],

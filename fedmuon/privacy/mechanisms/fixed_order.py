@@ -25,6 +25,17 @@ of A (Fichtenberger, Henzinger, Upadhyay 2023), cut after `band` of them (Kalini
 (1 - x)^(-1/2) = sum_j c_j x^j, the whole C has C C = A. band = 1 is independent noise. Rows of
 W = C^-1 Z follow from W_t = Z_t - sum_{0 < j < band} c_j W_{t-j}: `band` - 1 of them are stored.
 
+**Noise for a momentum.** Muon orthogonalizes M_t = sum_j a_j g_{t-j} and never adds gradients up,
+so that its A has a_j = (1 - beta) beta^j (or beta M_t + (1 - beta) g_t: a_j = (1 - beta) beta^(j+1)
+but a_0 = 1 - beta^2) in place of 1. As power series, M_t is released with the noise of a / c times
+Z, and an example adds c: at equal epsilon the variance of an entry of M_t in a long run is in
+proportion to ||c||^2 ||a / c||^2. No c has less than the root of a: on |x| = 1, by Cauchy-Schwarz,
+
+    ||c|| ||a / c|| >= mean |a|,  with equality if |c|^2 is in proportion to |a|,
+
+which c = a^(1/2) is, a series in x since a has no zero and no pole in |x| <= 1. So C is the root of
+the momentum's A, cut like that of prefix sums, which is the case beta = 1.
+
 **Sensitivity.** An example takes part in steps at least b apart, and adds vectors g_i of norm <= 1
 there. As C >= 0, ||C (G - G')||^2 = sum_{i, j} <C_i, C_j> <g_i, g_j> <= sum_{i, j} <C_i, C_j> over
 the columns i, j in which it does. For n steps and i <= j, <C_i, C_j> = sum_{s < n-j} c_s c_{s+j-i}
@@ -43,10 +54,10 @@ loss is that of one Gaussian release of sensitivity S (cf. Denisov et al. 2022, 
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -66,10 +77,23 @@ APART = (
 )
 
 
-def square_root(count: int) -> np.ndarray:
-    """The first coefficients c_0, c_1, ... of the square root of the prefix sums."""
+def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndarray:
+    """The first coefficients c_0 = 1, c_1, ... of the square root of what adds up gradients.
+
+    Args:
+        count: How many.
+        memory: beta of a momentum; 1 is for prefix sums.
+        ahead: Whether it looks ahead, as Nesterov's does.
+    """
     steps = np.arange(1, count)
-    return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
+    root = np.concatenate([[1.0], np.cumprod(memory * (2 * steps - 1) / (2 * steps))])
+    if not ahead:
+        return root
+    # a is in proportion to (1 - shift x) / (1 - memory x); the root of the first has coefficients
+    # binom(2j, j) / (4^j (1 - 2j)) shift^j
+    shift = memory / (1 + memory)
+    factor = np.concatenate([[1.0], np.cumprod(shift * (2 * steps - 3) / (2 * steps))])
+    return np.convolve(root, factor)[:count]
 
 
 def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
@@ -92,6 +116,31 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
         held = coefficients[: steps - start]
         column[start : start + len(held)] += held
     return float(np.linalg.norm(column))
+
+
+def noise_of_momentum(
+    coefficients: np.ndarray, steps: int, apart: int, memory: float, ahead: bool = False
+) -> float:
+    """The root mean square, over a run's steps, of the noise in an entry of the momentum.
+
+    In units of the noise of one release of all samples that spends the same epsilon.
+
+    Args:
+        coefficients: c_0, c_1, ... of the correlated noise; [1] is independent noise.
+        steps: How many steps the run has.
+        apart: The minimum distance between two steps of an example.
+        memory: beta of the momentum.
+        ahead: Whether it looks ahead, as Nesterov's does.
+    """
+    a = (1 - memory) * memory ** np.arange(steps, dtype=float)
+    if ahead:
+        a = np.concatenate([[1 - memory**2], memory * a[1:]])
+    q = np.zeros(steps)  # of the independent noise in the momentum: q * c = a
+    for t in range(steps):
+        held = coefficients[1 : t + 1]
+        q[t] = a[t] - held @ q[t - len(held) : t][::-1]
+    variance = float(np.cumsum(q * q).mean())
+    return sensitivity(coefficients, steps, apart) * math.sqrt(variance)
 
 
 @dataclass
@@ -141,22 +190,43 @@ class FixedOrderSampling:
         sampling: `shuffle` or `cyclic`.
         band: With how many steps the noise of a step is correlated, counting itself: 1 is
             independent noise.
+        memory: beta of the momentum that should have least noise; 1 is for prefix sums.
+        ahead: Whether this momentum looks ahead, as Nesterov's does.
     """
 
     sampling: Sampling = "shuffle"
     band: int = 1
+    memory: float = 1.0
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if self.sampling not in get_args(Sampling)[1:] or self.band < 1:
             raise InputError("lots take turns by shuffle or cyclic, with a band of at least 1")
         if self.band > 1 and self.sampling != "cyclic":
             raise InputError(APART)
+        if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
+            raise InputError(f"the momentum's memory is {self.memory}: it must be in [0, 1)")
 
     @property
-    def about(self) -> dict[str, str | int]:
-        """The settings in a ledger."""
-        correlated = "none" if self.band == 1 else "sqrt-toeplitz"
-        return {"sampling": self.sampling, "noise_correlation": correlated, "band": self.band}
+    def about(self) -> dict[str, str | int | float]:
+        """The settings in a ledger; `of_ledger` reads them."""
+        known = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
+        if self.band == 1:
+            return known
+        if self.memory == 1:
+            return known | {"noise_correlation": "sqrt-toeplitz"}
+        momentum = {"memory": self.memory, "ahead": int(self.ahead)}
+        return known | {"noise_correlation": "momentum"} | momentum
+
+    @classmethod
+    def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
+        """The settings with these `about`."""
+        momentum = about.get("memory", 1.0), bool(about.get("ahead", 0))
+        return cls(about["sampling"], about["band"], *momentum)
+
+    def coefficients(self, count: int) -> np.ndarray:
+        """The first c_0, c_1, ..., at most `band` of them."""
+        return square_root(min(self.band, count), self.memory, self.ahead)
 
     def rows(self, seed: int, client: int, step: int, size: int, lot: float) -> np.ndarray:
         """The sorted rows of the lot of a client's `step`-th step; at least one."""
@@ -168,7 +238,7 @@ class FixedOrderSampling:
         """The sensitivity of so many steps, with so many lots per epoch, in units of C sqrt(m)."""
         if self.band == 1:
             return math.sqrt(participations([1], steps, lots))
-        return sensitivity(square_root(min(self.band, steps)), steps, lots)
+        return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
         """The noise of these steps over that of one release of all samples that spends the same."""

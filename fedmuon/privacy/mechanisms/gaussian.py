@@ -41,7 +41,7 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw
 from fedmuon.privacy.accounting.composition import require_supported
 from fedmuon.privacy.mechanisms import lattice
-from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, Past, lots_of, square_root
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, Past, lots_of
 from fedmuon.privacy.noise import (
     Draws,
     Normal,
@@ -266,7 +266,7 @@ class Mechanism:
         """The earlier rows of correlated noise."""
         if self.fixed_order is None or not self._correlated:
             return None
-        return Past(square_root(self.fixed_order.band))
+        return Past(self.fixed_order.coefficients(self.fixed_order.band))
 
     @property
     def on_grid(self) -> bool:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from fedmuon.analysis import bound, g_alone
-from fedmuon.analysis.theory.generalization import difference_moment, least, levels, moment
+from fedmuon.analysis.theory.generalization import (
+    BESIDE_VARIANCE,
+    DEVIATIONS,
+    Deviations,
+    by_variance,
+    difference_moment,
+    least,
+    levels,
+    moment,
+)
 from fedmuon.core.errors import InputError
 
 mp.dps = 50
@@ -98,7 +107,8 @@ def test_moments_to_twelve_digits(r, base, scale, samples) -> None:
     assert close(difference_moment(r), k)
     assert k <= mp.sqrt(mpf(r) / 2) * (1 + mpf(10) ** -40)
     tree = int(mp.ceil(mp.log(samples, 2) - mpf(10) ** -40))
-    assert levels(samples) == tree
+    assert levels(samples) == tree and 3 ** levels(samples, 3) >= samples
+    assert samples == 1 or 3 ** (levels(samples, 3) - 1) < samples
     wanted = k * (mpf(base) + 2 * mp.sqrt(mpf(r) - 1) * tree * mpf(scale))
     assert abs(mpf(moment(r, base, scale, samples)) - wanted) <= DIGITS * wanted + 1e-300
 
@@ -136,7 +146,10 @@ def test_what_a_bound_stands_on() -> None:
     {"eps": [-0.1, 0.1]}, {"eps": [math.nan, 0.1]}, {"eps": [0.1]}, {"sizes": [0, 5]},
     {"sizes": [2.5, 5]}, {"weights": [0.5, 0.4]}, {"weights": [1.5, -0.5]}, {"delta": 0.0},
     {"delta": 1.0}, {"loss_bound": math.inf}, {"c_hp": "optimistic"}, {"c_hp": -1.0},
-    {"shares": (0.5, 1.5)}, {"shares": (0.0, 0.5)},
+    {"shares": (0.5, 1.5)}, {"shares": (0.0, 0.5)}, {"c_hp": "variance", "shares": (0.5, 0.5)},
+    {"c_hp": "variance", "deviations": Deviations([0.1, 0.1], 1.0), "shares": (1.0, 0.1)},
+    {"c_hp": "variance", "deviations": Deviations([0.1], 1.0)},
+    {"c_hp": "variance", "deviations": Deviations([0.1, -0.1], 1.0)},
 ])  # fmt: skip
 def test_bad_input_is_refused(change: dict) -> None:
     good = {"eps": [0.1, 0.1], "sizes": [5, 5], "weights": [0.5, 0.5], "delta": 0.05}
@@ -218,3 +231,145 @@ def test_the_lemma_in_moments(r: float) -> None:
     gap = weights @ means + (1 - 2 * weights @ means) * model - abs(model[:, None] - z) @ share
     assert (gap <= total + 2 * (weights * eps).sum() + 1e-12).all()  # the comparison, pathwise
     assert (gap > total).any()
+
+
+# By variance.
+
+
+def exact_by_variance(eps, sizes, weights, delta, top, squares, most):
+    """The formula of the section "By variance", t and r by fine searches."""
+    e, n, p, top, n_eff, scale = exactly(eps, sizes, weights, top)
+    logs = [mp.log(1 / (mpf(part) * mpf(delta))) for part in DEVIATIONS]
+    omega = [n_eff * (b / a) ** 2 for a, b in zip(n, p, strict=True)]
+    every = list(zip(n, omega, e, squares, strict=True))
+    seen = sum(a * o * mpf(float(q)) for a, o, _, q in every)
+
+    def spread(t, of):
+        c = mp.sqrt(sum(a * (x + o * mpf(most) ** 2 / (2 * t)) ** 2 for a, o, x, _ in every))
+        return (mp.sqrt(of + t**2) + c * mp.sqrt(logs[2] / 2)) ** 2 + c**2 / 4 - t**2
+
+    t = min(
+        (mpf(most) * mp.exp(mpf(j) / 200) for j in range(-4000, 201)), key=lambda t: spread(t, 0)
+    )
+
+    def tail(r):
+        k = (2 * mp.gamma(r / 2 + 1)) ** (1 / mpf(r)) / mp.sqrt(2)
+        return mp.exp(logs[0] / r) * 2 * mp.sqrt(r - 1) * k
+
+    def depth(m):
+        return int(mp.ceil(mp.log(sum(n), m) - mpf(10) ** -40))
+
+    tree = min(mp.sqrt(m - 1) * depth(m) for m in range(2, 65)) * mp.sqrt(scale / n_eff)
+    rest = tree * min(tail(2 + (2 + 3 * logs[0]) * mpf(j) / 1500) for j in range(1501))
+    sigma = mp.sqrt(spread(t, seen)) + mp.sqrt(sum(a * o * x**2 for a, o, x, _ in every))
+    share = max(b / a for a, b in zip(n, p, strict=True))
+    mean = 2 * sum(a * b for a, b in zip(p, e, strict=True))
+    return mean + rest + sigma * mp.sqrt(2 * logs[1] / n_eff) + top * logs[1] * share / 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_variance_is_its_formula(seed: int) -> None:
+    """Up to where the searches for t and r stop."""
+    eps, sizes, weights, top = problem(seed, 4)
+    eps, squares = 1e-3 * eps, np.random.default_rng(seed).uniform(0, top**2, 4)
+    for delta in (1e-6, 0.05, 0.9):
+        found = bound(eps, sizes, weights, delta, top, "variance", shares=BESIDE_VARIANCE,
+                      deviations=Deviations(squares, top))  # fmt: skip
+        wanted = exact_by_variance(eps, sizes, weights, 0.9 * delta, top, squares, top)
+        assert math.isclose(found.h, float(wanted), rel_tol=1e-3)
+        assert close(found.g, exact_g(eps, sizes, weights, 0.1 * delta, top))
+        assert found.value == min(found.h, found.g) and found.status == "certified"
+
+
+@pytest.fixture(scope="module")
+def all_samples() -> dict[str, np.ndarray]:
+    """Every step of the proof for a random rule A, by all 2^7 data sets of bits from two laws.
+
+    The loss of (S, z) is a table; sums over the table with the chances are exact means.
+    """
+    rng, size = np.random.default_rng(5), 7
+    owner, chances = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([0.3, 0.6])[[0, 0, 0, 1, 1, 1, 1]]
+    z = (np.arange(2**size)[:, None] >> np.arange(size)) & 1  # [S, n]
+    likely = np.where(z, chances, 1 - chances)  # [S, n]
+    pull = rng.uniform(-0.1, 0.1, (2, size))
+    loss = np.clip(
+        [0.3, 0.7] + 0.1 * np.tanh(z @ pull.T) + rng.uniform(0, 0.02, (2**size, 2)), 0, 1
+    )
+    swap = np.arange(2**size)[:, None] ^ (1 << np.arange(size))  # S with bit a turned
+    return {"z": z, "law": likely.prod(1), "likely": likely, "loss": loss, "swap": swap,
+            "owner": owner, "chances": chances}  # fmt: skip
+
+
+def mean_given(values: np.ndarray, known: np.ndarray, z: np.ndarray, law: np.ndarray) -> np.ndarray:
+    """E[values | the bits at `known`] of every data set [S]."""
+    groups = z[:, known] @ (1 << np.arange(len(known))) if len(known) else np.zeros(len(z), int)
+    total = np.bincount(groups, law * values)
+    return (total / np.bincount(groups, law))[groups]
+
+
+def test_every_step_by_variance_is_exact(all_samples: dict[str, np.ndarray]) -> None:
+    z, law, loss, swap = (all_samples[name] for name in ("z", "law", "loss", "swap"))
+    owner, chances, likely = (all_samples[name] for name in ("owner", "chances", "likely"))
+    size, weights, counts = 7, np.array([0.5, 0.5]), np.array([3, 4])
+    share = (weights / counts)[owner]
+    moves = abs(loss[swap] - loss[:, None, :]).max(axis=(0, 2))  # [n], of one replaced bit
+    eps = np.array([moves[owner == i].max() for i in (0, 1)])
+    n_eff = 1 / (np.square(weights) / counts).sum()
+    scale = math.sqrt((counts * eps**2).sum() / n_eff)
+
+    risk = (1 - chances) * loss[:, :1] + chances * loss[:, 1:]  # F_i(A(S)) of the owner [S, n]
+    own = np.take_along_axis(loss, z, axis=1)  # loss(A(S), z_a)
+    other = np.take_along_axis(loss[swap], z[:, :, None], axis=2)[..., 0]  # with z_a turned in S
+    swapped = np.take_along_axis(risk[swap], np.arange(size)[None, :, None], axis=2)[..., 0]
+    g = likely * (risk - own) + (1 - likely) * (swapped - other)
+    gap = ((risk - own) * share).sum(1)
+    assert (gap <= 2 * (weights * eps).sum() + g @ share + 1e-12).all()
+
+    single = np.stack([mean_given(g[:, a], np.array([a]), z, law) for a in range(size)], axis=1)
+    rest = (g - single) @ share
+    for r in (2.0, 3.0, 6.0):
+        size_of_rest = float((law * abs(rest) ** r).sum() ** (1 / r))
+        for m in (2, 3, 7):
+            tree = 2 * math.sqrt((r - 1) * (m - 1)) * difference_moment(r) * levels(size, m) * scale
+            assert size_of_rest <= tree
+    assert size_of_rest > 0
+
+    # The variance of the independent part, and N^2.
+    c, omega = 0.35, n_eff * share**2
+    most = abs(loss - c).max()
+    variance = n_eff * (share**2 * (law[:, None] * single**2).sum(0)).sum()
+    n2 = (omega * (own - c) ** 2).sum(1)
+    assert math.sqrt(variance) <= math.sqrt((law * n2).sum()) + math.sqrt((omega * moves**2).sum())
+    for t in (0.01, 0.1, 1.0):
+        norms = np.sqrt(n2 + t * t)
+        c_a = eps[owner] + omega * most**2 / (2 * t)
+        assert (abs(norms[swap] - norms[:, None]).max(0) <= c_a + 1e-12).all()
+        mean = float((law * norms).sum())
+        assert (law * norms**2).sum() - mean**2 <= (c_a**2).sum() / 4
+    # Negative control: without its second part c_a is exceeded.
+    small = np.sqrt(n2 + 1e-4)
+    assert (abs(small[swap] - small[:, None]).max(0) > eps[owner]).any()
+
+
+@pytest.mark.parametrize("sizes", [[5, 7, 4], [40, 300, 9], [4000, 3000, 5000]])
+@pytest.mark.parametrize("pull", [0.0, 0.3, 1.0])
+def test_a_stable_learner_stays_below_by_variance(sizes: list[int], pull: float) -> None:
+    """The negative control says that losses do not vary, of a model that ignores its data."""
+    counts, weights = np.array(sizes), np.array([0.5, 0.2, 0.3])
+    rng, means = np.random.default_rng(6), np.array([0.03, 0.05, 0.02])
+    fitted = rng.binomial(counts, means, size=(2000, 3)) / counts
+    model = pull * (fitted @ weights)
+    population = np.abs(1 - model) * (weights @ means) + model * (weights @ (1 - means))
+    empirical = ((1 - model)[:, None] * fitted + model[:, None] * (1 - fitted)) @ weights
+    squares = (1 - model)[:, None] ** 2 * fitted + model[:, None] ** 2 * (1 - fitted)  # c = 0
+    eps = pull * weights / counts
+    for delta in (0.05, 0.5):
+        one = [
+            by_variance(eps, counts, weights, delta, 1.0, Deviations(each, 1.0)) for each in squares
+        ]
+        assert (population - empirical > np.array(one)).mean() <= delta
+        none = by_variance(eps, counts, weights, delta, 1.0, Deviations(np.zeros(3), 0.0))
+        if pull == 0 and sizes[0] == 4000 and delta == 0.05:
+            assert (population - empirical > none).mean() > delta
+            sharp = bound(eps, counts, weights, delta, 1.0, "sharp", shares=(1.0, 1.0))
+            assert max(one) < 0.65 * sharp.value  # the losses are seldom far from 0

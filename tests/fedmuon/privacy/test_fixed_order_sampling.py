@@ -31,6 +31,7 @@ from fedmuon.privacy.audit import Statistics, counted
 from fedmuon.privacy.mechanisms.fixed_order import (
     FixedOrderSampling,
     Past,
+    noise_of_momentum,
     participations,
     sensitivity,
     square_root,
@@ -39,13 +40,15 @@ from fedmuon.runs.loop import prepare
 from fedmuon.tasks.per_example.clipping import slack
 
 
-def private(clients: int = 1, rounds: int = 4, **privacy: Any) -> Config:
+def private(
+    clients: int = 1, rounds: int = 4, local: dict[str, Any] | None = None, **privacy: Any
+) -> Config:
     """40 samples of each client in lots of 12 and 4: epochs of 4 lots, each round 3 of them."""
     return small(
         data={"train": 40 * clients},
         federation={"rounds": rounds, "clients": clients, "per-round": min(2, clients),
                     "partition": "iid"},
-        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 3},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 3} | (local or {}),
         privacy={"noise": 2.0, "lot": 12.0, "bound": 0.2, "delta": 1e-3, "sampling": "cyclic"}
         | privacy,
     )  # fmt: skip
@@ -146,6 +149,81 @@ def test_sums_have_less_noise_than_the_tree_gives_and_than_independent_noise() -
     banded = toeplitz(square_root(16), steps)
     decoder = sums @ np.linalg.inv(banded)
     assert error(decoder, sensitivity(square_root(16), steps, 32)) < 0.6 * error(sums, 8**0.5)
+
+
+def momentum_of(memory: float, ahead: bool, steps: int) -> np.ndarray:
+    """A: the momentum of each step from the gradients, by running the recursion [n, n]."""
+    state, rows = np.zeros(steps), []
+    for gradient in np.eye(steps):
+        state = memory * state + (1 - memory) * gradient
+        rows.append(memory * state + (1 - memory) * gradient if ahead else state)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("memory", [0.5, 0.95])
+def test_the_root_of_a_momentum(memory: float, ahead: bool) -> None:
+    """C C is in proportion to A; the noise is that of dense matrices, and least of all C tried."""
+    steps, apart = 60, 20
+    weights = momentum_of(memory, ahead, steps)
+    root = square_root(steps, memory, ahead)
+    matrix = toeplitz(root, steps)
+    np.testing.assert_allclose(matrix @ matrix, weights / weights[0, 0], rtol=1e-12, atol=1e-13)
+
+    def dense(c: np.ndarray) -> float:
+        return error(weights @ np.linalg.inv(toeplitz(c, steps)), sensitivity(c, steps, apart))
+
+    for c in (np.ones(1), root[:8], square_root(8)):
+        assert noise_of_momentum(c, steps, apart, memory, ahead) == pytest.approx(
+            dense(c), rel=1e-11
+        )
+    # A long run whose examples take part once: no other root has less, whatever its cut.
+    rng, long = np.random.default_rng(0), 2000
+    root = square_root(400, memory, ahead)
+    least = noise_of_momentum(root, long, long, memory, ahead)
+    assert least < noise_of_momentum(square_root(400), long, long, memory, ahead)
+    assert least < noise_of_momentum(np.ones(1), long, long, memory, ahead)
+    for _ in range(5):
+        other = root * np.exp(-np.append(0, rng.exponential(0.05, 399)).cumsum())
+        assert least < noise_of_momentum(other, long, long, memory, ahead)
+
+
+def test_the_noise_of_a_momentum_in_runs_of_the_recursion() -> None:
+    """Monte Carlo: what `Past` draws, through the momentum, has the variance that is computed."""
+    memory, steps, lots, rng = 0.9, 40, 10, np.random.default_rng(3)
+    turns = FixedOrderSampling("cyclic", 6, memory, True)
+    past, rows = Past(turns.coefficients(6)), []
+    for step in range(steps):
+        row = past.at(step, lambda shape, block: torch.from_numpy(rng.standard_normal(shape)))
+        rows.append(row((20_000,), 0).numpy())
+    seen = momentum_of(memory, True, steps) @ np.stack(rows)
+    scale = turns.sensitivity(steps, lots)
+    wanted = noise_of_momentum(turns.coefficients(steps), steps, lots, memory, True)
+    assert scale * math.sqrt(np.square(seen).mean()) == pytest.approx(wanted, rel=0.01)
+    # Negative control: noise that is independent from step to step has a third more.
+    alone = noise_of_momentum(np.ones(1), steps, lots, memory, True)
+    assert alone > 1.1 * wanted
+
+
+def test_a_run_with_noise_for_its_momentum(tmp_path: Path) -> None:
+    """Its epsilon is that of its own coefficients, which the ledger names, and reads again."""
+    local = {"recipe": "dp-muon", "momentum-form": "ema-nesterov"}
+    config = private(local=local, **{"noise-correlation": "momentum", "band": 3})
+    found = execute(config, tmp_path)["privacy"]
+    turns = FixedOrderSampling("cyclic", 3, config.local.momentum, True)
+    whole = turns.sensitivity(12, 4) * math.sqrt(found["blocks"])
+    assert found["lower"] <= gaussian_epsilon(2.0 / whole, 1e-3) <= found["epsilon"]
+    first = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
+    assert first["noise_correlation"] == "momentum" and FixedOrderSampling.of_ledger(first) == turns
+    assert spent(tmp_path)["epsilon"] == found["epsilon"]
+    other = FixedOrderSampling("cyclic", 3).sensitivity(12, 4)  # negative control: that of sums
+    assert other > 1.05 * turns.sensitivity(12, 4)
+
+
+@pytest.mark.parametrize("recipe", ["dp-adam", "disk-sgd", "disk-muon"])
+def test_noise_for_a_momentum_needs_one_that_comes_first(recipe: str) -> None:
+    with pytest.raises(InputError, match="whose first link is a momentum"):
+        private(local={"recipe": recipe}, **{"noise-correlation": "momentum", "band": 3})
 
 
 @pytest.mark.parametrize("turns", [("shuffle", 1), ("cyclic", 4), ("cyclic", 50)])
@@ -309,7 +387,7 @@ def test_the_past_is_in_one_process_and_in_order() -> None:
 def test_a_worker_does_what_the_engine_in_this_process_does(kind: str) -> None:
     """Two clients of three, client by client: a worker has the turns of shuffled lots. If the bound
     follows a quantile, the server keeps the mean of the logarithms."""
-    known = {"insecure-reproducible-noise": True}
+    known: dict[str, Any] = {"insecure-reproducible-noise": True}
     config = resolve(
         private(3, 3, sampling="shuffle", **known)
         if kind == "turns"

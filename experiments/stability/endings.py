@@ -1,0 +1,89 @@
+"""A run looked at after several of its rounds: the model there, and what is certified of a run that
+ends there, whose schedule is the first part of the longer one's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmuon.analysis import Realized
+from fedmuon.config.load import Config
+from fedmuon.data.source import Source
+from fedmuon.experiments.stability.certificates import (
+    Certificate,
+    CertifiedSetting,
+    certify,
+    start_of,
+)
+from fedmuon.experiments.stability.finished_run import Loss, mean_squares, measured_losses
+from fedmuon.experiments.stability.gap import proved_range
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.rounds import begin, risk, run_rounds
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A run of the matrix task that ends after some round; X⁰ is after round 0.
+
+    Attributes:
+        round: The number of its rounds.
+        accuracy: Of held-out samples.
+        test_loss: Plain mean over held-out samples.
+        loss: The train loss, and the gap with its interval.
+        certificates: What each kind of [stability] certifies, by name; none of X⁰.
+    """
+
+    round: int
+    accuracy: float
+    test_loss: float
+    loss: Loss
+    certificates: Mapping[str, Certificate]
+
+
+def endings(
+    config: Config,
+    rounds: Sequence[int],
+    kinds: Mapping[str, Mapping[str, Any]],
+    source: Source | None = None,
+) -> list[Ending]:
+    """The run of this config after 0 and these rounds, under these changes of [stability]."""
+    config = resolve(config)
+    source = read_source(config) if source is None else source
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
+    start = begin(experiment.recipe, experiment.task, config.federation.seed)
+    ends = (done.state for done in run_rounds(experiment, start))
+    weights = [end.params["weight"] for end in ends if end.round in rounds]
+    models = {"weight": torch.cat([start.params["weight"], *weights])}
+    held = experiment.shards.held_out
+    test = risk(experiment.task, models, held.inputs, held.labels)
+    squares = mean_squares(experiment, data.sizes, models)
+
+    plan, (first, *_) = experiment.plan, models["weight"]
+    ball, factors = start_of(first.cpu().numpy(), source), plan.factors()
+    certificates, tops = [{}], [1.0]  # X0, whose gap nobody asks for, has the range of any loss
+    for place, round in enumerate(rounds, 1):
+        federation = config.federation.model_copy(update={"rounds": round})
+        case = CertifiedSetting(
+            config.model_copy(update={"federation": federation}),
+            data.sizes,
+            Realized(plan.schedule()[:round], plan.rows if plan.batch else None),
+            first.shape,
+            factors=None if factors is None else factors[:round],
+            start=ball,
+            squares=partial(np.asarray, squares[place]),
+        )
+        cases = {name: case.under(**changes) for name, changes in kinds.items()}
+        certificates.append({name: certify(one) for name, one in cases.items()})
+        name, least = next(iter(cases.items()))
+        tops.append(proved_range(least, certificates[-1][name]))
+    losses = measured_losses(config, data, source.classes, experiment, models, tops)
+    return [
+        Ending(round, float(test.scores["accuracy"][place]), float(test.loss[place]),
+               losses[place], certificates[place])
+        for place, round in enumerate([0, *rounds])
+    ]  # fmt: skip
