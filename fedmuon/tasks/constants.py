@@ -148,7 +148,7 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
         _diameter(classes, r, gradient, ends) if nonnegative else 2 * gradient,
         np.minimum(curved * ROUNDING, top.smoothness),
         np.minimum((ends[1] - ends[0]) * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
-        np.minimum(far * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
+        np.minimum(far * ROUNDING + ABSOLUTE * (r > 0), 1 - 1 / classes),
     )
 
 
