@@ -45,6 +45,7 @@ SETTLED = {
     "stability.delta": "delta",
     "stability.c-hp": "the study, which has all of them",
 }
+SETTING = ("lr", "lambda", "rounds", "form")
 GOALS = {"ratio": "best ratio", "difference": "most certified"}  # decrease / bound, or - bound
 
 
@@ -87,16 +88,29 @@ class Searched:
             found = [self._run(setting, horizons, seed, source) for seed in settings.tuning_seeds]
             for of_seeds in zip(*found, strict=True):  # the rows of one horizon and form
                 ratio, away = (float(np.mean([one[name] for one in of_seeds])) for name in GOALS)
-                known = {name: of_seeds[0][name] for name in ("lr", "lambda", "rounds", "form")}
+                known = {name: of_seeds[0][name] for name in SETTING}
                 tuning.append(self.head | known | {"ratio": ratio, "difference": away})
-        rows: list[Record] = []
-        for form, goal in itertools.product(C_HP, GOALS):
-            of_form = [one for one in tuning if one["form"] == form]
-            best = max(of_form, key=lambda one: one[goal])
-            for seed in settings.seeds:
-                judged = self._run((best["lr"], best["lambda"]), [best["rounds"]], seed, source)
-                mine = next(one for one in judged if one["form"] == form)
-                rows.append(self.head | {"goal": goal, "seed": seed} | mine)
+        choices = list(itertools.product(C_HP, GOALS))
+        best = {
+            (form, goal): max(
+                (one for one in tuning if one["form"] == form), key=lambda one: one[goal]
+            )
+            for form, goal in choices
+        }
+        ends: dict[Setting, set[int]] = {}  # a run serves all choices of its step size and lambda
+        for one in best.values():
+            ends.setdefault((one["lr"], one["lambda"]), set()).add(one["rounds"])
+        judged = [
+            {"seed": seed} | row
+            for (setting, rounds), seed in itertools.product(ends.items(), settings.seeds)
+            for row in self._run(setting, sorted(rounds), seed, source)
+        ]
+        rows = [
+            self.head | {"goal": goal} | row
+            for form, goal in choices
+            for row in judged
+            if all(row[name] == best[form, goal][name] for name in SETTING)
+        ]
         return {"rows": rows, "tuning": tuning}
 
     def _run(
