@@ -86,8 +86,9 @@ others by at most eps_a, and with them N_t, a norm, by at most eps_a; then its o
 E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3, and Efron-Stein Var N_t <= C^2 / 4.
 So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 
-Offered is: d = (0.75, 0.15, 0.1) delta, the best r, and the t that is best for N = 0. As H then
-depends on the samples, H and G hold together, at 0.9 delta and 0.1 delta.
+Offered is: d = (0.75, 0.15, 0.1) delta, the best r, m up to 64, the t that is best for N = 0, and
+s + eps~ is at most B / 2, as no variance exceeds B^2 / 4. As H then depends on the samples, H and G
+hold together, at 0.9 delta and 0.1 delta.
 
 Golden-section search
 ---------------------
@@ -246,6 +247,8 @@ def by_variance(
     """H by the variance of the training losses (see "By variance")."""
     squares = values("squares", deviations.squares, len(sizes))
     most = at_least("most", deviations.most)
+    if (squares > most**2 * (1 + ROUNDING)).any():
+        raise InputError(f"a mean square is above most^2 = {most**2:g}: raise most to the largest.")
     n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
     of_tree, of_sum, of_variance = (math.log(1 / (part * delta)) for part in DEVIATIONS)
     scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
@@ -269,6 +272,7 @@ def by_variance(
         t = most * math.exp(least(lambda u: square(most * math.exp(u), 0.0), -20.0, 1.0))
         spread = math.sqrt(square(t, seen))
     spread += math.sqrt((sizes * omega * np.square(eps)).sum())
+    spread = min(spread, loss_bound / 2)
     rest = min(tail(least(tail, 2, 4 + 3 * of_tree)), tail(2.0))
     bernstein = spread * math.sqrt(2 * of_sum / n_eff) + loss_bound * of_sum * shares.max() / 3
     return float(2 * (weights * eps).sum() + rest + bernstein)

@@ -239,11 +239,10 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
             f"[local] recipe = '{local.recipe}' corrects for noise that is independent from step "
             "to step: set [privacy] noise-correlation = 'none', or choose ...-muon"
         )
-    if privacy.noise_correlation == "momentum" and local.recipe not in ("dp-sgd", "dp-muon"):
+    if privacy.noise_correlation == "momentum" and local.recipe != "dp-muon":
         yield (
-            "[privacy] noise-correlation = 'momentum' is for recipes whose first link is a "
-            "momentum: set [local] recipe to dp-muon or dp-sgd, or noise-correlation to "
-            "sqrt-toeplitz"
+            f"[privacy] noise-correlation = 'momentum' is for dp-muon, and recipe = "
+            f"'{local.recipe}' adds up what it releases, or filters it: set sqrt-toeplitz"
         )
 
 

@@ -766,9 +766,9 @@ class Privacy(Table):
     noise_correlation: Literal["none", "sqrt-toeplitz", "momentum"] = key(
         "none",
         "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums of "
-        "gradients have less (sqrt-toeplitz), or the momentum that Muon orthogonalizes has least "
-        "(momentum); for one client and one process, without resuming, because past noise stays in "
-        "memory",
+        "gradients have less (sqrt-toeplitz), or so that the momentum that dp-muon orthogonalizes "
+        "has less (momentum); for one client and one process, without resuming, because past noise "
+        "stays in memory",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(

@@ -830,11 +830,11 @@ def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any])
         count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
         quantile = Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
     if privacy.sampling != "poisson":
-        band = 1 if privacy.noise_correlation == "none" else privacy.band
-        fixed_order = FixedOrderSampling(privacy.sampling, band)
-        if privacy.noise_correlation == "momentum":
-            ahead = local.momentum_form.endswith("nesterov")
-            fixed_order = FixedOrderSampling(privacy.sampling, band, local.momentum, ahead)
+        of_momentum = privacy.noise_correlation == "momentum"
+        memory = local.momentum if of_momentum else 1.0
+        ahead = of_momentum and local.momentum_form.endswith("nesterov")
+        band = 1 if privacy.noise_correlation == "none" or not memory else privacy.band
+        fixed_order = FixedOrderSampling(privacy.sampling, band, memory, ahead)
     mechanism = Mechanism(
         Clipping(privacy.clipping, privacy.bound, frozenset(auxiliary)),
         privacy.noise,

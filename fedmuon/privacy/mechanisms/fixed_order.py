@@ -25,16 +25,24 @@ of A (Fichtenberger, Henzinger, Upadhyay 2023), cut after `band` of them (Kalini
 (1 - x)^(-1/2) = sum_j c_j x^j, the whole C has C C = A. band = 1 is independent noise. Rows of
 W = C^-1 Z follow from W_t = Z_t - sum_{0 < j < band} c_j W_{t-j}: `band` - 1 of them are stored.
 
-**Noise for a momentum.** Muon orthogonalizes M_t = sum_j a_j g_{t-j} and never adds gradients up,
-so that its A has a_j = (1 - beta) beta^j (or beta M_t + (1 - beta) g_t: a_j = (1 - beta) beta^(j+1)
-but a_0 = 1 - beta^2) in place of 1. As power series, M_t is released with the noise of a / c times
-Z, and an example adds c: at equal epsilon the variance of an entry of M_t in a long run is in
-proportion to ||c||^2 ||a / c||^2. No c has less than the root of a: on |x| = 1, by Cauchy-Schwarz,
+**Noise for a momentum.** Muon orthogonalizes M_t = sum_j a_j g_{t-j} and never adds gradients up.
+Its A has a_j = (1 - beta) beta^j, or for beta M_t + (1 - beta) g_t: a_j = (1 - beta) beta^(j+1)
+but a_0 = 1 - beta^2. As power series, M_t is released with the noise of a / c times Z, and an
+example that takes part once adds c: at equal epsilon the variance of an entry of M_t, late in a
+long run, is in proportion to ||c||^2 ||a / c||^2. No c has less than the root of a: on |x| = 1, by
+Cauchy-Schwarz,
 
     ||c|| ||a / c|| >= mean |a|,  with equality if |c|^2 is in proportion to |a|,
 
-which c = a^(1/2) is, a series in x since a has no zero and no pole in |x| <= 1. So C is the root of
-the momentum's A, cut like that of prefix sums, which is the case beta = 1.
+which c = a^(1/2) is. It and its inverse are series in x, as a has no zero and no pole in |x| <= 1.
+So C is the root of the momentum's A, cut after `band` coefficients like that of prefix sums, which
+is its limit for beta -> 1. Cut, it is no longer exactly the best: bands of 2 / (1 - beta) or more
+lose little, and for short ones that of prefix sums may have a bit less (`noise_of_momentum`).
+
+With s = beta / (1 + beta), or 0 without looking ahead, c = ((1 - s x) / (1 - beta x))^(1/2), whose
+derivative gives (j + 1) c_{j+1} = ((beta - s) / 2 + (beta + s) j) c_j - beta s (j - 1) c_{j-1}. It
+falls and is not negative: for j >= 1 it is the integral of t^(j-1) over a positive measure on
+[s, beta].
 
 **Sensitivity.** An example takes part in steps at least b apart, and adds vectors g_i of norm <= 1
 there. As C >= 0, ||C (G - G')||^2 = sum_{i, j} <C_i, C_j> <g_i, g_j> <= sum_{i, j} <C_i, C_j> over
@@ -85,15 +93,14 @@ def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndar
         memory: beta of a momentum; 1 is for prefix sums.
         ahead: Whether it looks ahead, as Nesterov's does.
     """
-    steps = np.arange(1, count)
-    root = np.concatenate([[1.0], np.cumprod(memory * (2 * steps - 1) / (2 * steps))])
-    if not ahead:
-        return root
-    # a is in proportion to (1 - shift x) / (1 - memory x); the root of the first has coefficients
-    # binom(2j, j) / (4^j (1 - 2j)) shift^j
-    shift = memory / (1 + memory)
-    factor = np.concatenate([[1.0], np.cumprod(shift * (2 * steps - 3) / (2 * steps))])
-    return np.convolve(root, factor)[:count]
+    shift = memory / (1 + memory) if ahead else 0.0
+    found = np.zeros(count)
+    found[0], before = 1.0, 0.0
+    for j in range(count - 1):
+        ahead_of = ((memory - shift) / 2 + (memory + shift) * j) * found[j]
+        found[j + 1] = (ahead_of - memory * shift * (j - 1) * before) / (j + 1)
+        before = found[j]
+    return found
 
 
 def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
@@ -132,6 +139,8 @@ def noise_of_momentum(
         memory: beta of the momentum.
         ahead: Whether it looks ahead, as Nesterov's does.
     """
+    if not 0 <= memory < 1:
+        raise InputError(f"the momentum's memory is {memory}: it must be in [0, 1)")
     a = (1 - memory) * memory ** np.arange(steps, dtype=float)
     if ahead:
         a = np.concatenate([[1 - memory**2], memory * a[1:]])
@@ -205,7 +214,9 @@ class FixedOrderSampling:
         if self.band > 1 and self.sampling != "cyclic":
             raise InputError(APART)
         if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
-            raise InputError(f"the momentum's memory is {self.memory}: it must be in [0, 1)")
+            raise InputError(
+                f"the momentum's memory is {self.memory}: give one in [0, 1), or 1 for prefix sums"
+            )
 
     @property
     def about(self) -> dict[str, str | int | float]:

@@ -112,6 +112,8 @@ def test_what_the_study_settles_is_refused_below_it(tmp_path: Path) -> None:
     file.write_text(SUITE)
     with pytest.raises(InputError, match="delta settles it"):
         find.find(str(file), None, "full", {"stability": {"delta": 0.1}})
+    with pytest.raises(InputError, match="the first part of longer ones settles it"):
+        find.find(str(file), None, "full", {"local": {"schedule": "cosine"}})
 
 
 def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
@@ -124,6 +126,7 @@ def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
         "federation": np.array(["all"] * 18),
         "samples": samples,
         "goal": np.array(["ratio"] * 18),
+        "status": np.array(["certified"] * 18),
         "form": forms,
         "seed": np.tile(np.repeat([0.0, 1.0, 2.0], 3), 2),
         "ratio": near,
@@ -134,10 +137,12 @@ def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize(("ratio", "holds"), [(7.0, True), (1.0, None), (0.5, False)])
+@pytest.mark.parametrize(("ratio", "holds"), [(7.0, True), (1.0, False), (0.5, False)])
 def test_a_certificate_is_worth_something_above_a_ratio_of_one(ratio: float, holds: bool) -> None:
-    within, worth = certified_loss.claims(made(ratio), {})
-    assert within.holds is True and worth.holds is holds
+    within, proved, worth = certified_loss.claims(made(ratio), {})
+    assert within.holds is True and proved.holds is True and worth.holds is holds
+    odd = made(ratio) | {"status": np.array(["certified"] * 17 + ["real-arithmetic"])}
+    assert certified_loss.claims(odd, {})[1].holds is False
     assert "n = 1000" in worth.sentence and f"variance {ratio:g}" in worth.detail
     assert certified_loss.claims(made(ratio, gap=2e-3), {})[0].holds is False
 

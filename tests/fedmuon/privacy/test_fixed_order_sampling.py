@@ -177,6 +177,9 @@ def test_the_root_of_a_momentum(memory: float, ahead: bool) -> None:
         assert noise_of_momentum(c, steps, apart, memory, ahead) == pytest.approx(
             dense(c), rel=1e-11
         )
+    for tiny in (0.0, 1e-16, 1e-6):  # nothing cancels, and no coefficient is negative
+        assert (np.diff(square_root(200, tiny, ahead)) <= 0).all()
+        assert sensitivity(square_root(200, tiny, ahead), 200, 20) > 1
     # A long run whose examples take part once: no other root has less, whatever its cut.
     rng, long = np.random.default_rng(0), 2000
     root = square_root(400, memory, ahead)
@@ -220,9 +223,9 @@ def test_a_run_with_noise_for_its_momentum(tmp_path: Path) -> None:
     assert other > 1.05 * turns.sensitivity(12, 4)
 
 
-@pytest.mark.parametrize("recipe", ["dp-adam", "disk-sgd", "disk-muon"])
-def test_noise_for_a_momentum_needs_one_that_comes_first(recipe: str) -> None:
-    with pytest.raises(InputError, match="whose first link is a momentum"):
+@pytest.mark.parametrize("recipe", ["dp-sgd", "dp-adam", "disk-sgd", "disk-muon"])
+def test_noise_for_a_momentum_is_for_what_adds_nothing_up(recipe: str) -> None:
+    with pytest.raises(InputError, match="adds up what it releases, or filters it"):
         private(local={"recipe": recipe}, **{"noise-correlation": "momentum", "band": 3})
 
 
