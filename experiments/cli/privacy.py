@@ -197,7 +197,7 @@ def correlated(
     steps: Steps,
     momentum: Annotated[float, Option(help="beta of the momentum.")] = 0.95,
     nesterov: Ahead = False,
-    band: Annotated[int, Option(help="Steps whose noise cancels, itself one.")] = 8,
+    band: Annotated[int, Option(help="Steps whose noise cancels, itself one.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """How much noise a momentum has at equal epsilon, by how the noise of steps is correlated.
