@@ -792,8 +792,11 @@ class Privacy(Table):
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
         0.7, "κ, the gain of the filter (003)", read_if=DISK_RECIPE
     )
-    lookahead: Positive = key(
-        0.5, "γ of 003, how far the filter looks ahead", read_if=(*DISK_RECIPE, FILTERED)
+    lookahead: Annotated[float, Field(ge=1 / LARGE)] = key(
+        0.5,
+        "γ of 003, how far the filter looks ahead; inf takes gradients at the model alone, which "
+        "is a low-pass filter of first order (DOPPLER)",
+        read_if=(*DISK_RECIPE, FILTERED),
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
         1,

@@ -89,7 +89,8 @@ def disk_filter(gain: float, reach: float) -> Link:
 
     Args:
         gain: kappa. There is no filter if it is 1.
-        reach: gamma. With infinity, all gradients are taken at x_t.
+        reach: gamma. With infinity, all gradients are taken at x_t: g~ is a low-pass filter of
+            first order, DOPPLER's (DiSK, A.5).
 
     Returns:
         A first link. Its state holds g~, the last x and the number of steps [S].
@@ -107,7 +108,7 @@ def disk_filter(gain: float, reach: float) -> Link:
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         params, begun = context.params, has_stepped(state)
         points: Points = [(1.0, params)]
-        if share != 0:
+        if share > EQUAL:
             ahead = {}
             for name, value in params.items():  # d is 0 at the first step
                 moved = per_replica(begun, value) * (value - state[f"before {name}"])

@@ -306,3 +306,46 @@ def test_what_filtering_is_worth_is_a_paired_comparison_with_plain_descent() -> 
     kept = (rows["gain"] < 1) | (rows["corollary"] == 1)
     without = {name: column[kept] for name, column in rows.items()}
     assert [one.holds for one in claims(without)[4:]] == [None, None]  # nothing to beat
+
+
+# What 003 says in Appendix A of its algorithm.
+
+
+@pytest.mark.parametrize(("w", "h", "v"), [(1.0, 0.6, 0.3), (2.0, 0.1, 0.5), (1.0, 0.9, 0.01)])
+def test_the_gain_converges_at_another_rate_than_is_printed(w: float, h: float, v: float) -> None:
+    """A.4, by the recursion of p_t: its limits are right; with -h for 3h its rate would be, too."""
+    p, seen = 5.0, []
+    for _ in range(400):
+        p = (w - h) * (p + h + v) / (p + w + v)
+        seen.append(p)
+    root = math.sqrt(v + h) * math.sqrt(4 * w - 3 * h + v)
+    assert p == pytest.approx((root - (h + v)) / 2, rel=1e-12)
+
+    def rate(middle: float) -> float:
+        return (2 * w + middle + v - root) / (2 * w + middle + v + root)
+
+    shrinks = [(b - p) / (a - p) for a, b in itertools.pairwise(seen) if abs(b - p) > 1e-9]
+    assert shrinks[-1] == pytest.approx(rate(-h), rel=1e-3)
+    assert rate(3 * h) > 1.1 * rate(-h)  # which is printed
+
+
+@pytest.mark.parametrize("kappa", [0.3, 0.7, 1.0])
+def test_disk_with_sgd_is_nesterovs_method_only_without_momentum(kappa: float) -> None:
+    """A.5: on f = a x^2 / 2 both are x_{t+1} = p x_t - q x_{t-1}, with p and q linear in a."""
+    step, reach = 0.1, (1 - kappa) / kappa
+
+    def disk(a: float) -> tuple[float, float]:
+        """p and q, from two runs of Algorithm 2 without noise, a step after x_{t-1} and x_t."""
+        found = []
+        for before, now in ((0.0, 1.0), (1.0, 0.0)):
+            smooth = (before - now) / step
+            slope = a * (now + reach * (now - before))
+            smooth = (1 - kappa) * smooth + kappa * slope
+            found.append(now - step * smooth)
+        return found[0], -found[1]
+
+    (p, q), (p1, q1) = disk(0.0), disk(1.0)
+    assert (p, q) == pytest.approx((2 - kappa, 1 - kappa))  # so its momentum is 1 - kappa
+    # Nesterov's: p = (1 + mu)(1 - s a), q = mu (1 - s a), one s for both
+    of_now, of_before = (p - p1) / p, (q - q1) / q if q else 0.0
+    assert (abs(of_now - of_before) < 1e-12 or q == 0) == (kappa == 1)

@@ -104,6 +104,21 @@ def test_disk_is_its_algorithm_line_by_line(kappa: float, gamma: float) -> None:
     np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
 
 
+def test_disk_without_a_second_point_is_a_low_pass_filter() -> None:
+    """gamma = inf: an exponential mean of what DP-SGD releases, which is DOPPLER of first order."""
+    privacy = {"noise": 0.7, "bound": 0.15, "kappa": 0.6, "lookahead": math.inf}
+    config = central("disk-sgd", momentum=0.0, privacy=privacy)
+    lots = Lots(config)
+    X, smooth = lots.start(), None
+    for t in range(6):
+        g = lots.released(t, [(1.0, X)])
+        smooth = g if smooth is None else 0.4 * smooth + 0.6 * g
+        X = X - 0.2 * smooth
+    np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
+    two = central("disk-sgd", momentum=0.0, privacy=privacy | {"lookahead": 0.5})
+    assert abs(weight(two) - X).max() > 1e-6  # negative control
+
+
 @pytest.mark.parametrize("form", ["polyak", "ema"])
 def test_bias_correction_line_by_line(form: str) -> None:
     """000, section 4, with two antithetic pairs and the map of Algorithm 1."""
