@@ -108,7 +108,7 @@ def disk_filter(gain: float, reach: float) -> Link:
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         params, begun = context.params, has_stepped(state)
         points: Points = [(1.0, params)]
-        if share > EQUAL:
+        if abs(share) > EQUAL:
             ahead = {}
             for name, value in params.items():  # d is 0 at the first step
                 moved = per_replica(begun, value) * (value - state[f"before {name}"])
