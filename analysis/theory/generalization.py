@@ -50,7 +50,7 @@ for sqrt(r/2) (what tool 2 alone would give there):
 
 By variance
 -----------
-What the training losses of the finished run say, in place of B / sqrt(n_eff).
+A finished run has training losses. Here their deviations take the place of B / sqrt(n_eff).
 
 Let 0 < b, and |loss - c| <= b for a number c that is fixed in advance. With w_a, g_a, S as above,
 omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_i = ln(1/d_i) and

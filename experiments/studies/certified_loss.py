@@ -2,8 +2,8 @@
 
 A certificate is a bound on F - F_hat, so F is certified to be at most train loss + bound. That is
 worth something where training lowers the train loss by more than the bound. A cell is one
-federation with one number of samples. It tries a grid of step sizes, lambdas and rounds on seeds
-of its own, for each form of the bound, and judges the best settings on other seeds.
+federation with one number of samples. It tries a grid of step sizes, lambdas and numbers of rounds
+with tuning seeds. For each form of the bound, other seeds judge the best setting.
 """
 
 import itertools
@@ -51,7 +51,7 @@ GOALS = {"ratio": "best ratio", "difference": "most certified"}  # decrease / bo
 
 
 class Settings(Table):
-    """What the suite's file holds; `horizons` are numbers of rounds."""
+    """The keys of the suite's file; `horizons` are numbers of rounds."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -117,7 +117,7 @@ class Searched:
     def _run(
         self, setting: Setting, horizons: Sequence[int], seed: int, source: Source
     ) -> list[Record]:
-        """What each form certifies after each of these numbers of rounds."""
+        """A row for each of these numbers of rounds and each form of the bound."""
         config = self._config(setting, max(horizons), seed)
         first, *ends = endings(config, horizons, {form: {"c_hp": form} for form in C_HP}, source)
         return [
