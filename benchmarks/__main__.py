@@ -1,15 +1,20 @@
 """Every benchmark in turn, each a process of its own, and one page of what they found.
 
     python -m benchmarks [--only PART ...] [--quick] [--out bench]
+    python -m benchmarks --before COMMIT [--pairs 3] [--only PART ...]
 
 The page has every ratio with its aim, both times, and the machine: only ratios of one run count.
 It is printed at the end, and written as page.txt and page.html; until then stderr says what is
 done. A part that fails is a row that says so. Apart is `python -m benchmarks.plan`.
+
+`--before` runs each part in an earlier commit's tree and in this one by turns, and prints our
+seconds of both: a ratio below 1 is a part that has become slower.
 """
 
 import argparse
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +29,7 @@ from benchmarks import page
 from benchmarks.page import Row
 
 QUICK = "A quick look at small sizes: no figure is held to an aim."
+ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600.0  # seconds that a part may take before it is ended
 
 
@@ -57,8 +63,8 @@ PARTS = {
 }  # fmt: skip
 
 
-def measured(name: str, quick: bool, file: Path) -> list[Row]:
-    """The rows of a part; if it failed, one more that says why."""
+def measured(name: str, quick: bool, file: Path, tree: Path = ROOT) -> list[Row]:
+    """The rows of a part in a tree; if it failed, one more that says why."""
     part = PARTS[name]
     given = (part.quick if quick else part.given).split()
     script = [sys.executable, "-m", part.module or f"benchmarks.{name}", *given]
@@ -70,6 +76,8 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
         text=True,
         errors="replace",
         start_new_session=os.name == "posix",  # with all that it starts, it can be ended
+        cwd=None if tree == ROOT else tree,
+        env=os.environ if tree == ROOT else os.environ | {"PYTHONPATH": str(tree)},
     ) as child:
         assert child.stderr
         reader = threading.Thread(target=_passed_on, args=(child.stderr, last), daemon=True)
@@ -86,6 +94,33 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
         return found
     why = f"ended with {code}: {' / '.join(last) or 'it said nothing'}"
     return [*found, Row(part.about, note=why, failed=True)]
+
+
+def beside(commit: str, name: str, pairs: int, quick: bool, folder: Path) -> list[Row]:
+    """Our seconds in an earlier commit's tree as the peer of our seconds here, medians of pairs."""
+    old = folder / "before"
+    found: dict[str, dict[Path, list[float]]] = {}
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(old), commit], check=True)
+    try:
+        for turn in range(2 * pairs):
+            tree = (old, ROOT)[turn % 2]
+            for row in measured(name, quick, folder / f"{name}{turn}.jsonl", tree):
+                if row.failed:
+                    return [row]
+                if row.ours is not None and row.unit == "s":
+                    found.setdefault(row.figure, {old: [], ROOT: []})[tree].append(row.ours)
+    finally:
+        subprocess.run([*git, "remove", "--force", str(old)], check=True)
+    rows = []
+    for figure, times in found.items():
+        if len(times[old]) == len(times[ROOT]):
+            each = [past / now for past, now in zip(times[old], times[ROOT], strict=True)]
+            spread = f"{min(each):.2f} to {max(each):.2f} in {pairs} pairs"
+            middle = {tree: statistics.median(times[tree]) for tree in times}
+            ratio = statistics.median(each)
+            rows.append(Row(figure, middle[ROOT], middle[old], ratio, 0.97, note=spread))
+    return rows
 
 
 def _passed_on(stream: IO[str], last: deque[str]) -> None:
@@ -119,13 +154,18 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true",
                         help="small sizes: whether it works; no aim is judged")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument("--before", metavar="COMMIT", help="compare with this earlier commit")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each tree with --before: 3")
     asked = parser.parse_args()
     load, begun, parts, written = page.load(), time.perf_counter(), {}, ""
     with tempfile.TemporaryDirectory(prefix="fedmuon-bench-") as folder:
         for turn, name in enumerate(asked.only, 1):
             start = time.perf_counter()
             _say(f"{turn}/{len(asked.only)} {name}: {PARTS[name].about}")
-            rows = measured(name, asked.quick, Path(folder) / f"{name}.jsonl")
+            if asked.before:
+                rows = beside(asked.before, name, asked.pairs, asked.quick, Path(folder))
+            else:
+                rows = measured(name, asked.quick, Path(folder) / f"{name}.jsonl")
             now = time.perf_counter()
             parts[f"{name}: {PARTS[name].about} ({now - start:.0f} s)"] = rows
             where = page.place((load, page.load()), now - begun) + [QUICK] * asked.quick

@@ -156,3 +156,20 @@ def test_every_part_is_a_module_that_takes_what_it_is_given() -> None:
         known = file.read_text(encoding="utf-8")
         options = {word for word in f"{part.given} {part.quick}".split() if word.startswith("--")}
         assert all(f'"{option}"' in known for option in options), name
+
+
+def test_an_earlier_commit_takes_turns_with_this_tree(monkeypatch, tmp_path: Path) -> None:
+    turns = []
+
+    def measured(name: str, quick: bool, file: Path, tree: Path) -> list[Row]:
+        turns.append(tree == ROOT)
+        assert (tree / "benchmarks" / "__main__.py").is_file()
+        seconds = {True: 2.0, False: 1.0}[tree == ROOT] * len(turns)
+        return [Row("a step / torch", seconds, 5.0), Row("memory", 4.0, unit="MB")]
+
+    monkeypatch.setattr(bench, "measured", measured)
+    (row,) = bench.beside("HEAD", "optimizer", 2, True, tmp_path)
+    assert turns == [False, True, False, True]
+    assert row.figure == "a step / torch" and row.ratio == pytest.approx((1 / 4 + 3 / 8) / 2)
+    assert row.met is False  # this tree takes longer
+    assert not (tmp_path / "before").exists()
