@@ -156,7 +156,10 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
         "krum": {"faulty": ("1", "number of clients that may be faulty")},
     },
     "local.schedule": {
-        "cosine": {"floor": ("0.0", "share of lr at the end")},
+        "cosine": {
+            "floor": ("0.0", "share of lr at the end"),
+            "warm": ("0", "rounds until lr is reached, before the cosine"),
+        },
         "step": {
             "every": ("10", "rounds between two steps"),
             "factor": ("0.5", "factor of lr at each step"),

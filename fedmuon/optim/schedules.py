@@ -26,9 +26,26 @@ def as_factor(found: Any) -> float | str:
 
 
 @SCHEDULES.add("cosine")
-def cosine(rounds: int, floor: float = 0.0) -> Schedule:
-    """From 1 down to `floor` along half a cosine, which would end in the round after the last."""
-    return lambda round: floor + (1 - floor) * (1 + math.cos(math.pi * round / rounds)) / 2
+def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
+    """From 1 down to `floor` along half a cosine, which would end in the round after the last.
+
+    In the `warm` rounds before it, the factor rises as in `warm_up`. DiSK (C.1) takes a twentieth
+    of the rounds.
+    """
+    if not 0 <= warm < rounds:
+        raise InputError(
+            f"[local.options] warm = {warm} is refused: give 0 rounds or more, and fewer than the "
+            f"{rounds} of the run"
+        )
+    rise = warm_up(warm)
+
+    def factor(round: int) -> float:
+        if round < warm:
+            return rise(round)
+        turn = math.pi * (round - warm) / (rounds - warm)
+        return floor + (1 - floor) * (1 + math.cos(turn)) / 2
+
+    return factor
 
 
 @SCHEDULES.add("step")

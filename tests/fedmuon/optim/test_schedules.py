@@ -6,11 +6,13 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+import torch
 from brought import PLAIN, tables
 
 import fedmuon
 from fedmuon import analysis
 from fedmuon.analysis.theory.recursion import scheduled_amplification, step_amplification
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.constants import constants
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
@@ -58,6 +60,7 @@ def test_what_overflows_is_infinite() -> None:
 
 SCHEDULES = {
     "cosine": {"schedule": "cosine"},
+    "warm cosine": {"schedule": "cosine", "options": {"warm": 1, "floor": 0.2}},
     "step": {"schedule": "step", "options": {"every": 3, "factor": 0.1}},
     "warm-up": {"schedule": "warm-up", "options": {"warm": 4}},
     "own": {"schedule": lambda round: 4.0},
@@ -125,3 +128,46 @@ def test_the_bound_of_a_result_knows_what_was_handed_over() -> None:
     constant = fedmuon.bound(fedmuon.run(given))
     less = fedmuon.bound(fedmuon.run(given, schedule=lambda round: 0.1))
     assert less["status"] == "certified" and less["max_certificate"] < constant["max_certificate"]
+
+
+@pytest.mark.parametrize(("rounds", "warm", "floor"), [(1, 0, 0.0), (20, 1, 0.0), (7, 3, 0.25)])
+def test_a_cosine_after_a_warm_up(rounds: int, warm: int, floor: float) -> None:
+    """Against torch's own two schedules, one after the other; without `warm` it starts at 1."""
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, rounds - warm, eta_min=floor)
+    wanted = [(round + 1) / (warm + 1) for round in range(warm)]
+    for _ in range(rounds - warm):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        fall.step()
+    made = fedmuon.schedules.cosine(rounds, floor=floor, warm=warm)
+    assert [made(round) for round in range(rounds)] == pytest.approx(wanted, abs=1e-14)
+    cold = fedmuon.schedules.cosine(rounds, floor=floor)
+    assert cold(0) == 1.0 and (not warm or cold(1) < 1.0)
+
+
+@pytest.mark.parametrize("warm", [-1, 4, 5])
+def test_a_warm_up_that_leaves_no_round_is_rejected(warm: int) -> None:
+    with pytest.raises(InputError, match=f"warm = {warm} is refused.* 4 of the run"):
+        fedmuon.run({"local": {"schedule": "cosine", "options": {"warm": warm}},
+                     "federation": {"rounds": 4}})  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["dp-sgd", "disk-sgd"])
+def test_a_private_run_takes_its_step_size_by_round(recipe: str) -> None:
+    """Of two rounds the second has half of lr: the run of a schedule that says so ends alike."""
+    given = {
+        "data": {"name": "synthetic", "train": 40, "test": 20, "minimum": 2},
+        "federation": {"clients": 1, "per-round": 1, "rounds": 2},
+        "local": {"recipe": recipe, "lr": 0.5, "steps": 2},
+        "privacy": {"noise": 1.0, "lot": 8.0, "clipping": "automatic-flat",
+                    "insecure-reproducible-noise": True},
+        "engine": {"dtype": "float64"},
+    }  # fmt: skip
+    ends = [
+        fedmuon.run(given, schedule=how).model["weight"].numpy()
+        for how in ("cosine", lambda round: (1.0, 0.5)[round], "constant")
+    ]
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12)
+    assert np.abs(ends[0] - ends[2]).max() > 1e-3
