@@ -122,6 +122,15 @@ STUDIES: dict[str, dict[str, Any]] = {
         "variants": {"FedMuon, E = 1": {"local": {"steps": 1}},
                      "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
     },
+    "disk-map": {
+        "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "epsilons": [1.0, 8.0],
+        "gains": [0.5, 0.9], "reaches": [0.5], "single": True, "shared-reach": 0.5, "lrs": [1.0],
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "validation": 20,
+                          "minimum": 5},
+                 "federation": {"clients": 1, "per-round": 1, "rounds": 2},
+                 "local": {"recipe": "disk-sgd", "steps": 1},
+                 "privacy": {"lot": 16.0, "delta": 0.01, "insecure-reproducible-noise": True}},
+    },
     "certified-loss": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "samples": [60, 90],
         "lrs": [0.01, 0.05], "lambdas": [0.1], "horizons": [2, 3],

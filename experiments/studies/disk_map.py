@@ -1,0 +1,320 @@
+"""Study `disk-map`: accuracy over the gain, the reach and epsilon of DiSK (003, Figure 6).
+
+A cell is one epsilon. As in 003 (C.2), the step size is chosen without the filter, and then kept
+for all (kappa, gamma). Seeds that choose do not judge: the tuning seeds choose the step size, the
+shape of the trend and the best pair, and the other seeds say how much of them there is. At one seed
+and epsilon, all pairs share the split, the start, the lots and the noise.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from pydantic import Field
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Rows, spread
+from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Slope, mean_of
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Natural, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar, Table
+from fedmuon.experiments.studies.study import Study, distinct
+from fedmuon.experiments.studies.training import TrainingRun
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import SuiteRequest, merged
+from fedmuon.federated.build import resolve
+from fedmuon.runs.directory import Record
+
+Tables = dict[str, dict[str, Scalar | dict[str, Scalar]]]  # options of an object are a table
+Seeds = Annotated[list[Natural], Field(min_length=1)]
+SINGLE = "(1 − κ)/κ"  # the reach at which a step takes one gradient
+SETTLED = {
+    "privacy.kappa": "gains", "privacy.lookahead": "reaches", "privacy.epsilon": "epsilons",
+    "local.lr": "lrs", "federation.seed": "seeds", "data.name": "--data",
+}  # fmt: skip
+
+
+class Settings(Table):
+    """What the suite's file holds; `gains` and `reaches` are 003's kappa and gamma."""
+
+    seeds: Seeds
+    tuning_seeds: Seeds
+    epsilons: Annotated[list[Positive], Field(min_length=1)]
+    gains: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=2)]
+    reaches: Annotated[list[Positive], Field(min_length=1)]
+    single: bool  # whether to add gamma = (1 - kappa) / kappa, which takes one gradient
+    shared_reach: Positive  # one of reaches, at which kappa and epsilon are compared
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+    base: Tables
+
+    @property
+    def pairs(self) -> list[tuple[float, float, str]]:
+        """kappa, gamma, and what the row of the map is called."""
+        rows = [(f"{reach:g}", reach) for reach in self.reaches] + [(SINGLE, 0.0)] * self.single
+        return [
+            (gain, reach or (1 - gain) / gain, name)
+            for (name, reach), gain in itertools.product(rows, self.gains)
+        ]
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
+    """A cell for each epsilon."""
+    if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
+        raise InputError(
+            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose must not judge, so "
+            "name another"
+        )
+    if settings.shared_reach not in settings.reaches:
+        raise InputError(f"shared-reach = {settings.shared_reach:g} must be among reaches: add it")
+    contents.require_free("[base]", settings.base, SETTLED)
+    tables = merged({"data": {"name": request.data}}, settings.base)
+    tables = merged(tables, {"data": contents.sizes_that_fit(tables)})
+    recipe = str(tables.get("local", {}).get("recipe", ""))
+    if not recipe.startswith("disk-"):
+        raise InputError(
+            f"[base.local] recipe = '{recipe}' has no filter: name one that begins with disk-"
+        )
+    seeds = len(settings.seeds) + len(settings.tuning_seeds)
+    runs = len(settings.lrs) * len(settings.tuning_seeds) + (len(settings.pairs) + 1) * seeds
+    found = [
+        MapCell(f"epsilon-{epsilon:g}", runs, settings, tables, epsilon)
+        for epsilon in settings.epsilons
+    ]
+    sample = found[0].config_of(settings.lrs[0], settings.pairs[0], settings.seeds[0])
+    contents.require_read("[base]", settings.base, [sample])
+    if not sample.data.validation:
+        raise InputError("[base.data] validation = 0: the step size is chosen by it, set it")
+    return found
+
+
+# What it measures.
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """All runs at one epsilon; `size` counts them."""
+
+    name: str
+    size: int
+    settings: Settings
+    tables: Tables
+    epsilon: float
+    folder: Path | None = None
+
+    def compute(self) -> Record:
+        """The step sizes that were tried, and a row for each pair, or no filter, and seed."""
+        settings, tried = self.settings, {}
+        for lr in settings.lrs:
+            ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
+            mean = float(np.mean([one["validation_accuracy"] for one in ends]))
+            tried[lr] = mean if math.isfinite(mean) else -math.inf
+        best = max(tried, key=lambda lr: tried[lr])
+        rows = []
+        every = [None, *settings.pairs]
+        for pair, seed in itertools.product(every, [*settings.tuning_seeds, *settings.seeds]):
+            gain, reach, choice = pair or (1.0, math.nan, "no filter")
+            end = self._run(best, pair, seed)
+            rows.append({
+                "epsilon": self.epsilon, "kappa": gain, "gamma": reach, "choice": choice,
+                "shared": int(choice == f"{settings.shared_reach:g}"), "lr": best, "seed": seed,
+                "tunes": int(seed in settings.tuning_seeds), "accuracy": end["accuracy"],
+                "test_loss": end["test_loss"], "note": end["note"],
+            })  # fmt: skip
+        tuning = [
+            {"epsilon": self.epsilon, "lr": lr, "validation_accuracy": mean, "chosen": lr == best}
+            for lr, mean in tried.items()
+        ]
+        return {"rows": rows, "tuning": tuning}
+
+    def config_of(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Config:
+        """The settings of one run; without a pair, the recipe has no filter."""
+        last: Tables = {"local": {"lr": lr}, "privacy": {"epsilon": self.epsilon},
+                        "federation": {"seed": seed}}  # fmt: skip
+        if pair is None:
+            recipe = str(self.tables["local"]["recipe"]).removeprefix("disk-")
+            last["local"]["recipe"] = f"dp-{recipe}"
+        else:
+            last["privacy"] |= {"kappa": pair[0], "lookahead": pair[1]}
+        return resolve(contents.cell(self.tables, last))
+
+    def _run(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Record:
+        """What a run in a folder of its own measured at its end; nan if it diverged."""
+        assert self.folder is not None
+        name = "none" if pair is None else f"{pair[0]:g}-{pair[1]:.6g}"
+        folder = self.folder / f"{name}-{lr:g}-{seed}"
+        found = TrainingRun(name, None, self.config_of(lr, pair, seed), folder).compute()
+        unknown = dict.fromkeys(("accuracy", "test_loss", "validation_accuracy"), math.nan)
+        return unknown | found["rows"][-1] | {"note": found["note"]}
+
+
+# What it claims.
+
+STANDS_ON = (
+    "At every ε the step size is the best of a grid without the filter, by accuracy on validation "
+    "samples, and the same for all (κ, γ), as in 003 (C.2). Tuning seeds choose it, the shape of "
+    "the trend and the best pair; the other seeds judge. Pairs of one seed and ε share the split, "
+    "the start, the lots and the noise, which follow from the seed: nothing is private, and "
+    "nothing is certified. Intervals are Student's over seeds. The trend is the mean map of the "
+    "tuning seeds about its mean; how much of it another seed has is the length of that seed's map "
+    "along it, per cell. Its mean is 0 where maps of different seeds have nothing in common."
+)
+PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
+
+
+def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy by seed and cell of two columns: of the tuning seeds, and of the others [S, cells].
+
+    A run that diverged counts as accuracy 0.
+    """
+    places = distinct(rows, *axes)
+    found = []
+    for tunes in (1, 0):
+        mine = where(rows, tunes=tunes)
+        held = dict(zip(zip(mine["seed"].tolist(), *(mine[name].tolist() for name in axes),
+                            strict=True), mine["accuracy"].tolist(), strict=True))  # fmt: skip
+        seeds = distinct(mine, "seed")
+        found.append(np.array([[held[seed, *at] for at in places] for seed in seeds]))
+    tuning, others = (np.nan_to_num(one, nan=0.0) for one in found)
+    return tuning, others
+
+
+def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """How much of the trend of the tuning seeds each other seed has, as accuracy per cell [S].
+
+    With the unit vector u along mean(tuning) - its mean over cells, it is (m_s, u) / sqrt(cells):
+    the root mean square of the part of map m_s that follows the trend, with its sign.
+    """
+    trend = tuning.mean(0)
+    trend = trend - trend.mean()
+    length = np.linalg.norm(trend)
+    if not length:
+        return np.zeros(len(others))
+    return others @ (trend / length) / math.sqrt(len(trend))
+
+
+def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Accuracy of the cell that is best on the tuning seeds less the mean of all cells, [S]."""
+    return others[:, tuning.mean(0).argmax()] - others.mean(1)
+
+
+def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
+    """What the text says of Figure 6: a trend over (κ, γ) and over (κ, ε), and a best pair."""
+    filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
+    trends: dict[str, Slope] = {}
+    optima: dict[str, Slope] = {}
+    best = []
+    for epsilon in distinct(rows, "epsilon"):
+        here = where(filtered, epsilon=epsilon)
+        found = maps(here, PAIRS)
+        trends[f"ε = {epsilon:g}"] = mean_of(shared_trend(*found))
+        optima[f"ε = {epsilon:g}"] = mean_of(gains_of_best(*found))
+        gain, choice = distinct(here, *PAIRS)[found[0].mean(0).argmax()]
+        best.append(f"κ = {gain:g}, γ = {choice} at ε = {epsilon:g}")
+    row, shared = shared_row(filtered)
+    levels = {"all ε": mean_of(shared_trend(*maps(shared, LEVELS)))}
+    return [
+        Claim(
+            "At every ε, accuracy over (κ, γ) follows the trend that other seeds show.",
+            Effect.between("accuracy that follows the trend, per cell", trends, unit=POINTS),
+            POSITIVE, _said(trends),
+        ),
+        Claim(
+            f"Accuracy over (κ, ε) at γ = {row} follows the trend that other seeds show.",
+            Effect.between("accuracy that follows the trend, per cell", levels, unit=POINTS),
+            POSITIVE, _said(levels),
+        ),
+        Claim(
+            "At every ε, the (κ, γ) that is best on other seeds is better than the mean of all.",
+            Effect.between("accuracy, best (κ, γ) − mean of all", optima, unit=POINTS),
+            POSITIVE, f"{_said(optima)}; chosen: {', '.join(best)}",
+        ),
+    ]  # fmt: skip
+
+
+def shared_row(rows: Columns) -> tuple[str, Columns]:
+    """The reach at which κ and ε are compared, and its rows."""
+    mine = where(rows, shared=1)
+    return str(mine["choice"][0]), mine
+
+
+def _said(found: dict[str, Slope]) -> str:
+    return "; ".join(
+        f"{place}: {100 * one.value:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f}) points"
+        for place, one in found.items()
+    )
+
+
+def numbers(rows: Columns, tuning: Columns) -> Rows:
+    """By ε: the step size, accuracy without filter, of all pairs, and of the best one."""
+    lines: Rows = [("ε", "step size", "no filter", "all (κ, γ)", "best on tuning seeds", "its")]
+    for epsilon in distinct(rows, "epsilon"):
+        here = where(rows, epsilon=epsilon)
+        plain = where(here, choice="no filter", tunes=0)["accuracy"]
+        pairs = {name: column[here["choice"] != "no filter"] for name, column in here.items()}
+        first, others = maps(pairs, PAIRS)
+        at = first.mean(0).argmax()
+        gain, choice = distinct(pairs, *PAIRS)[at]
+        lines.append((f"{epsilon:g}", f"{here['lr'][0]:g}", spread(plain), spread(others.mean(1)),
+                      f"κ = {gain:g}, γ = {choice}", spread(others[:, at])))  # fmt: skip
+    return lines
+
+
+# How it is drawn.
+
+
+@style.styled
+def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
+    """A map over (κ, γ) for each ε, then one over (κ, ε): means over the seeds that judge."""
+    judged = where(rows, tunes=0)
+    filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
+    epsilons = distinct(rows, "epsilon")
+    tall = len(distinct(filtered, "choice"))
+    figure, panels = style.canvas(len(epsilons) + 1, narrow, 1.3 + 0.28 * tall, 2)
+    for axes, epsilon in zip(panels, epsilons, strict=False):
+        plain = where(judged, epsilon=epsilon, choice="no filter")["accuracy"].mean()
+        _draw_map(axes, where(filtered, epsilon=epsilon), PAIRS)
+        axes.set_title(f"ε = {epsilon:g}; without filter {100 * plain:.1f}", loc="left")
+        axes.set_ylabel("γ")
+    row, shared = shared_row(filtered)
+    _draw_map(panels[-1], shared, LEVELS)
+    panels[-1].set_title(f"γ = {row}", loc="left")
+    panels[-1].set_ylabel("ε")
+    return figure
+
+
+def _draw_map(axes: Axes, rows: Columns, columns: tuple[str, str]) -> None:
+    """Mean accuracies in percent; the best is framed."""
+    across, up = (distinct(rows, name) for name in columns)
+    means = np.array([
+        [np.nan_to_num(where(rows, **{columns[0]: x, columns[1]: y})["accuracy"]).mean()
+         for x in across] for y in up
+    ])  # fmt: skip
+    image = axes.imshow(100 * means, origin="lower", aspect="auto", cmap="viridis")
+    for (row, column), mean in np.ndenumerate(means):
+        red, green, blue, _ = image.cmap(image.norm(100 * mean))
+        light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+        axes.text(column, row, f"{100 * mean:.1f}", ha="center", va="center", size=7,
+                  color=style.ON_LIGHT if light else style.ON_DARK)  # fmt: skip
+    row, column = np.unravel_index(means.argmax(), means.shape)
+    axes.add_patch(Rectangle((float(column) - 0.5, float(row) - 0.5), 1, 1, fill=False,
+                             ec=style.RED, lw=2, clip_on=False))  # fmt: skip
+    names = [[one if isinstance(one, str) else f"{one:g}" for one in ends] for ends in (across, up)]
+    axes.set_xticks(range(len(across)), names[0])
+    axes.set_yticks(range(len(up)), names[1])
+    axes.set_xlabel("κ")
+    axes.spines[:].set_visible(False)
+
+
+STUDY = Study(
+    "disk-map", Settings, cells, claims, numbers, STANDS_ON, {"disk-map": heat_maps},
+    tables=("rows", "tuning"),
+)  # fmt: skip
