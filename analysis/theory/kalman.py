@@ -1,0 +1,130 @@
+"""The general Kalman filter of gradients: equation (5) of DiSK (003), printed and corrected.
+
+The gradient theta_t = grad F(x_t) in R^d moves, and a private step observes it:
+
+    theta_t = theta_{t-1} + H_t (x_t - x_{t-1}) + v_t,        g_t = C_t theta_t + w_t.
+
+One product a = H~ (x_t - x_{t-1}) with an instance of the random Hessian stands for the second
+term; its error has covariance Sigma_H, and v, w and C have Sigma_v, Sigma_w and Sigma_C. (5) prints
+
+    g_{t|t-1} = g~_{t-1} + a                        P_{t|t-1} = P_{t-1} + Sigma_H + Sigma_v
+    K_t = P_{t|t-1} E[C]' (Sigma_w + E[C] (Sigma_C S_t + P_{t|t-1}) E[C]' - Sigma_H)^-1
+    g~_t = g_{t|t-1} + K_t (g_t - E[C] g_{t|t-1})   P_t = (I - K_t E[C]) P_{t|t-1}
+
+with S_t = E[g~_t g~_t'] (A.4 has the transpose of E[C] that (5) lacks before the inverse).
+
+*Sigma_H in the inverse is an error.* The errors of g_{t|t-1} and of w are uncorrelated, so the
+error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. It is
+least at K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, and is (I - K C) P_{t|t-1} there. This is
+(5) without - Sigma_H, where C is known. In one dimension with Sigma_w = 1, Sigma_H = 0.6 and
+Sigma_v = 0.3, (5) ends with K = 0.75 and P = 0.3. The error of that gain has variance 0.66. The
+least one is 0.6, at K = 0.6. With Sigma_H > Sigma_w the printed K passes 1, and P_t is negative.
+
+*Algorithm 2 of 003* is (5) with C = I, isotropic covariances, K at its limit kappa, and a finite
+difference for a. It takes kappa from the user, so the error does not reach it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class GradientModel:
+    """The covariances of (5), each [d, d] and symmetric.
+
+    Attributes:
+        noise: Sigma_w, of the noise of an observation.
+        remainder: Sigma_v, of the remainder of Taylor's formula.
+        hessian: Sigma_H, of the error of the Hessian's product; zeros if it is known.
+        scale: E[C]; the identity if it is None, as where nothing is clipped.
+        spread: Sigma_C; zeros if it is None.
+    """
+
+    noise: np.ndarray
+    remainder: np.ndarray
+    hessian: np.ndarray
+    scale: np.ndarray | None = None
+    spread: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        size = len(np.atleast_1d(self.noise))
+        for name in ("noise", "remainder", "hessian", "scale", "spread"):
+            if (value := getattr(self, name)) is not None:
+                _square(name, value, size)
+                if name != "scale" and not np.allclose(value, np.transpose(value)):
+                    raise InputError(f"{name} is not symmetric: a covariance is.")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the filter knows after a step.
+
+    Attributes:
+        gradient: The filtered gradient g~ [d].
+        covariance: P [d, d], which should be the covariance of its error.
+        gain: K [d, d] of the step; None before the first.
+    """
+
+    gradient: np.ndarray
+    covariance: np.ndarray
+    gain: np.ndarray | None = None
+
+
+def kalman_step(
+    model: GradientModel, before: Estimate, observed: ArrayLike, carried: ArrayLike,
+    moment: ArrayLike | None = None, printed: bool = True,
+) -> Estimate:  # fmt: skip
+    """One step of (5).
+
+    Args:
+        model: The covariances.
+        before: The estimate after the step before.
+        observed: The private gradient g_t [d].
+        carried: The product of the Hessian with the last step of the model, H (x_t - x_{t-1}) [d].
+        moment: S_t [d, d], read where the model has a spread. (5) takes that of g~_t, which is not
+            known before the step.
+        printed: Whether to subtract Sigma_H in the inverse, as (5) does. If not, and C is known,
+            this is the Kalman filter.
+
+    Raises:
+        InputError: If shapes do not match, or the matrix to invert is singular.
+    """
+    size = len(model.noise)
+    found, moved = (
+        _vector(name, given, size) for name, given in (("observed", observed), ("carried", carried))
+    )
+    predicted = before.gradient + moved
+    wide = before.covariance + model.hessian + model.remainder
+    scale = np.eye(size) if model.scale is None else model.scale
+    inner = wide
+    if model.spread is not None:
+        if moment is None:
+            raise InputError("the model has a spread of C, so (5) reads S_t: give moment")
+        inner = wide + model.spread @ _square("moment", moment, size)
+    seen = model.noise + scale @ inner @ scale.T - (model.hessian if printed else 0.0)
+    try:
+        gain = np.linalg.solve(seen.T, scale @ wide.T).T  # P' = P
+    except np.linalg.LinAlgError:
+        raise InputError(
+            "the matrix that (5) inverts is singular: give noise a larger covariance"
+        ) from None
+    gradient = predicted + gain @ (found - scale @ predicted)
+    return Estimate(gradient, (np.eye(size) - gain @ scale) @ wide, gain)
+
+
+def _square(name: str, given: ArrayLike, size: int) -> np.ndarray:
+    array = np.asarray(given, dtype=float)
+    if array.shape != (size, size) or not np.isfinite(array).all():
+        raise InputError(f"{name} has shape {array.shape}: give finite numbers [{size}, {size}].")
+    return array
+
+
+def _vector(name: str, given: ArrayLike, size: int) -> np.ndarray:
+    array = np.asarray(given, dtype=float)
+    if array.shape != (size,) or not np.isfinite(array).all():
+        raise InputError(f"{name} has shape {array.shape}: give {size} finite numbers.")
+    return array
