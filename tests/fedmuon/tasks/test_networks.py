@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from networks import replica
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
+import fedmuon
 from fedmuon.core.choices import NAMES
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
@@ -478,3 +481,43 @@ def test_an_embedding_that_rescales_itself_is_refused(
     with pytest.raises(InputError, match="remove max_norm"):
         reject_layers(nn.Sequential(layer))
     reject_layers(nn.Sequential(kind(9, 4)))
+
+
+def test_vit_small_is_the_published_one_without_token_and_learned_positions() -> None:
+    """ViT-S/16 at 224 pixels and 1,000 classes has 22,050,664 parameters (timm, DeiT-small)."""
+    with torch.device("meta"):
+        large = VisionTransformer(3, 1000, 16, 384, 12, 6)
+        other = VisionTransformer(3, 1000, 16, 384, 12, 12)  # heads share the width
+        wider = VisionTransformer(3, 1000, 16, 480, 12, 6)
+    token, places = 384, 197 * 384
+    counts = [sum(one.numel() for one in net.parameters()) for net in (large, other, wider)]
+    assert counts[0] + token + places == 22_050_664 and counts[1] == counts[0] < counts[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "recipe"), [
+    ("wrn-16-4", "disk-sgd"), ("vit-small", "disk-sgd"), ("wrn-16-4", "dp-adam"),
+])  # fmt: skip
+def test_networks_of_003_take_two_private_steps(
+    name: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At full size. With hardly any noise, SGD's steps are at most lr times the lot's mean."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    data = rng.random((12, 3, 8, 8), np.float32), np.arange(12) % 3
+    found = fedmuon.run(
+        {
+            "task": {"name": "network", "model": name},
+            "data": {"train": 8, "test": 4, "minimum": 2},
+            "federation": {"clients": 1, "per-round": 1, "rounds": 2},
+            "local": {"recipe": recipe, "steps": 1, "lr": 0.01},
+            "privacy": {"noise": 1e-6, "lot": 4.0, "clipping": "automatic-flat",
+                        "insecure-reproducible-noise": True},
+        },
+        data=data,
+    )  # fmt: skip
+    begun = load_file(found.path / "initial.safetensors")
+    moved = math.sqrt(sum(float((found.model[key] - begun[key]).square().sum()) for key in begun))
+    most = 2 * 0.01 * 8 / 4  # all 8 examples in each lot of 4 expected ones, each of length C = 1
+    assert moved > 0 and found.summary["privacy"]["blocks"] == 1
+    assert (moved <= most) == (recipe == "disk-sgd")  # Adam's steps have lr in every entry
