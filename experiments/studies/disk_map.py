@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from pydantic import Field
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Rows, spread
+from fedmuon.analysis.report.findings import Rows, number, spread
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Slope, mean_of
 from fedmuon.config.load import Config
@@ -255,7 +255,9 @@ def _said(found: dict[str, Slope]) -> str:
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
     """By ε: the step size, accuracy without filter, of all pairs, and of the best one."""
-    lines: Rows = [("ε", "step size", "no filter", "all (κ, γ)", "best on tuning seeds", "its")]
+    head = ("ε", "step size", "no filter", "all (κ, γ)", "lowest to highest mean",
+            "best on tuning seeds", "its accuracy")  # fmt: skip
+    lines: Rows = [head]
     for epsilon in distinct(rows, "epsilon"):
         here = where(rows, epsilon=epsilon)
         plain = where(here, choice="no filter", tunes=0)["accuracy"]
@@ -263,7 +265,9 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
         first, others = maps(pairs, PAIRS)
         at = first.mean(0).argmax()
         gain, choice = distinct(pairs, *PAIRS)[at]
+        ends = others.mean(0)
         lines.append((f"{epsilon:g}", f"{here['lr'][0]:g}", spread(plain), spread(others.mean(1)),
+                      f"{number(ends.min())} to {number(ends.max())}",
                       f"κ = {gain:g}, γ = {choice}", spread(others[:, at])))  # fmt: skip
     return lines
 

@@ -211,4 +211,5 @@ def test_the_figure_frames_the_best_and_says_what_no_filter_does(narrow: bool) -
 def test_numbers_name_the_best_pair_of_the_tuning_seeds() -> None:
     head, *lines = study.numbers(surface(0.1), {})
     assert len(lines) == 2 and all(len(one) == len(head) for one in lines)
-    assert all("κ = 0.9" in one[4] for one in lines)
+    assert all("κ = 0.9" in one[5] for one in lines)
+    assert [one[1] for one in lines] == ["1", "1"] and lines[0][4].startswith("0.58")
