@@ -102,12 +102,17 @@ def section(name: str, held: Kept) -> str:
 def headlines(folder: Path = results.FOLDER) -> str:
     """What docs/about/headlines.toml asks, each with what the kept suites say of it."""
     asked = tomllib.loads(HEADLINES.read_text(encoding="utf-8"))["headlines"]
-    return "\n\n".join(headline(one["title"], one["claims"], folder) for one in asked)
+    return "\n\n".join(
+        headline(one["title"], one["claims"], folder, one.get("picture", "")) for one in asked
+    )
 
 
-def headline(title: str, asked: dict[str, list[str]], folder: Path) -> str:
-    """A question, and the claims with these fragments of these suites; none means all."""
+def headline(title: str, asked: dict[str, list[str]], folder: Path, picture: str = "") -> str:
+    """A question, the figure of a suite, and the claims with these fragments of these suites; no
+    fragment means all of them."""
     parts = [f"## {title}"]
+    if drawn := (results.read(picture, folder) or {}).get("picture") if picture else None:
+        parts += [f"![{cell(drawn['title'])}](/results/{drawn['file']})", drawn["caption"]]
     for name, fragments in asked.items():
         held = results.read(name, folder)
         if held is None:

@@ -14,7 +14,7 @@ from tests.helpers.small_suites import STUDIES
 
 Tables = Mapping[str, Any]
 # The commit to compare with does not have them.
-NEW_STUDIES = ("bias", "certified-loss", "disk-map", "federated-comparison")
+NEW_STUDIES = ("bias", "certified-loss", "disk-map", "federated-comparison", "gap-bound")
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,13 @@ STUDIES: dict[str, dict[str, Any]] = {
                                 "grid": {"local.lr": [0.01, 0.1]}}},
         "claims": [{"better": "FedMuon", "than": "FedAvg"}],
     },
+    "gap-bound": {
+        "data": "synthetic", "seeds": [0, 1],
+        "vary": {"federation.rounds": [2, 3], "orthogonalizer.lambda": [0.1, 1.0]},
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
+                 "federation": {"clients": 4, "per-round": 2, "rounds": 3},
+                 "orthogonalizer": {"lambda": 0.1}, "engine": {"dtype": "float64"}},
+    },
     "dp-muon-printed": {"rows": {"E2E, DP-SGD": {
         "population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6, "blocks": 1,
         "noise": 0.7189, "printed": 8.0}}},

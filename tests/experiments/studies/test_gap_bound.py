@@ -1,0 +1,163 @@
+"""The measured gap beside its bound: each row is a run of its own; claims that can fail."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+from study_rows import overprinted, rows_of, verdicts
+
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import certificates, finished_run
+from fedmuon.experiments.studies import find, gap_bound
+
+SUITE = """
+kind = "gap-bound"
+title = "A gap and its bound"
+data = "digits"
+seeds = [3, 4]
+
+[vary]
+"federation.rounds" = [4, 2]
+"local.steps" = [2, 3]
+
+[base.data]
+train = 90
+test = 60
+minimum = 5
+
+[base.federation]
+clients = 6
+per-round = 3
+rounds = 4
+
+[base.task]
+initial = "zero"
+
+[base.local]
+steps = 2
+lr = 0.02
+
+[base.orthogonalizer]
+lambda = 0.1
+
+[base.engine]
+dtype = "float64"
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "suite.toml"
+    file.write_text(SUITE)
+    return file
+
+
+def naive_gap(folder: Path) -> float:
+    """F - F_hat of a run's final model: held-out classes count by each client's label shares."""
+    run = finished_run.FinishedRun.open(folder)
+    weight = finished_run.read_tensors(folder / "model.safetensors")[0]["weight"].numpy()
+
+    def loss(row: np.ndarray, label: int) -> float:
+        chances = np.exp(row @ weight - (row @ weight).max())
+        return 1 - float(chances[label] / chances.sum())
+
+    held = run.experiment.shards.held_out
+    rows, labels = held.inputs.double().numpy(), held.labels.numpy()
+    held_out = [
+        np.mean([loss(row, y) for row, y in zip(rows, labels, strict=True) if y == label])
+        for label in range(10)
+    ]
+    inputs, first, total = run.experiment.shards.inputs.double().numpy(), 0, 0.0
+    for size in run.data.sizes.tolist():
+        mine = range(first, first + size)
+        fitted = np.mean([loss(inputs[at], run.data.labels[at]) for at in mine])
+        shifted = np.mean([held_out[run.data.labels[at]] for at in mine])
+        total += size / len(run.data.labels) * (shifted - fitted)
+        first += size
+    return float(total)
+
+
+def test_every_row_is_a_run_with_its_gap_and_its_bound(suite: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["suite", str(suite), "--out", str(tmp_path / "out")])
+    rows = list(csv.DictReader((tmp_path / "out" / "rows.csv").read_text().splitlines()))
+    assert len(rows) == 3 * 2 * len(gap_bound.FORMS)
+    changes = {"explicit": "c-hp=explicit", "sharp": "c-hp=sharp", "variance": "c-hp=variance",
+               "all models": "constants=global"}  # fmt: skip
+    for row in (one for one in rows if one["seed"] == "3" and one["key"] != "federation.rounds"):
+        folder = tmp_path / row["key"]
+        if not folder.exists():
+            config = small(
+                data={"name": "digits"}, task={"initial": "zero"},
+                local={"lr": 0.02, "steps": int(row["local.steps"])},
+                federation={"seed": 3, "rounds": 4},
+            )  # fmt: skip
+            execute(config, folder)
+        case = finished_run.from_directory(folder, [f"stability.{changes[row['form']]}"])
+        record = certificates.report(case, certificates.certify(case))
+        assert float(row["bound"]) == pytest.approx(record["value"], rel=1e-12)
+        gap = naive_gap(folder)
+        assert float(row["gap"]) == pytest.approx(gap, rel=1e-9)
+        assert float(row["gap_low"]) < gap < float(row["gap_high"])
+        assert row["form"] == "all models" or row["range"] == pytest.approx(str(record["range"]))
+
+
+def test_what_moves_must_have_a_value_to_move_from(suite: Path) -> None:
+    suite.write_text(SUITE.replace('"local.steps"', '"local.momentum"'))
+    with pytest.raises(InputError, match="add momentum there"):
+        find.find(str(suite), None, "full", {})
+    suite.write_text(SUITE.replace('"local.steps"', '"federation.seed"'))
+    with pytest.raises(InputError, match="seeds settles it"):
+        find.find(str(suite), None, "full", {})
+    suite.write_text(SUITE)
+    with pytest.raises(InputError, match="the study, which has all of them settles it"):
+        find.find(str(suite), None, "full", {"stability": {"c-hp": "sharp"}})
+
+
+def made(slope: float, bound: float = 1.0, noise: float = 1e-8) -> dict[str, np.ndarray]:
+    """A gap of 1e-5 times lambda to this power, 4 seeds, and a bound that grows with lambda."""
+    found = rows_of(
+        lambda key, at, form, seed: {
+            "orthogonalizer.lambda": (lam := 1.0 if key == "base" else at),
+            "gap": 1e-6 * lam**slope + noise * lam * (seed - 1.5),
+            "bound": bound * 1e-3 * lam,
+            "range": 2e-3, "accuracy": 0.5,
+        },
+        key=("base", "orthogonalizer.lambda"), at=(0.1, 0.5, 3.0),
+        form=tuple(gap_bound.FORMS), seed=range(4),
+    )  # fmt: skip
+    once = (found["key"] != "base") | (found["at"] == 0.1)  # the base is one setting
+    kept = {name: column[once] for name, column in found.items() if name != "at"}
+    return kept | {"gap_low": kept["gap"] - 1e-7, "gap_high": kept["gap"] + 1e-7}
+
+
+@pytest.mark.parametrize(("slope", "ranks"), [(1.0, True), (-1.0, False)])
+def test_a_bound_ranks_gaps_that_grow_with_it(slope: float, ranks: bool) -> None:
+    within, ranked, along = gap_bound.claims(made(slope))
+    assert verdicts([within, ranked, along]) == [True, ranks, ranks]
+    assert "λ = 3 against 0.1" in along.detail and "explicit: 12 of 16" in within.detail
+    assert gap_bound.claims(made(slope, bound=1e-5))[0].holds is False
+    assert gap_bound.claims(made(slope, noise=1e-5))[2].holds is None
+
+
+def test_marks_stand_at_gap_and_bound(tmp_path: Path) -> None:
+    """A gap that is not positive stands at the upper end of its interval, and is no point at 0."""
+    rows = made(1.0)
+    lowest = rows["orthogonalizer.lambda"] == 0.1
+    rows["gap"] = rows["gap"] - 1.0e-6 * lowest  # from 1e-7 to below 0
+    left, right = gap_bound.against_bound(rows).axes
+    for axes in (left, right):
+        marks: Any = [(float(x), float(y)) for line in axes.lines for x, y in line.get_xydata()]  # type: ignore[union-attr]
+        assert any(x == pytest.approx(3e-6) and y == pytest.approx(3e-3) for x, y in marks)
+        assert all(x > 0 for x, _ in marks if math.isfinite(x))
+    (end,) = {float(x) for line in left.lines for x, y in line.get_xydata()  # type: ignore[union-attr]
+              if float(y) == pytest.approx(1e-4)}  # fmt: skip
+    assert end == left.get_xlim()[0]  # its whole interval is below 0
+    assert not overprinted(gap_bound.against_bound(rows, narrow=True))
