@@ -151,6 +151,37 @@ def test_nesterov_muon_keeps_to_its_bound(sigma):
         assert min(seen) > wrong.value
 
 
+@pytest.mark.parametrize(("steps", "sigma1"), [(0, 0.03), (1, 0.0), (3, 0.0), (3, 0.03)])
+def test_inexact_nesterov_muon_keeps_to_its_bound(steps, sigma1):
+    """The same with cubic steps, or the polar factor at 0; gamma is the largest that was measured,
+    nu is 0. With sigma1 > 0 the noise grows with the gradient."""
+    alpha, tail, horizon, rng = 1.5, 1.8, 300, np.random.default_rng(2)
+    plan, unit = heavy_tailed(horizon, alpha), (tail / (tail - alpha)) ** (1 / alpha)
+    x = np.full((50, ROWS, COLUMNS), 3 / math.sqrt(ROWS * COLUMNS))
+    memory, seen, gamma = np.zeros_like(x), [], 0.0
+    for _ in range(horizon):
+        size = np.linalg.norm(x, axis=(1, 2), keepdims=True)
+        seen.append(size.mean())
+        scale = (0.2**alpha + (sigma1 * size) ** alpha) ** (1 / alpha)  # of Assumption 3.2
+        g = x + scale / unit * pareto(rng, x.shape, tail)
+        memory = plan.beta * memory + g
+        m = plan.beta * memory + g
+        output = cubic(m, steps) if steps else polar(m)
+        assert np.linalg.norm(output, 2, axis=(1, 2)).max() <= 1 + 1e-12
+        aligned = (m * output).sum((1, 2)) / np.linalg.svd(m, compute_uv=False).sum(-1)
+        gamma = max(gamma, float((1 - aligned).max()))
+        x = x - plan.lr * output
+    noise, near = Noise(alpha, 0.2, sigma1), (ROWS, COLUMNS)
+    found = nesterov_muon(plan, noise, 4.5, 1.0, near, gamma=max(0.0, gamma), gradient=3.0)
+    assert (0.01 if steps else -1e-9) < gamma < 1 and min(seen) <= found.value
+    exact = nesterov_muon(plan, noise, 4.5, 1.0, near, gradient=3.0)
+    assert found.value > exact.value or not steps
+    wrong = nesterov_muon(
+        heavy_tailed(10**15, alpha), Noise(alpha, 0.0), 4.5, 1.0, near, max(0.0, gamma)
+    )
+    assert min(seen) > wrong.value  # the negative control: another horizon, and no noise
+
+
 def trajectory(plan: Schedule, step, sigma: float, runs: int = 100) -> float:
     """Mean nuclear norm of the gradient of |X|^2/2 over the steps and over runs."""
     rng = np.random.default_rng(1)

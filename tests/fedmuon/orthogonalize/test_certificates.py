@@ -128,6 +128,46 @@ def test_no_pair_beats_the_certificate(case, shape):
     assert certified(case) <= certified(case, "paper") * (1 + 1e-12)
 
 
+def test_a_direction_that_is_aligned_has_the_constant_of_its_parts():
+    """Remark 3.2, for a direction that is a map with a known constant; both are steepest at 0."""
+    for share in (0.0, 0.3, 1.0):
+        constant = (1 - share) / math.sqrt(0.04) + share / 0.5
+
+        def step(m: Tensor, share: float = share) -> Tensor:
+            return (1 - share) * smoothed_polar(m, 0.04) + share * clipped_sign(m, 0.5)
+
+        a, b = pairs("polar", (3, 7))
+        moved = torch.linalg.norm(step(a) - step(b), dim=(-2, -1))
+        assert (moved <= constant * (1 + 1e-9) * torch.linalg.norm(a - b, dim=(-2, -1))).all()
+        tiny = 1e-4 * torch.eye(3, 7, dtype=torch.float64)
+        assert torch.linalg.norm(step(tiny)) > 0.99 * constant * torch.linalg.norm(tiny)
+
+
+def largest_size(coefficients, steps: int) -> float:
+    """rho_T of Lemma D.3, in a naive loop."""
+    size = 1.0
+    for step in schedule(coefficients, steps):
+        size = sum(abs(c) * size ** (2 * power + 1) for power, c in enumerate(step))
+    return size
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("coefficients", ["cubic", "quintic", "jordan", INNER, ((1.0, 0.5, 0.25),)])
+def test_no_result_is_longer_than_the_printed_size(coefficients, steps):
+    """||Z_T||_F <= rho_T (Lemma D.3); positive coefficients attain it, so that less would fail."""
+    a, b = pairs("polar", (3, 7))
+    one = torch.zeros(1, 3, 7, dtype=torch.float64)
+    one[0, 0, 0] = 1e9  # of rank one, so that Z_0 is as long as it can be
+    every = newton_schulz(torch.cat([a, b, one]), steps, coefficients, EPS)
+    longest, most = (
+        float(torch.linalg.norm(every, dim=(-2, -1)).max()),
+        largest_size(coefficients, steps),
+    )
+    assert longest <= most * (1 + 1e-9)
+    if not isinstance(coefficients, str) and min(coefficients[0]) > 0:
+        assert longest > 0.999 * most
+
+
 QUICK = "polar", "clipped", "cubic/plus", "quintic/max", "jordan/unit", "inner/plus"
 
 

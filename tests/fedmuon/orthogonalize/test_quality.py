@@ -214,6 +214,23 @@ def test_other_coefficients_violate_the_bound():
     assert distances(m, newton_schulz(m, 5, "quintic", 1e-30))[0] <= bound + 1e-12
 
 
+def test_the_ad_hoc_polynomial_is_not_monotone():
+    """004, H.4: x p(x)^2 of Jordan's coefficients leaves [0, 1] and turns; Taylor's does not."""
+    x = np.linspace(0, 1, 10_001)
+
+    def image(coefficients: Any) -> np.poly1d:
+        (a, b, c), p = schedule(coefficients, 1)[0], np.poly1d
+        return p([1.0, 0.0]) * p([c, b, a]) ** 2
+
+    ad_hoc, taylor = image("jordan"), image("quintic")
+    slope = ad_hoc.deriv()
+    assert slope(0) == pytest.approx(3.4445**2) and slope(0) > 0 > slope(1)
+    assert slope(1) == pytest.approx(-0.5068, abs=1e-4)
+    assert ad_hoc(x).max() == pytest.approx(1.4457, abs=1e-4)
+    assert x[ad_hoc(x).argmax()] == pytest.approx(0.3075, abs=1e-3)
+    assert (np.diff(taylor(x)) > 0).all() and taylor(1) == pytest.approx(1)
+
+
 def test_the_bound_holds_on_all_of_the_unit_interval():
     for degree in range(1, 9):
         for delta in np.linspace(0, 1, 401):
