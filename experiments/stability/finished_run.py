@@ -400,7 +400,8 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
     if not has_map(case.config):
         return {"l_orth": 1.0}
     assert isinstance(task, NetworkTask)
-    local, table = case.config.local, build_recipe.routes(task.module, case.config.local.route)
+    local = case.config.local
+    table = build_recipe.routes(task.module, local.route, local.qkv)
     scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]
     if local.aux == "adamw" and len(scales) < len(table):
         return {"refusal": "AdamW's step has no Lipschitz constant: set [local] aux = 'sgd'."}

@@ -291,6 +291,23 @@ FINE_TUNED = (
     ),
     WITHOUT_PRIVACY[1],
 )
+MATRIX_BLOCKS = (
+    NETWORK_TASK,
+    MUON_RECIPE,
+    ReadIf(
+        "local.route",
+        ("all-matrices",),
+        "runs in which Muon takes every matrix read",
+        "set [local] route = 'all-matrices'",
+    ),
+    PRIVATE_RECIPE,
+    ReadIf(
+        "privacy.clipping",
+        ("block", "automatic"),
+        "clipping by blocks reads",
+        "set clipping = 'block' or 'automatic'",
+    ),
+)
 DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
@@ -380,6 +397,12 @@ class Data(Table):
         read_if=TABLE_SOURCE,
         values="a path",
     )
+    pad_token: bool = key(
+        False,
+        "whether windows are filled up with one more token, [PAD], whose embedding starts at the "
+        "mean of the others if there are `task.weights` (000, Appendix D); else with END",
+        read_if=TABLE_SOURCE,
+    )
     dimension: Samples = key(20, "features of a synthetic sample", read_if=SYNTHETIC_SOURCE)
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
         4, "number of labels of synthetic samples", read_if=SYNTHETIC_SOURCE
@@ -450,6 +473,20 @@ class TaskTable(Table):
         "a .safetensors file, or a folder of them, to start from",
         read_if=DECODER_TASK,
         values="a path",
+    )
+    head: Literal["tied", "untied"] = key(
+        "tied",
+        "whether the decoder's last layer is the matrix of the token embeddings, as in GPT-2, or a "
+        "parameter of its own, which starts from a copy of it if `weights` have none (000, "
+        "Appendix D)",
+        read_if=DECODER_TASK,
+    )
+    positions: Annotated[int, Field(ge=0, le=10**6)] = key(
+        0,
+        "number of the decoder's positions, at least `data.context`; 0 means `data.context`; GPT-2 "
+        "has 1024",
+        read_if=DECODER_TASK,
+        values="0, or `data.context` and more",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
@@ -547,6 +584,12 @@ class Local(Table):
         "which parameters of a network are orthogonalized: matrices except first and last layer, "
         "embeddings and norms (or the largest matrix, if that leaves none), or all matrices; "
         "`routes.txt` lists them",
+        read_if=(NETWORK_TASK, MUON_RECIPE),
+    )
+    qkv: Literal["split", "whole"] = key(
+        "split",
+        "whether query, key and value projections that share one parameter are orthogonalized as "
+        "three matrices, or as one",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
@@ -673,6 +716,13 @@ class Privacy(Table):
         "parameters as one vector (flat, as in Opacus), or scaled to the bound (automatic). With m "
         "blocks, block needs √m times the noise of flat for the same ε",
         read_if=PRIVATE_RECIPE,
+    )
+    blocks: Literal["routed", "hidden"] = key(
+        "routed",
+        "which matrices are blocks of their own, with all other parameters as one block: those "
+        "that Muon orthogonalizes, or only hidden ones, as in 000, Appendix D, where Muon also "
+        "takes embeddings and the head",
+        read_if=MATRIX_BLOCKS,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
@@ -1003,10 +1053,13 @@ LATER = tuple(
     (table, key)
     for table, keys in {
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
-                  "personal-weight", "rank"),
+                  "personal-weight", "rank", "qkv"),
+        "task": ("head", "positions"),
+        "privacy": ("blocks",),
         "output": ("fine-tune", "clients"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
-        "data": ("validation", "client-test", "target", "center", "center-samples"),
+        "data": ("validation", "client-test", "target", "center", "center-samples",
+                 "pad-token"),
     }.items()
     for key in keys
 )  # fmt: skip

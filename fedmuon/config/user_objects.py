@@ -56,7 +56,7 @@ OFFERED = {
     "task": ("width", "depth", "heads", "weights"),
     "recipe": (
         "lr", "momentum", "momentum-form", "weight-decay", "alignment", "server-momentum", "route",
-        "aux", "aux-lr", "adjust",
+        "qkv", "aux", "aux-lr", "adjust",
     ),
     "orthogonalizer": (
         "lambda", "steps", "coefficients", "safety", "eps", "normalization", "sigma", "clip-level",
@@ -238,7 +238,8 @@ def parameter(key: str) -> str:
 def asks(kind: str, found: Any, key: str) -> bool:
     """Whether an object of that kind has a parameter for a key."""
     idle = kind in CALLED and takes_anything(found)
-    names = {parameter(key): 0} | ({"routes": 0} if key == "route" else {})  # what it leads to
+    led_to = {"routes": 0} if key in ("route", "qkv") else {}
+    names = {parameter(key): 0} | led_to
     return not idle and bool(takes(found, names))
 
 

@@ -446,10 +446,13 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
     return Source(name, images, labels, 10, official, where)
 
 
-def _tables(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+def _tables(
+    name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "",
+    pad_token: bool = False,
+) -> Source:  # fmt: skip
     """Read the folder given, or the first of the usual ones that has the files."""
     place = found_folder(name, folder) or folders(name, folder)[0]
-    return table_text(name, place, context, tokenizer)
+    return table_text(name, place, context, tokenizer, pad_token)
 
 
 def _idx(folder: str | Path = "") -> Source:

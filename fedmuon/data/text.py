@@ -120,6 +120,13 @@ class Tokens:
         """The token END."""
         return self.vocabulary - 1
 
+    @property
+    def newlines(self) -> list[int]:
+        """The tokens whose text has a line break."""
+        if self.pieces is None:
+            return [ord("\n"), ord("\r")]
+        return [k for k in range(self.end) if {"\n", "\r"} & {*self.pieces.decode([k])}]
+
     def encode(self, text: str) -> list[int]:
         """Convert text to tokens, without END."""
         if self.pieces is None:
@@ -130,9 +137,13 @@ class Tokens:
         """The tokens that a sentence about a table follows."""
         return [*self.encode(table), self.end]
 
+    def window(self, pair: "Pair") -> list[int]:
+        """The tokens of a table and its sentence, each with END."""
+        return [*self.prompt(pair.table), *self.encode(f" {pair.sentence}"), self.end]
+
     def decode(self, tokens: Sequence[int]) -> str:
-        """Convert tokens up to the first END to text; invalid UTF-8 is marked."""
-        kept = list(tokens)
+        """Convert tokens up to the first END to text, without [PAD]; invalid UTF-8 is marked."""
+        kept = [token for token in tokens if token < self.vocabulary]
         kept = kept[: kept.index(self.end)] if self.end in kept else kept
         text = bytes(kept).decode(errors="replace") if self.pieces is None else (
             self.pieces.decode(kept)
@@ -190,41 +201,49 @@ class Pair:
     fields: int
 
 
-def table_text(name: str, folder: str | Path, context: int, tokenizer: str = "") -> Source:
+def table_text(
+    name: str, folder: str | Path, context: int, tokenizer: str = "", pad_token: bool = False
+) -> Source:
     """Read windows [n, T + 1] of the train part, and of the test part (or dev if it is missing).
 
     Pairs that do not fit into a window are left out, as in DP-Muon. Labels are numbered by the
-    number of fields of the table. END is token V - 1.
+    number of fields of the table. END is the last token of the tokenizer.
 
     Args:
         name: `e2e` or `dart`.
         folder: Folder with the files.
         context: T.
         tokenizer: Folder of a tokenizer, or empty for bytes.
+        pad_token: Whether windows are filled up with the token after END, or with END.
     """
     tokens, parts = tokens_of(tokenizer), corpus(name, folder)
     held_out = parts.get("test") or parts.get("dev") or []
     pairs, count = [*parts["train"], *held_out], len(parts["train"])
-    windows = [
-        [*tokens.prompt(pair.table), *tokens.encode(f" {pair.sentence}"), tokens.end]
-        for pair in pairs
-    ]
-    fit = [len(window) <= context + 1 for window in windows]
+    rows, fit = pair_windows(pairs, tokens, context, pad_token)
     official = sum(fit[:count])
     if not official:
-        shortest = min((len(window) - 1 for window in windows[:count]), default=0)
+        shortest = min((len(tokens.window(pair)) - 1 for pair in pairs[:count]), default=0)
         raise InputError(
             f"{name} ({folder}) has no table and sentence of at most [data] context = {context} "
             f"tokens together: the shortest have {shortest}"
         )
-    rows = np.full((sum(fit), context + 1), tokens.end, np.uint32)
-    for row, window in zip(rows, compress(windows, fit), strict=True):
-        row[: len(window)] = window
     kinds, labels = np.unique([one.fields for one in compress(pairs, fit)], return_inverse=True)
     lost = len(pairs) - len(rows)
     where = f"{folder}; {lost} longer pairs left out" if lost else str(folder)
     test = official if official < len(rows) else None
-    return Source(name, rows, labels, len(kinds), test, where, tokens.vocabulary)
+    return Source(name, rows, labels, len(kinds), test, where, tokens.vocabulary + pad_token)
+
+
+def pair_windows(
+    pairs: Sequence[Pair], tokens: Tokens, context: int, pad_token: bool = False
+) -> tuple[np.ndarray, list[bool]]:
+    """The windows [n, T + 1] of the pairs that fit into one, and which pairs these are."""
+    windows = [tokens.window(pair) for pair in pairs]
+    fit = [len(window) <= context + 1 for window in windows]
+    rows = np.full((sum(fit), context + 1), tokens.end + pad_token, np.uint32)
+    for row, window in zip(rows, compress(windows, fit), strict=True):
+        row[: len(window)] = window
+    return rows, fit
 
 
 def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:

@@ -242,7 +242,7 @@ def build_task(
         return _network(table.model, shape, classes, dtype, device)
     form, tables = decoder_form(config, shape, vocabulary), config.data.name in TABLES
     require_room_for_parameters(config, form.entries, dtype.itemsize, device)
-    return _decoder(form, table.weights, table.lora_rank, tables, dtype, device)
+    return _decoder(form, shape, table.weights, table.lora_rank, tables, dtype, device)
 
 
 @lru_cache(maxsize=4)
@@ -274,27 +274,42 @@ def _network(
 
 @lru_cache(maxsize=4)
 def _decoder(
-    form: Form, weights: str, rank: int, tables: bool, dtype: torch.dtype, device: torch.device
+    form: Form,
+    shape: tuple[int, ...],
+    weights: str,
+    rank: int,
+    tables: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> NetworkTask:
     """The same for windows of text, begun from stored weights if there are any, or with adapters of
     that `rank` beside them; of `tables` with sentences only the sentences are predicted."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return decoders.matching_weights(read_weights(weights), module)
+        return decoders.matching_weights(read_weights(weights), module, form.padded)
 
-    start, shape = stored if weights else gpt2_law, (form.context + 1,)
-    targets = partial(sentence_tokens, form.vocabulary - 1) if tables else next_tokens
+    start = stored if weights else gpt2_law
+    targets = partial(sentence_tokens, form.end) if tables else next_tokens
     network = decoder(form)
     if rank:
         like = torch.empty(0, dtype=dtype, device=device)
-        network, start = add_adapters(network, rank, read_weights(weights), like), lora_law
+        known = read_weights(weights)
+        network, start = add_adapters(network, rank, known, like, form.padded), lora_law
     return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
     """The form of the decoder that reads windows of that shape."""
-    table = config.task
-    return Form(vocabulary, shape[0] - 1, table.width, table.depth, table.heads)
+    table, length = config.task, shape[0] - 1
+    positions = table.positions or length
+    if positions < length:
+        raise InputError(
+            f"[task] positions = {positions} is below the {length} tokens of a window that are "
+            "read: raise positions, or lower [data] context"
+        )
+    sizes = vocabulary, positions, table.width, table.depth, table.heads
+    padded = config.data.name in TABLES and config.data.pad_token
+    return Form(*sizes, tied=table.head == "tied", padded=padded)
 
 
 # What one client needs in another process

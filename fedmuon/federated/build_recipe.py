@@ -45,7 +45,7 @@ from fedmuon.optim.orthogonalizers import (
 )
 from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states, shared_part
 from fedmuon.optim.recipes import make_recipe
-from fedmuon.optim.routing import RoutingTable, routing_table
+from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points, Task, split_statistics
@@ -76,11 +76,12 @@ def build_recipe(
     if brought.recipe is None:
         routed, mine, centred = None, user_map(config), _is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
-            routed = matrix_counts(task.module, config.local.route)
+            routed = matrix_counts(task.module, config.local.route, config.local.qkv)
         table = config.orthogonalizer
         found = make_recipe(
             *(config.local, table, lr, regularization, routed, privacy, mine, centred),
             clients=federation.clients,
+            joint_block=_joint_block(config, task),
         )
         found = replace(found, thread_safe=mine is None)
     else:  # its links may keep something between calls
@@ -142,6 +143,15 @@ def build_recipe(
     return replace(found, client_level=level)
 
 
+def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
+    """The parameters that are clipped as one block, if not those that take the auxiliary step."""
+    private = isinstance(task, NetworkTask) and reads(config, "privacy.blocks")
+    if not private or config.privacy.blocks == "routed":
+        return None
+    counts = matrix_counts(task.module, "hidden")
+    return frozenset(name for name, count in counts.items() if not count)
+
+
 def _is_centred(config: Config, task: Task) -> bool:
     """Whether the rows of all momenta sum to 0: a softmax's gradients do, and so do their weighted
     sums, but not with noise, and not what takes entries from several."""
@@ -155,23 +165,25 @@ def user_map(config: Config) -> Orthogonalizer | None:
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
 
-def routes(network: nn.Module, rule: str) -> RoutingTable:
+def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
     """Every parameter with its shape, its matrix view [out, -1] and its optimizer; print it.
 
     `hidden` leaves vectors, embeddings, norms, the first and the last layer to the auxiliary
     optimizer; where no matrix is left, Muon takes the largest one (see `fedmuon.optim.routing`).
     `all-matrices` leaves only what has fewer than two axes. Fused projections are cut into their
-    matrices.
+    matrices, unless `qkv` is `whole`.
     """
     learned = [one for one in network.named_parameters() if one[1].requires_grad]
     every = [name for name, param in learned if param.ndim >= 2]
-    return routing_table(network, to_muon=every if rule == "all-matrices" else ())
+    fused = FUSED if qkv == "split" else {}
+    return routing_table(network, to_muon=every if rule == "all-matrices" else (), fused=fused)
 
 
-def matrix_counts(network: nn.Module, rule: str) -> dict[str, int]:
+def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str, int]:
     """Into how many matrices each parameter is cut to be orthogonalized: 0 for the auxiliary
     optimizer's, 1 unless it is fused. A rule that finds none is rejected."""
-    found = {one.name: one.matrices[0] if one.matrices else 0 for one in routes(network, rule)}
+    table = routes(network, rule, qkv)
+    found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
     if not any(found.values()):
         vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
         raise InputError(
@@ -277,7 +289,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
     mine, local = user_objects(config).recipe, config.local
     facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
     if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
-        facts["routes"] = matrix_counts(task.module, local.route)
+        facts["routes"] = matrix_counts(task.module, local.route, local.qkv)
     made = make_named(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
     within = guard(config, "recipe")
     found = as_recipe(made, within)

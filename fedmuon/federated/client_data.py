@@ -120,6 +120,8 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
         found["context"] = table.context
     if table.name in TABLES and table.tokenizer:
         found["tokenizer"] = table.tokenizer
+    if table.name in TABLES and table.pad_token:
+        found["pad_token"] = True
     if table.name == "synthetic":
         found |= {
             "n": table.train + table.test + table.validation_samples,

@@ -768,6 +768,7 @@ def make_recipe(
     custom_map: Orthogonalizer | None = None,
     centred: bool = False,
     clients: int = 1,
+    joint_block: frozenset[str] | None = None,
 ) -> Recipe:
     """The recipe that the tables name.
 
@@ -782,6 +783,8 @@ def make_recipe(
         custom_map: A custom map instead of the table's.
         centred: Whether the rows of all gradients sum to 0.
         clients: N, for recipes that count all clients.
+        joint_block: Names of the parameters that a private recipe clips as one block; by default
+            those that take the auxiliary step.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -794,7 +797,7 @@ def make_recipe(
     }
     rate = local.lr if lr is None else lr
     if local.recipe in PRIVATE:
-        return _private(local, privacy or Privacy(), rate, of_map)
+        return _private(local, privacy or Privacy(), rate, of_map, joint_block)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
@@ -817,14 +820,19 @@ def _orthogonal(
     return links.normalize_rows(link, table.row_memory, routed) if table.row_memory else link
 
 
-def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any]) -> Recipe:
+def _private(
+    local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
+    joint_block: frozenset[str] | None = None,
+) -> Recipe:  # fmt: skip
     """dp-BASE or disk-BASE: a base optimizer that sees only what the mechanism releases.
 
     The released gradient is plain (DP-Muon, Algorithms 1 and 2) or filtered (DiSK, Algorithm 2).
     Clipping takes the auxiliary parameters as one block. Guarantee: epsilon of the mechanism.
     """
     first, base = local.recipe.split("-")
-    auxiliary = [name for name, count in (of_map["routes"] or {}).items() if not count]
+    routed = of_map["routes"] or {}
+    if joint_block is None:
+        joint_block = frozenset(name for name, count in routed.items() if not count)
     quantile, fixed_order = None, None
     if privacy.quantile:
         count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
@@ -836,7 +844,7 @@ def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any])
         band = 1 if privacy.noise_correlation == "none" or not memory else privacy.band
         fixed_order = FixedOrderSampling(privacy.sampling, band, memory, ahead)
     mechanism = Mechanism(
-        Clipping(privacy.clipping, privacy.bound, frozenset(auxiliary)),
+        Clipping(privacy.clipping, privacy.bound, joint_block),
         privacy.noise,
         privacy.lot,
         privacy.insecure_reproducible_noise,

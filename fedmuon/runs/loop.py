@@ -335,7 +335,7 @@ def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
     """The table of parameters and their optimizers. Folders of earlier versions, which name Muon
     for every recipe, keep theirs."""
-    table = routes(task.module, config.local.route)
+    table = routes(task.module, config.local.route, config.local.qkv)
     found = f"{table}\n".encode()
     known = user_objects(config).recipe is None and not reads(config, "local.route")
     if not known or (file.exists() and read_bytes(file) == found):

@@ -31,19 +31,36 @@ PROMPTS = 32  # prompts that are continued as one batch
 
 
 class Form(NamedTuple):
-    """The sizes of a decoder; width 768 with 12 blocks of 12 heads is GPT-2."""
+    """The sizes of a decoder; width 768 with 12 blocks of 12 heads is GPT-2.
+
+    Attributes:
+        vocabulary: The number of tokens. The last one is END, or [PAD] after END if `padded`.
+        context: The number of positions.
+        width: The length of a token's vector.
+        depth: The number of blocks.
+        heads: The number of attention heads.
+        tied: Whether the head and the token embeddings are one parameter.
+        padded: Whether there is a token [PAD].
+    """
 
     vocabulary: int
     context: int
     width: int
     depth: int
     heads: int
+    tied: bool = True
+    padded: bool = False
 
     @property
     def entries(self) -> int:
         """The number of parameters in matrices, which excludes biases and norms."""
-        blocks = 12 * self.depth * self.width**2
-        return blocks + (self.vocabulary + self.context) * self.width
+        blocks, tokens = 12 * self.depth * self.width**2, self.vocabulary * (2 - self.tied)
+        return blocks + (tokens + self.context) * self.width
+
+    @property
+    def end(self) -> int:
+        """The token END."""
+        return self.vocabulary - 1 - self.padded
 
 
 class Decoder(nn.Module):
@@ -54,7 +71,7 @@ class Decoder(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Take the parts of a GPT2LMHeadModel, whose head and embedding are one parameter."""
+        """Take the parts of a GPT2LMHeadModel, whose head and embedding may be one parameter."""
         super().__init__()
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head
@@ -91,7 +108,7 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
         vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
         n_layer=form.depth, n_head=form.heads,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=end is not None,
-        bos_token_id=None, eos_token_id=end, pad_token_id=end,
+        bos_token_id=None, eos_token_id=end, pad_token_id=end, tie_word_embeddings=form.tied,
         activation_function="gelu_pytorch_tanh",  # the function of GPT-2, in one kernel
     )  # fmt: skip
     shape._attn_implementation = "eager"  # plain products, which torch.vmap and `meta` support
@@ -130,12 +147,22 @@ def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
     return found
 
 
+HEAD, TOKENS = "lm_head.weight", "transformer.wte.weight"
+
+
 def matching_weights(
-    weights: Mapping[str, np.ndarray], network: nn.Module
+    weights: Mapping[str, np.ndarray], network: nn.Module, padded: bool = False
 ) -> dict[str, np.ndarray]:
     """Pick the parameters of a network from stored arrays, and ignore other arrays.
 
-    Names may lack the first part, as those of the published GPT-2 do.
+    Names may lack the first part, as those of the published GPT-2 do. A head that is not stored is
+    that of tied weights, the token embeddings.
+
+    Args:
+        weights: The stored arrays by name.
+        network: The decoder.
+        padded: Whether its last token is [PAD]. If the arrays have no row for it, this is the mean
+            of their rows.
 
     Raises:
         InputError: If a parameter is missing or has another shape.
@@ -143,18 +170,28 @@ def matching_weights(
     found = {}
     for name, value in network.named_parameters():
         stored = weights.get(name, weights.get(name.removeprefix("transformer.")))
+        if stored is None and name == HEAD:
+            stored = weights.get(TOKENS, weights.get(TOKENS.removeprefix("transformer.")))
+        grows = padded and name in (HEAD, TOKENS) and stored is not None
+        if grows and len(stored) == len(value) - 1:
+            stored = np.concatenate([stored, stored.mean(0, keepdims=True)])
         if stored is None or stored.shape != tuple(value.shape):
             has = "is missing" if stored is None else f"has shape {stored.shape}"
             raise InputError(
                 f"[task] weights do not fit: {name} of shape {tuple(value.shape)} {has} in them; "
-                "set width, depth, heads and [data] context to theirs"
+                "set width, depth, heads and positions to theirs"
             )
         found[name] = stored
     return found
 
 
 def generate(
-    form: Form, params: Params, prompts: Sequence[Sequence[int]], end: int, beams: int = 1
+    form: Form,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    end: int,
+    beams: int = 1,
+    banned: Sequence[int] = (),
 ) -> list[list[int]]:
     """Generate new tokens for each prompt, up to END (DP-Muon, Appendix).
 
@@ -165,6 +202,7 @@ def generate(
         end: The token END.
         beams: Number of beams; 1 is greedy. The search is that of transformers, with a length
             penalty of 1 and early stopping.
+        banned: Tokens that are never generated, such as line breaks.
 
     Returns:
         The new tokens of each prompt, without END. A sentence ends at the latest where the context
@@ -176,7 +214,9 @@ def generate(
         raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
     model.tie_weights()
     model.eval()
-    more = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
+    more: dict[str, Any] = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
+    if banned:
+        more["bad_words_ids"] = [[token] for token in banned]
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     found: list[list[int]] = [[] for _ in prompts]
@@ -258,11 +298,15 @@ class WithAdapters(nn.Module):
 
 
 def add_adapters(
-    network: Decoder, rank: int, weights: Mapping[str, np.ndarray], like: Tensor
+    network: Decoder,
+    rank: int,
+    weights: Mapping[str, np.ndarray],
+    like: Tensor,
+    padded: bool = False,
 ) -> Decoder:
     """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
 
-    The buffers have the dtype and device of `like`.
+    The buffers have the dtype and device of `like`; `padded` is that of `matching_weights`.
 
     Raises:
         InputError: If the rank exceeds the width, or the weights do not fit.
@@ -273,7 +317,7 @@ def add_adapters(
             f"[task] lora-rank = {rank} is above width = {width}: adapters of this rank would have "
             "more numbers than the weights that they adapt, so lower it"
         )
-    stored = matching_weights(weights, network)
+    stored = matching_weights(weights, network, padded)
     with torch.device("meta"):
         for block in network.transformer.h:
             block.attn.c_attn = WithAdapters(block.attn.c_attn, rank).to(like.dtype)

@@ -29,7 +29,7 @@ def own_model(form: Form) -> "GPT2LMHeadModel":
         GPT2Config(
             vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
             n_layer=form.depth, n_head=form.heads, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+            attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, tie_word_embeddings=form.tied,
         )
     )  # fmt: skip
     nn.Module.double(model)

@@ -39,7 +39,7 @@ OTHER: dict[str, Any] = {
     "data.validation": 10.0, "data.client-test": 0.3,
     "data.target": "y", "data.center": "public", "data.center-samples": 7,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
-    "data.tokenizer": "nowhere", "data.dimension": 9, "data.classes": 4,
+    "data.tokenizer": "nowhere", "data.pad-token": True, "data.dimension": 9, "data.classes": 4,
     "data.options": (("odd", 1),), "federation.options": (("odd", 1),),
     "task.options": (("odd", 1),), "local.options": (("odd", 1),),
     "orthogonalizer.options": (("odd", 1),),
@@ -48,14 +48,14 @@ OTHER: dict[str, Any] = {
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
-    "task.lora-rank": 2,
+    "task.lora-rank": 2, "task.head": "untied", "task.positions": 20,
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
     "local.server-momentum": 0.4, "local.server-lr": 0.3, "local.server-memory": 0.7,
     "local.tau": 0.5, "local.proximal": 5.0, "local.epochs": 1.5,
     "local.rank": 2, "local.personal": "hidden.*", "local.personal-weight": 2.5,
-    "local.route": "all-matrices", "local.aux": "adamw",
+    "local.route": "all-matrices", "local.qkv": "whole", "local.aux": "adamw",
     "local.aux-lr": 0.4, "local.adjust": "match-rms",
     "orthogonalizer.name": "newton-schulz", "orthogonalizer.lambda": 0.7,
     "orthogonalizer.steps": 2, "orthogonalizer.coefficients": "jordan",
@@ -65,7 +65,8 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
     "orthogonalizer.sketch": "kaczmarz", "orthogonalizer.row-memory": 0.5,
     "orthogonalizer.shards": 3, "orthogonalizer.full-every": 2,
-    "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
+    "privacy.clipping": "automatic", "privacy.blocks": "hidden",
+    "privacy.bound": 0.003, "privacy.noise": 2.0,
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
     "privacy.trust": "local", "privacy.cohorts": "fixed", "privacy.honest": 1.0,
     "privacy.state-weight": 3.0,
@@ -152,12 +153,24 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "task": {"name": "network", "model": "gpt", "width": 8, "depth": 2, "heads": 2},
         "local": {"recipe": "sgd"},
     },
+    "text-muon": {
+        "data": {"name": "pydoc", "context": 12},
+        "federation": {"rounds": 1},
+        "task": {"name": "network", "model": "gpt", "width": 8, "depth": 1, "heads": 2},
+        "local": {"recipe": "muon"},
+    },
+    "private-muon": {
+        **NETWORK,
+        "local": {"recipe": "dp-muon", "route": "all-matrices"},
+        "privacy": PRIVATE,
+    },
 }
 # Read where these runs do not look: by sources that need files, by other engines, by the neighbours
 # that `fedmuon stability` runs, by what keeps a run's progress, and by what refuses combinations.
 ELSEWHERE = {
     "data.center-samples",  # tests/fedmuon/data/test_given_data.py
-    "data.folder", "data.target", "data.tokenizer", "task.weights", "task.lora-rank", "engine.name",
+    "data.folder", "data.target", "data.tokenizer", "data.pad-token", "task.weights",
+    "task.lora-rank", "engine.name",
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
@@ -283,7 +296,7 @@ def test_keys_that_are_read_change_something(
 
 
 # Where a key shows, if not in the first setting that reads it.
-CHOSEN = {"data.normalize": ["network-sgd"]}
+CHOSEN = {"data.normalize": ["network-sgd"], "local.qkv": ["text-muon"]}
 
 
 class Seen:
