@@ -14,7 +14,7 @@ from fedmuon.experiments.cli.keys import names
 from fedmuon.experiments.cli.look import compare, ls, report, show, watch
 from fedmuon.experiments.cli.options import WithKeys, complain
 from fedmuon.experiments.cli.privacy import app as privacy
-from fedmuon.experiments.cli.project import doctor, make_text, new
+from fedmuon.experiments.cli.project import doctor, make_text, new, score_text
 from fedmuon.experiments.cli.runs import deploy_demo, plan, run, stability, suite, sweep, unlearn
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 
@@ -42,6 +42,7 @@ for command in (
     stationarity,
     flops,
     make_text,
+    score_text,
     deploy_demo,
     new,
     doctor,

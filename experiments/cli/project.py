@@ -1,4 +1,4 @@
-"""Commands to begin with: `new`, `make-text`, `doctor`."""
+"""Commands to begin with: `new`, `make-text`, `doctor`; and `score-text`."""
 
 import keyword
 import re
@@ -9,6 +9,7 @@ from string import Template
 from typing import Annotated, Any
 
 import tomli_w
+from rich.table import Table
 from typer import Argument, Option
 
 from fedmuon.core.errors import InputError
@@ -92,6 +93,28 @@ def make_text(
     """
     for file in text.make_text(folder, form, tables, domain, seed):
         print_path("made up", file)
+
+
+def score_text(
+    written: Annotated[Path, Argument(help="A text file with one sentence per line.")],
+    references: Annotated[
+        Path, Argument(help="The references of each sentence in lines, with an empty line between.")
+    ],
+) -> None:
+    """Score sentences against references: BLEU, ROUGE-L, METEOR, NIST and CIDEr.
+
+    METEOR matches words and their stems, without synonyms. NIST and CIDEr are those of mteval-v13a
+    and pycocoevalcap.
+
+    Example: [bold]fedmuon score-text written.txt references.txt[/]
+    """
+    from fedmuon.experiments.text_scores import SHOWN, scores_of_files  # the scorers
+
+    found = scores_of_files(written, references)
+    table = Table("score", "value", "unit")
+    for name, value in found.items():
+        table.add_row(*(SHOWN[name][0], f"{value:.4f}", SHOWN[name][1]))
+    console.print(table)
 
 
 def doctor() -> None:

@@ -34,11 +34,12 @@ from fedmuon.analysis.report.verdicts import (
 )
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural
-from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.errors import NonFinite
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.text import corpus, make_text, prompts, tokens_of
 from fedmuon.experiments.studies.study import Study, assemble, distinct
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
+from fedmuon.experiments.text_scores import bleu, rouge_l
 from fedmuon.federated.build import decoder_form, resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.federated.rounds import run_rounds
@@ -47,34 +48,6 @@ from fedmuon.runs.loop import Run, prepare, train
 from fedmuon.tasks.base import IGNORED, Params
 from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
-
-
-def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Corpus BLEU in percent by sacrebleu with effective order; several references a sentence."""
-    try:  # an optional package
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
-    most = max(map(len, references))
-    columns: list[Any] = [
-        [several[k] if k < len(several) else None for several in references] for k in range(most)
-    ]
-    return float(BLEU(effective_order=True).corpus_score(list(written), columns).score)
-
-
-def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, of the nearest reference each."""
-    try:  # an optional package
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise InputError("ROUGE-L needs rouge-score: pip install 'fedmuon[text]'") from None
-    scorer = RougeScorer(["rougeL"], use_stemmer=True)
-    nearest = [
-        max(scorer.score(one, sentence)["rougeL"].fmeasure for one in several)
-        for sentence, several in zip(written, references, strict=True)
-    ]
-    return 100 * sum(nearest) / len(nearest)
-
 
 Nested = dict[str, dict[str, Scalar]]
 SHOWN = 10  # generated sentences that are stored for a reader
