@@ -28,7 +28,7 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.rounds import begin, risk, simulate
+from fedmuon.federated.rounds import retrained, risk
 from fedmuon.privacy.noise import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
@@ -56,7 +56,9 @@ def execute(
     rows = laboratory.data.rows_of(np.array(samples))
     ended, _ = read_tensors(folder / "model.safetensors")
     model = {name: value[None] for name, value in ended.items()}
-    again = retrained(laboratory, rows)
+    experiment = laboratory.experiment
+    stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
+    again = retrained(experiment, stay, laboratory.config.federation.seed)
     distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
     if any(distance > one for one in found.values()):
         raise InputError(
@@ -64,7 +66,7 @@ def execute(
             f"{number(min(found.values()))}: what it stands on does not hold here, so nothing is "
             "released"
         )
-    held_out, task = laboratory.experiment.shards.held_out, laboratory.experiment.task
+    held_out, task = experiment.shards.held_out, experiment.task
 
     def accuracies(models: Params) -> list[float]:
         scores = risk(task, models, held_out.inputs, held_out.labels).scores
@@ -143,15 +145,6 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
             f"the certificate of {case.config.orthogonalizer.name} may fail, or looks at the "
             f"samples, and so is no sensitivity: use {', '.join(DATA_FREE)}"
         )
-
-
-def retrained(laboratory: FinishedRun, rows: np.ndarray) -> Params:
-    """X^R [1, ...] of the same run without those rows: same start, schedule and noise."""
-    experiment = laboratory.experiment
-    stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
-    less = dataclasses.replace(experiment, shards=experiment.shards.only(stay))
-    fresh = begin(less.recipe, less.task, laboratory.config.federation.seed)
-    return simulate(less, fresh).params
 
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:

@@ -215,8 +215,7 @@ def sharp_stability(
         def tail(r: float) -> float:
             return math.exp(log / r) * moment(r, base, scale, samples)
 
-        # An r that the search misses is only less sharp.
-        deviation = min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
+        deviation = at_best(tail, log)
     elif isinstance(c_hp, str):
         raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit', 'sharp' or 'variance'.")
     else:
@@ -273,9 +272,13 @@ def by_variance(
         spread = math.sqrt(square(t, seen))
     spread += math.sqrt((sizes * omega * np.square(eps)).sum())
     spread = min(spread, loss_bound / 2)
-    rest = min(tail(least(tail, 2, 4 + 3 * of_tree)), tail(2.0))
     bernstein = spread * math.sqrt(2 * of_sum / n_eff) + loss_bound * of_sum * shares.max() / 3
-    return float(2 * (weights * eps).sum() + rest + bernstein)
+    return float(2 * (weights * eps).sum() + at_best(tail, of_tree) + bernstein)
+
+
+def at_best(tail: Callable[[float], float], log: float) -> float:
+    """The smallest of exp(log / r) ||.||_r over r >= 2; an r that is missed is only less sharp."""
+    return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
 
 
 @in_doubles

@@ -15,7 +15,7 @@ Spearman's rho is taken between the losses and the scores, summed with the chang
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -35,10 +35,10 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.core.tables import Scalar, Table
+from fedmuon.core.tables import Table
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
-from fedmuon.experiments.suites.contents import SuiteRequest, cell
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell
 from fedmuon.federated.adjoint import pulled_back
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
@@ -46,9 +46,9 @@ from fedmuon.federated.rounds import (
     Experiment,
     ServerState,
     begin,
+    retrained,
     run_neighbours,
     run_rounds,
-    simulate,
 )
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
@@ -56,7 +56,6 @@ from fedmuon.tasks.matrix import MatrixTask
 
 STEPS = 30  # of conjugate gradients
 STACK = 64  # runs at once
-Nested = dict[str, dict[str, Scalar]]
 
 
 class Settings(Table):
@@ -265,15 +264,9 @@ def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tenso
         others = owner == owner[row]
         changes.append(np.where(others, 1 / (others.sum() - 1), 0.0))
         changes[-1][row] = -1.0
-        found.append(retrained(run, np.arange(len(owner)) != row) - whole)
+        less = retrained(run.experiment, np.arange(len(owner)) != row, run.seed)
+        found.append(run.losses(less) - whole)
     return np.concatenate(found), torch.from_numpy(np.stack(changes))
-
-
-def retrained(run: ScoredRun, stay: np.ndarray) -> np.ndarray:
-    """Test losses [1, T] of the run on the samples that stay [n]."""
-    experiment = replace(run.experiment, shards=run.experiment.shards.only(stay))
-    start = begin(experiment.recipe, experiment.task, run.seed)
-    return run.losses(simulate(experiment, start).params)
 
 
 def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
@@ -303,7 +296,7 @@ def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
             for first, size in zip(shards.offsets, np.diff(shards.offsets), strict=False)
         ]
         stayed.append(np.isin(np.arange(len(shards.labels)), np.concatenate(kept)))
-        found.append(retrained(run, stayed[-1]))
+        found.append(run.losses(retrained(run.experiment, stayed[-1], run.seed)))
     return np.concatenate(found), torch.from_numpy(np.stack(stayed)).double()
 
 

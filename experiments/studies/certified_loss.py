@@ -22,18 +22,16 @@ from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, counted
 from fedmuon.config.load import Config
 from fedmuon.config.schema import C_HP, Chance, Count, Natural, Positive
-from fedmuon.core.errors import InputError
-from fedmuon.core.tables import Scalar, Table
+from fedmuon.core.tables import Table
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability.endings import Ending, endings
 from fedmuon.experiments.studies.study import Study, distinct, heading
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.runs.directory import Record
 
-Nested = dict[str, dict[str, Scalar]]
 Setting = tuple[float, float]  # eta and lambda
 SETTLED = {
     "data.name": "--data",
@@ -162,11 +160,7 @@ def certified(first: Ending, end: Ending, form: str) -> Record:
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
     """A cell for each federation and number of samples."""
-    if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
-        raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose the setting must "
-            "not judge it, so name another"
-        )
+    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the setting", "it")
     contents.require_free("[base]", settings.base, SETTLED)
     found = []
     for (label, tables), samples in itertools.product(
@@ -263,12 +257,6 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 # How it is drawn.
 
 
-def _best_by(found: Columns, name: str) -> tuple[list[float], list[float]]:
-    """The largest ratio at each value of a column."""
-    values = sorted({*found[name].tolist()})
-    return values, [float(where(found, **{name: one})["ratio"].max()) for one in values]
-
-
 def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
     return zip(found, style.SERIES, strict=False)
 
@@ -292,8 +280,10 @@ def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
             )
             reach = [mean - low, high - mean]
             axes.errorbar(sizes, mean, reach, color=colour, marker=marker, ms=4, lw=1.2, label=form)
-            under.plot(*_best_by(where(tried, form=form), "rounds"), color=colour, marker=marker,
-                       ms=4, lw=1.2)  # fmt: skip
+            searched = where(tried, form=form)
+            horizons = sorted({*searched["rounds"].tolist()})
+            best = [float(where(searched, rounds=one)["ratio"].max()) for one in horizons]
+            under.plot(horizons, best, color=colour, marker=marker, ms=4, lw=1.2)
         axes.set_title(federation, loc="left")
         under.set_title(f"the same, n = {most:g}", loc="left")
         axes.set_xlabel("training samples n")

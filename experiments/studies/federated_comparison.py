@@ -36,16 +36,15 @@ from fedmuon.analysis.report.verdicts import (
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive, Share
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.tables import Scalar, Table
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Study, assemble, distinct, heading
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, risk, run_rounds
 from fedmuon.runs.directory import Record
 
-Nested = dict[str, dict[str, Scalar]]
 Steps = dict[str, float]  # step sizes by key
 Point = tuple[tuple[str, float], ...]  # the same of a grid
 SETTLED = {"data.name": "--data", "data.alpha": "alphas", "federation.seed": "seeds"}
@@ -241,11 +240,7 @@ def in_words(steps: Steps) -> str:
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """A cell for each model, alpha and method."""
-    if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
-        raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose the step sizes "
-            "must not judge them, so name another"
-        )
+    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes", "them")
     for claim in settings.claims:
         for name in (claim.better, claim.than):
             if name not in settings.methods:

@@ -21,13 +21,19 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Natural
 from fedmuon.core import files
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.tables import Scalar, Table, validate
+from fedmuon.core.tables import Table, validate
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.study import RunStudy
 from fedmuon.experiments.studies.training_findings import findings
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import PUBLISHED_FOR, SuiteRequest, Tables, merged
+from fedmuon.experiments.suites.contents import (
+    PUBLISHED_FOR,
+    Nested,
+    SuiteRequest,
+    Tables,
+    merged,
+)
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
@@ -35,7 +41,6 @@ from fedmuon.runs import fingerprints
 from fedmuon.runs.directory import Record, RunDirectory
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
-Nested = dict[str, dict[str, Scalar]]
 
 
 class Sweep(Table):

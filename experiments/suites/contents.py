@@ -28,6 +28,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet's begin 
 TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
 Scale = Literal["small", "full"]
 Tables = Mapping[str, Mapping[str, Scalar]]
+Nested = dict[str, dict[str, Scalar]]
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,17 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
                     f"{place} {table}.{key} has no effect: {where} settles it, so leave it out, or "
                     "change that in a copy of the suite's file"
                 )
+
+
+def require_other_seeds(
+    seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str, it: str
+) -> None:
+    """Reject seeds that would judge what they chose, such as `the setting`."""
+    if both := sorted({*seeds} & {*tuning_seeds}):
+        raise InputError(
+            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose {chosen} must not "
+            f"judge {it}, so name another"
+        )
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:

@@ -573,6 +573,12 @@ def run_neighbours(
     return simulate(experiment, fresh, engine).params
 
 
+def retrained(experiment: Experiment, stay: np.ndarray, seed: int) -> Params:
+    """The last model [1, ...] on the samples that stay [n]: same start, schedule and noise."""
+    less = replace(experiment, shards=experiment.shards.only(stay))
+    return simulate(less, begin(less.recipe, less.task, seed)).params
+
+
 def distances(params: Params, families: int = 1) -> np.ndarray:
     """||X_s - X_0||_F over all matrices, for the members s >= 1 of every family [families, T].
 

@@ -18,9 +18,10 @@ from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
-from fedmuon.experiments.unlearning import execute, noised, retrained
-from fedmuon.federated.rounds import begin
+from fedmuon.experiments.unlearning import execute, noised
+from fedmuon.federated.rounds import begin, retrained
 from fedmuon.privacy.audit import Statistics, counted
+from fedmuon.tasks.base import Params
 
 
 def hockey_stick(shift: float, epsilon: float) -> float:
@@ -77,7 +78,7 @@ def test_models_with_and_without_a_sample_cannot_be_told_apart(tmp_path: Path) -
     """By the best test, at the noise for their own distance; a fifth of it is too little."""
     laboratory = FinishedRun.open(made(tmp_path))
     model = {"weight": read_tensors(laboratory.out / "model.safetensors")[0]["weight"][None]}
-    again = retrained(laboratory, np.array([0]))
+    again = without(laboratory, np.array([0]))
     towards = again["weight"] - model["weight"]
     distance = float(towards.norm())
     assert distance > 0
@@ -121,10 +122,17 @@ def first_sample(folder: Path) -> int:
         return int(split["train_index"][0])
 
 
+def without(laboratory: FinishedRun, rows: np.ndarray) -> Params:
+    """The last model of the run repeated without those rows."""
+    stay = np.ones(len(laboratory.experiment.shards.labels), bool)
+    stay[rows] = False
+    return retrained(laboratory.experiment, stay, laboratory.config.federation.seed)
+
+
 def apart(laboratory: FinishedRun, rows: np.ndarray) -> float:
     """How far the run is from one that never saw those rows."""
     model, _ = read_tensors(laboratory.out / "model.safetensors")
-    again = retrained(laboratory, rows)
+    again = without(laboratory, rows)
     return math.sqrt(sum(float((model[one] - again[one][0]).square().sum()) for one in model))
 
 
