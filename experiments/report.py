@@ -24,7 +24,7 @@ from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
-from fedmuon.experiments.tables import columns
+from fedmuon.experiments.tables import SWEEP, columns
 from fedmuon.runs.directory import RunDirectory
 
 LEFT_OUT = "left out"  # how the line of a damaged folder begins
@@ -84,7 +84,7 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
         return [_read(reader, folder)], Missing()
     if _is_plain(folder):
         return [of_runs([folder])], Missing()
-    if (folder / "sweep.json").is_file():
+    if (folder / SWEEP).is_file():
         raise InputError(
             f"{folder} is a sweep: see its table by `fedmuon show {folder}` and its .png files, or "
             f"report its runs by `fedmuon report {folder / 'runs'}`"

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedmuon.analysis.report.numbers import number, written
 
+SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # columns of a terminal; of a column of words that can still be read
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the data themselves and not released."

@@ -40,7 +40,9 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
     figure, panels = style.canvas(len(names) + 1, narrow, 2.6)
     for axes, name, (colour, _) in zip(panels, names, style.SERIES, strict=False):
         values = np.array([one[name] for one in last if name in one])
-        axes.hist(values, bins=_bins(values), color=colour, edgecolor="white", lw=0.6)
+        count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))  # more with more clients
+        bins = np.histogram_bin_edges(values, count).tolist()  # one if all are equal
+        axes.hist(values, bins=bins, color=colour, edgecolor="white", lw=0.6)
         mean = float(values.mean()) if len(values) else np.nan
         axes.axvline(mean, color=style.BLACK, lw=1.2, ls="--", label=f"mean {digits(mean, 3)}")
         axes.set_xlabel(f"{word_of(name)}{' the local steps' * (name == 'loss_after')}")
@@ -52,12 +54,6 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
     panels[-1].xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     style.legend(panels[-1], 1 if len(names) > 1 and not narrow else 2)
     return figure
-
-
-def _bins(values: np.ndarray) -> list[float]:
-    """Edges of up to 20 bins, more where there are more clients; one bin if all are equal."""
-    count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))
-    return np.histogram_bin_edges(values, count).tolist()
 
 
 def _draw_drift(axes: Axes, records: Sequence[Record]) -> None:

@@ -41,7 +41,7 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment, ServerState, run_round
 from fedmuon.optim import recipes
 from fedmuon.optim.orthogonalizers import Orthogonalizer, newton_schulz
-from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.recipe import initial_states
 from fedmuon.orthogonalize import exact_sign
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
@@ -132,13 +132,6 @@ def starting_points(settings: Settings) -> Tensor:
     return torch.from_numpy(draws) * settings.spread
 
 
-def recipe_of(method: str, lr: Tensor, memory: float, apply: Orthogonalizer) -> Recipe:
-    """The method with a step size for each replica."""
-    if method == LOCAL:
-        return recipes.local_muon(lr, memory, apply)
-    return recipes.fedmuon_corrected(lr, memory, apply, clients=2)
-
-
 def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -> Record:
     """Distances to the optimum, means over the last tenth of the rounds, by step size and seed.
 
@@ -148,7 +141,10 @@ def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -
     task, begin = two_clients(settings), starting_points(settings)
     shape = len(settings.lrs), settings.seeds
     lr = torch.tensor(settings.lrs, dtype=torch.float64).repeat_interleave(settings.seeds)
-    recipe = recipe_of(method, lr, settings.memory, apply)
+    if method == LOCAL:
+        recipe = recipes.local_muon(lr, settings.memory, apply)
+    else:
+        recipe = recipes.fedmuon_corrected(lr, settings.memory, apply, clients=2)
     local = 1 if method == EVERY_STEP else settings.steps
     plan = RandomnessPlan(0, 2, 2, settings.rounds, local)
     made = Experiment(recipe, cast(Any, task), plan, cast(Any, None))
@@ -211,20 +207,6 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
     return found
 
 
-def rounds_saved(rows: Columns, name: str, lr: float) -> Slope:
-    """By how many rounds fewer E local steps come near the optimum than one, paired by start."""
-    one, several = (
-        where(rows, method=method, map=name, lr=lr)["near"] for method in (EVERY_STEP, CORRECTED)
-    )
-    return mean_of((one - several).astype(float))
-
-
-def rounds_over_exact(rows: Columns, name: str, lr: float) -> Slope:
-    """The rounds until near with a map over those with the exact one, paired by start."""
-    mine, exact = (where(rows, method=CORRECTED, map=one, lr=lr)["near"] for one in (name, EXACT))
-    return mean_of(mine / exact)
-
-
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
     """Where both methods end, how that depends on the step size, and how soon they are near."""
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
@@ -235,8 +217,19 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
                          for method in (CORRECTED, LOCAL)))
         for name in names
     }  # fmt: skip
-    saved = {name: rounds_saved(rows, name, lrs[-1]) for name in names}
-    pace = {name: rounds_over_exact(rows, name, lrs[0]) for name in names if name != EXACT}
+
+    def near(method: str, name: str, lr: float) -> np.ndarray:
+        return where(rows, method=method, map=name, lr=lr)["near"]
+
+    # Paired by start: how many rounds E local steps save, and a map's rounds over the exact one's.
+    saved = {
+        name: mean_of(
+            (near(EVERY_STEP, name, lrs[-1]) - near(CORRECTED, name, lrs[-1])).astype(float)
+        )
+        for name in names
+    }
+    exact = near(CORRECTED, EXACT, lrs[0])
+    pace = {name: mean_of(near(CORRECTED, name, lrs[0]) / exact) for name in names if name != EXACT}
     share = "distance at the end over that at the start"
     return [
         Claim(

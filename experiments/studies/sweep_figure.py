@@ -54,7 +54,8 @@ def _lines(
         best = {x: _best([row for row in rows if row[key] == x], name, rising) for x in levels}
         held = {x: row for x, row in best.items() if row is not None}
         x, y = np.array([*held], dtype=float), np.array([row[name] for row in held.values()])
-        reach = np.array([_half(row, name) for row in held.values()])
+        ends = [(row[name], row[f"{name}_high"]) for row in held.values()]  # None for a single seed
+        reach = np.array([0.0 if high is None else high - mean for mean, high in ends])
         alone = _best(rows, name, rising)
         if held:
             style.errorbars(panel, x, y, reach, look, recipe)
@@ -86,12 +87,6 @@ def _lines(
 def _wide(values: Sequence[float]) -> bool:
     """Whether a logarithmic axis shows them better."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
-
-
-def _half(row: Row, name: str) -> float:
-    """Half of the interval; nothing for a single seed."""
-    high = row[f"{name}_high"]
-    return 0.0 if high is None else high - row[name]
 
 
 def _title(key: str) -> str:
