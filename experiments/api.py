@@ -36,6 +36,8 @@ from fedmuon.experiments.results import (
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.experiments.suites.suite import here
+from fedmuon.experiments.suites.workers import Workers
 from fedmuon.runs.callbacks import Callback, Listener
 
 BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
@@ -155,8 +157,6 @@ def sweep(
     (2, ['fedmuon'])
     """
     from fedmuon.experiments.studies.sweep import grid_search, run_grid  # matplotlib
-    from fedmuon.experiments.suites.suite import here
-    from fedmuon.experiments.suites.workers import Workers
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,

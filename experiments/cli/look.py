@@ -10,16 +10,17 @@ from rich.measure import Measurement
 from rich.text import Text
 from typer import Argument, Option
 
+from fedmuon.analysis.report.tables import read_json
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import AsJson, complain, console, print_path, print_plain, tell
 from fedmuon.experiments.cli.show import run_parts, sweep_parts
+from fedmuon.runs.directory import client_records
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
 
-SWEEP = "sweep.json"
 # Columns of `ls` that are left out, in this order, until the table fits.
 DROPPED = ("train_loss", "seconds", "test_loss", "seed", "data", "recipe", "accuracy")
 
@@ -47,7 +48,7 @@ def show(
 
     if figure is not None and not clients:
         raise InputError("--figure draws the records of clients: give --clients, too")
-    if (run_dir / SWEEP).is_file():
+    if (run_dir / tables.SWEEP).is_file():
         _show_sweep(
             run_dir, [f"--{one}" for one in ("html" if html else "", "clients" * clients) if one]
         )
@@ -71,16 +72,13 @@ def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
     if asked:
         raise InputError(f"{asked[0]} is of one run, and {folder} is a sweep: name a run below "
                          f"{folder / 'runs'}")  # fmt: skip
-    from fedmuon.analysis.report.tables import read_json  # numpy
-
-    for part in sweep_parts(read_json(folder / SWEEP, ("seeds", "grid", "table"))):
+    for part in sweep_parts(read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:
     """Print tables of the run's clients, and draw them."""
     from fedmuon.experiments.inspect.clients import client_tables  # scipy
-    from fedmuon.runs.directory import client_records
 
     records = client_records(run.path)
     for part in client_tables(records, run.config.federation.clients):
@@ -176,7 +174,7 @@ def compare(
     """
     from fedmuon.experiments.inspect import listing  # the config
 
-    places = [one / "runs" if (one / SWEEP).is_file() else one for one in folders]
+    places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
     found, whole, measured, keys = listing.side_by_side(places)
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,7 @@ from fedmuon.experiments.cli.show import (
     summary_table,
     sweep_parts,
 )
+from fedmuon.experiments.suites.workers import Workers
 from fedmuon.runs.directory import RunDirectory
 
 MOST_JOBS = 256
@@ -68,7 +69,7 @@ def run(
     if seeds is not None:
         if watch or verbose:
             raise InputError("--watch and --verbose are for one run: leave them or --seeds out")
-        _search(["run", *_config_words(config, changes)], config, changes, {}, seeds, None, jobs,
+        _search(["run", *_config_words(config, changes)], config, changes, (), seeds, None, jobs,
                 None, out, resume)  # fmt: skip
         return
     if jobs is not None:
@@ -280,7 +281,7 @@ def _search(
     words: list[str],
     config: Path | None,
     changes: list[str],
-    grid: Sequence[str] | Mapping[str, str],
+    grid: Sequence[str],
     seeds: int,
     select: str | None,
     jobs: int | None,
@@ -289,8 +290,6 @@ def _search(
     resume: bool,
 ) -> None:
     """Run a grid with several seeds, print its tables, and say how well its jobs were used."""
-    from fedmuon.experiments.suites.workers import Workers  # loads no torch: its processes do
-
     begun = time.monotonic()
     if words[0] == "sweep" and not grid:
         raise InputError(
@@ -307,16 +306,11 @@ def _search(
     options.require_at_most(MOST_JOBS, **{"--jobs": jobs})
     count = jobs or 1
     with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
-        from fedmuon.config.load import read  # the config
-        from fedmuon.core.tables import override
-        from fedmuon.experiments.studies.sweep import grid_search, parse_grid, run_grid  # torch
+        from fedmuon.experiments.studies.sweep import run_grid, search_of_command  # torch
         from fedmuon.experiments.suites.suite import Spread, here
 
-        settled = override({}, changes)
-        tables = override(read(config) if config else {}, changes)
-        found = parse_grid(grid) if isinstance(grid, list) else {}
         command = shlex.join(["fedmuon", *words])
-        work = grid_search(tables, found, seeds, select, settled, command)
+        work = search_of_command(config, changes, grid, seeds, select, command)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = out or Path("runs") / f"{words[0]}-{config.stem if config else 'default'}-{stamp}"
         by = Spread(ray_address) if ray_address else workers or here

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
+from fedmuon.analysis.theory.checks import at_least
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import AsJson, Overrides, given_in, require_at_most, tell
@@ -67,8 +68,7 @@ def bound(
 
 def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Any:
     """The setting that the command line describes; `given` holds size, rho, l_orth and l_g."""
-    # Commands of other groups need not load these.
-    from fedmuon.analysis.theory.checks import at_least
+    # Commands of other groups need not load the config.
     from fedmuon.config.load import load
     from fedmuon.experiments.stability.certificates import from_parameters
 

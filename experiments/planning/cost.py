@@ -98,14 +98,14 @@ def _engine(run: Run, state: ServerState) -> Engine:
     quiet_ray()
     # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
     from fedmuon.experiments.engines import ray_engine
-    from fedmuon.server import strategy
-    from fedmuon.server.message_sizes import on_ray
+    from fedmuon.server import message_sizes, strategy
 
     def work(grid: Any) -> tuple[Engine, float]:
         up, engine = time.perf_counter() - begun, strategy.engine(config, grid)
         trial = Trial(run.experiment, state, engine)
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
-        sent = on_ray(config, run.experiment, state, grid.workers, ray_engine.machines())
+        machines = ray_engine.machines()
+        sent = message_sizes.on_ray(config, run.experiment, state, grid.workers, machines)
         most, copies = max(grid.memory(), default=0), -(-found.tried // grid.workers)
         more = -(-config.federation.per_round // grid.workers) - copies
         held = most + 2 * more * _model_bytes(run, state)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.verdicts import mean_of
-from fedmuon.config.load import Config, nested, only_read
+from fedmuon.config.load import Config, nested, only_read, read
 from fedmuon.config.schema import FIELDS, reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.choices import PRIVATE
@@ -405,6 +405,20 @@ def seed_statistics(values: Sequence[float]) -> dict[str, float]:
 
 
 # From what is asked to the runs
+
+
+def search_of_command(
+    config: Path | None,
+    changes: Sequence[str],
+    grid: Sequence[str],
+    seeds: int,
+    select: str | None,
+    command: str,
+) -> GridSearch:
+    """`grid_search` of a config file, changes of --set and texts of --grid."""
+    settled = override({}, changes)
+    tables = override(read(config) if config else {}, changes)
+    return grid_search(tables, parse_grid(grid), seeds, select, settled, command)
 
 
 def grid_search(
