@@ -15,6 +15,7 @@ While `Masks` is active, it takes the place of torch's dropout, of layers and of
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -122,30 +123,30 @@ def _mixed(values: Tensor) -> Tensor:
 
 
 def _dropout(
-    masks: Masks, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    masks: Masks,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    axes: int | None = None,
 ) -> Tensor:
-    kept = masks.kept(input, p) if training else None
+    kept = masks.kept(input, p, axes) if training else None
     return input if kept is None else input * (kept / (1 - p) if p < 1 else kept)
 
 
-def _of_channels(
-    masks: Masks, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+def _alpha(
+    masks: Masks,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = False,
+    inplace: bool = False,
+    axes: int | None = None,
 ) -> Tensor:
-    kept = masks.kept(input, p, 2) if training else None
-    return input if kept is None else input * (kept / (1 - p) if p < 1 else kept)
-
-
-def _alpha(axes: int | None) -> Callable[..., Tensor]:
-    def rule(
-        masks: Masks, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
-    ) -> Tensor:
-        kept = masks.kept(input, p, axes) if training else None
-        if kept is None:
-            return input
-        scale = ((1 - p) * (1 + p * DROPPED**2)) ** -0.5 if p < 1 else 0.0
-        return scale * (input * kept + DROPPED * (1 - kept)) - scale * DROPPED * p
-
-    return rule
+    kept = masks.kept(input, p, axes) if training else None
+    if kept is None:
+        return input
+    scale = ((1 - p) * (1 + p * DROPPED**2)) ** -0.5 if p < 1 else 0.0
+    return scale * (input * kept + DROPPED * (1 - kept)) - scale * DROPPED * p
 
 
 def _attention(
@@ -193,6 +194,7 @@ def _heads(masks: Masks, *args: Any, **kwargs: Any) -> Any:
         return _inner(*args, **kwargs)
 
 
+_of_channels = partial(_dropout, axes=2)
 RULES: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout,
     torch.dropout: lambda masks, input, p, train: _dropout(masks, input, p, train),
@@ -200,8 +202,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.dropout2d: _of_channels,
     functional.dropout3d: _of_channels,
     torch.feature_dropout: lambda masks, input, p, train: _of_channels(masks, input, p, train),
-    functional.alpha_dropout: _alpha(None),
-    functional.feature_alpha_dropout: _alpha(2),
+    functional.alpha_dropout: _alpha,
+    functional.feature_alpha_dropout: partial(_alpha, axes=2),
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _heads,
 }

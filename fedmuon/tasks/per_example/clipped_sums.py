@@ -22,7 +22,7 @@ from fedmuon.core.threads import Turns, spread
 from fedmuon.core.threads import parts as even
 from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stack_results
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import Ghosts, layer_gradients, record, reshape_total
+from fedmuon.tasks.per_example.ghost import Ghosts, record, reshape_total, rule_of
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 from fedmuon.tasks.work_split import Chunks, exact_on
 
@@ -178,8 +178,11 @@ class ClippedSums:
                 ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
                 for use in zip(*uses, strict=True)
             ]
-            for key, one in layer_gradients(layer, pairs).items():
-                found[f"{name}.{key}" if name else key] = one
+            rule = rule_of(layer)
+            assert rule is not None  # or `find_ghosts` would have returned None
+            parts = rule(layer, pairs)
+            for key, _ in layer.named_parameters(recurse=False):
+                found[f"{name}.{key}" if name else key] = parts[key]
         for name, first in self.ghosts.tied.items():
             embedding, head = found[first], found.pop(name)
             assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)

@@ -47,15 +47,7 @@ def has_rule(layer: nn.Module) -> bool:
         return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
         return False
-    return _rule(layer) is not None
-
-
-def layer_gradients(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """Per-example gradients of the layer's own parameters."""
-    rule = _rule(layer)
-    assert rule is not None  # or `find_ghosts` would have returned None
-    found = rule(layer, uses)
-    return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
+    return rule_of(layer) is not None
 
 
 def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
@@ -77,7 +69,8 @@ def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
     return total.view(shape)
 
 
-def _rule(layer: nn.Module) -> Callable[..., Parts] | None:
+def rule_of(layer: nn.Module) -> Callable[..., Parts] | None:
+    """What makes per-example gradients from uses of the layer, by its kind."""
     kind = type(layer)
     return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
 
