@@ -20,7 +20,7 @@ from fedmuon.clients.messages import MEASURED
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.personal import needs_client_states
+from fedmuon.federated.personal import tests_personal_models
 from fedmuon.federated.rounds import (
     Engine,
     Experiment,
@@ -60,8 +60,10 @@ class FedMuonStrategy(Strategy):
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
         """The remaining rounds under the config's fault policy: the engine of a run."""
-        self.keeps_states = isinstance(grid, Stateful)
-        if not self.keeps_states and needs_client_states(self.config, self.experiment.recipe):
+        self.keeps_states, recipe = isinstance(grid, Stateful), self.experiment.recipe
+        # The server tests personal models, for which it needs what belongs to the clients.
+        lacking = recipe.keeps_states and not self.keeps_states
+        if lacking and tests_personal_models(self.config, recipe):
             raise RoundFailed(
                 "[data] client-test would test each client's own model, which stays on its "
                 "SuperNode: set client-test = 0, or [engine] name = 'inline' or 'ray'"
@@ -202,8 +204,12 @@ class FedMuonStrategy(Strategy):
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
         if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
+            memory, round = self.experiment.client_states, self.state.round
             for client in asked:
-                grid.lend_state(client, self._lent(client))
+                last, own = memory.last_round(client, round), RecordDict()
+                if last is not None:
+                    own = state_record(memory.read(client, round), last)
+                grid.lend_state(client, own)
         messages = self.messages(MessageType.TRAIN, asked)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
@@ -220,12 +226,6 @@ class FedMuonStrategy(Strategy):
             if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
         ]
         return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
-
-    def _lent(self, client: int) -> RecordDict:
-        """The context of a client whose states are here."""
-        memory, round = self.experiment.client_states, self.state.round
-        last = memory.last_round(client, round)
-        return RecordDict() if last is None else state_record(memory.read(client, round), last)
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Find the nodes of clients, at first waiting for all clients to appear, and collect the

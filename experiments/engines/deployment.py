@@ -146,7 +146,8 @@ class Deployment:
         self._superlink = processes.start("superlink", command)
         self._start_superexec("superlink", self.port)
         self._await_superlink()
-        keys = [f"{self.make_key(number)}.pub" for number in range(nodes)] if secure else []
+        files = [processes.folder / f"supernode-{number}.key" for number in range(nodes)]
+        keys = [f"{make_node_key(one)}.pub" for one in files] if secure else []
         # The SuperLink admits only SuperNodes with these keys.
         if keys and self._start("register", *_auth("register"), LINK, *keys).wait(START + nodes):
             raise InputError("the SuperLink does not register a SuperNode's key")
@@ -214,10 +215,6 @@ class Deployment:
         supernode = self.processes.start(name, command)
         self._start_superexec(name, port)
         return supernode
-
-    def make_key(self, number: int) -> Path:
-        """A SuperNode's key, in the file where it looks for it."""
-        return make_node_key(self.processes.folder / f"supernode-{number}.key")
 
     def _tasks_for(self, name: str) -> list[str | Path]:
         """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""

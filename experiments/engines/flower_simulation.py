@@ -52,7 +52,8 @@ def simulate(
         seed: Node ids are random; with a seed they are the same each time.
     """
     flower_internals, grids = _modules()
-    context = flower_internals.server_context(flower_internals.flat(run_config))
+    config = flower_internals.flat(run_config)
+    context = flower_internals.context(flower_internals.SERVER, (), None, config)
     threads: AbstractContextManager[Any] = nullcontext()
     if not address and "torch" in sys.modules:
         # Several threads would spin for milliseconds after each loop, on cores that workers have

@@ -94,16 +94,11 @@ def flat(run_config: dict[str, Any] | None) -> UserConfig:
 
 
 def context(
-    node: int, place: tuple[int, int], state: RecordDict | None, config: UserConfig
+    node: int, place: tuple[()] | tuple[int, int], state: RecordDict | None, config: UserConfig
 ) -> Context:
-    """The context of a ClientApp; `place` is its partition and how many there are."""
-    own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=True))
+    """The context of an app; a ClientApp's `place` is its partition and how many there are."""
+    own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=False))
     return Context(RUN, node, own, RecordDict() if state is None else state, dict(config))
-
-
-def server_context(config: UserConfig) -> Context:
-    """The context of a ServerApp."""
-    return Context(RUN, SERVER, {}, RecordDict(), dict(config))
 
 
 def weight(message: Message) -> int:

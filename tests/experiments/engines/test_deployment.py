@@ -58,7 +58,7 @@ def deployment() -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
     """A SuperNode with a key of its own that nobody registered."""
-    deployment.make_key(NODES)
+    make_node_key(deployment.processes.folder / f"supernode-{NODES}.key")
     return deployment.start_supernode(NODES, free_ports(1)[0])
 
 
