@@ -194,7 +194,7 @@ def test_smoothness_by_step_is_the_product_of_its_matrices(
     lr, beta, l_orth, rounds, steps, seed
 ) -> None:
     rng = np.random.default_rng(seed)
-    l_g, factors = rng.uniform(0, 2, (rounds, steps)), rng.choice([0.5, 1.0, 2.0], rounds)
+    l_g, factors = rng.uniform(0, 2, (rounds, steps)), rng.choice([0.0, 0.5, 1.0, 2.0], rounds)
     found = scheduled_amplification(lr, beta, l_orth, l_g, factors, steps)
     assert close(found, products(lr, beta, l_orth, l_g.ravel().tolist(), factors, steps))
     plain = step_amplification(lr, beta, l_orth, l_g.ravel(), rounds, steps)
@@ -207,6 +207,16 @@ def test_smoothness_of_the_wrong_step_is_seen() -> None:
     found = step_amplification(0.3, 0.8, 5.0, l_g, 3, 2)
     assert not close(found, products(0.3, 0.8, 5.0, l_g.tolist(), np.ones(3), 2, late=1))
     assert not close(found, products(0.3, 0.8, 5.0, l_g[::-1].tolist(), np.ones(3), 2))
+    scheduled = scheduled_amplification(0.3, 0.8, 5.0, l_g, np.array([1.0, 0.3, 2.5]), 2)
+    assert not close(scheduled, products(0.3, 0.8, 5.0, l_g.tolist(), [2.5, 0.3, 1.0], 2))
+
+
+def test_factors_of_one_change_nothing_and_what_overflows_is_infinite() -> None:
+    given = (0.01, 0.9, 3.0, 0.8)
+    one = scheduled_amplification(*given, np.ones(500), 2)
+    np.testing.assert_allclose(one, step_amplification(*given, 500, 2), rtol=1e-12)
+    found = scheduled_amplification(1e200, 0.9, 1e200, 1.0, np.ones(5), 2)
+    assert np.isinf(found[0]).all() and not np.isnan(found).any()
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
-"""Schedules: the recursion against products of matrices, and certificates against neighbours."""
+"""Schedules: certificates against neighbours and runs (the recursion is tested in analysis)."""
 
 from dataclasses import replace
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 import torch
@@ -11,51 +10,10 @@ from brought import PLAIN, tables
 
 import fedmuon
 from fedmuon import analysis
-from fedmuon.analysis.theory.recursion import scheduled_amplification, step_amplification
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.constants import constants
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
-
-
-def naive(lr: float, beta: float, l_orth: float, l_g: float, factors: list, steps: int) -> list:
-    """a_t = e1^T A_{T-1} ... A_{t+1} b_t, every product of matrices written out."""
-    mpmath.mp.dps = 50
-    made_of = []
-    for factor in factors:
-        push = mpmath.mpf(lr) * mpmath.mpf(factor) * l_orth
-        fresh = 1 - mpmath.mpf(beta)
-        A = mpmath.matrix([[1 + push * fresh * l_g, push * beta], [fresh * l_g, beta]])
-        made_of += [(A, mpmath.matrix([push * fresh, fresh]))] * steps
-    found = []
-    for t, (_, b) in enumerate(made_of):
-        for A, _ in made_of[t + 1 :]:
-            b = A * b
-        found.append(b[0])
-    return found
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("lr", [1e-6, 0.05, 2.0])
-def test_scheduled_amplification_is_the_product_of_its_matrices(lr: float, steps: int) -> None:
-    factors = [1.0, 0.3, 0.0, 2.5, 0.7, 0.7]
-    found = scheduled_amplification(lr, 0.9, 3.0, 0.8, np.array(factors), steps)
-    wanted = np.array(naive(lr, 0.9, 3.0, 0.8, factors, steps), float).reshape(len(factors), steps)
-    np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-300)
-    backwards = scheduled_amplification(lr, 0.9, 3.0, 0.8, np.array(factors[::-1]), steps)
-    assert np.abs(backwards / wanted.clip(1e-300) - 1).max() > 0.1  # the order counts
-
-
-@pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (7, 3), (500, 2)])
-def test_factors_of_one_change_nothing(rounds: int, steps: int) -> None:
-    given = (0.01, 0.9, 3.0, 0.8)
-    one = scheduled_amplification(*given, np.ones(rounds), steps)
-    np.testing.assert_allclose(one, step_amplification(*given, rounds, steps), rtol=1e-12)
-
-
-def test_what_overflows_is_infinite() -> None:
-    found = scheduled_amplification(1e200, 0.9, 1e200, 1.0, np.ones(5), 2)
-    assert np.isinf(found[0]).all() and not np.isnan(found).any()
 
 
 SCHEDULES = {
