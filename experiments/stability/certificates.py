@@ -34,14 +34,13 @@ from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
 from fedmuon.config.schema import OrthogonalizerTable, reads
-from fedmuon.config.user_objects import schedule_of
 from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.federated.plan import RandomnessPlan, schedule_of
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 from fedmuon.tasks.constants import Constants, constants
@@ -403,8 +402,11 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     for C_hp they have the halves that are printed; by variance, H reads the training losses.
     """
     shares, deviations = (0.5, 0.5), None
-    if case.config.stability.c_hp == "variance":
-        shares, deviations = BESIDE_VARIANCE, _deviations(case)
+    if case.config.stability.c_hp == "variance":  # training losses against a uniform softmax's
+        if case.squares is None or case.shape is None:
+            raise Uncertified(BEFORE)
+        deviations = Deviations(case.squares(), case.reach.deviation if case.reach else 1.0)
+        shares = BESIDE_VARIANCE
     elif isinstance(case.config.stability.c_hp, str):
         shares = (1.0, 1.0)
     run, stability, part = case.run, case.config.stability, case.participation
@@ -452,14 +454,6 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     )
     promised = np.where(proved > 0, proved + rounding, 0.0)
     return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
-
-
-def _deviations(case: CertifiedSetting) -> Deviations:
-    """How far the training losses of a finished run are from 1 - 1/c, that of a uniform softmax."""
-    if case.squares is None or case.shape is None:
-        raise Uncertified(BEFORE)
-    most = case.reach.deviation if case.reach else 1.0
-    return Deviations(case.squares(), most)
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:

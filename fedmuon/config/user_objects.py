@@ -7,7 +7,7 @@ a sample.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,6 @@ from fedmuon.core.registry import (
     default_of,
     import_object,
     make,
-    require_callable,
     stamp,
     takes,
     takes_anything,
@@ -287,17 +286,3 @@ def _require_type(said: str, value: Any, usual: Any) -> None:
     if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
         kind = "whole number" if wanted is int else "number"
         raise InputError(f"{said} is refused: give a {kind}, such as {usual}")
-
-
-def schedule_of(config: Config) -> Callable[[int], float] | None:
-    """The factor of the step size as a function of the round; None if it stays."""
-    from fedmuon.optim.schedules import SCHEDULES, as_factor  # a package below this one
-
-    if (found := make_named(config, "schedule", SCHEDULES)) is None:
-        return None
-    if user_objects(config).schedule is None:
-        return found
-    of = guard(config, "schedule")
-    with of:
-        called = require_callable(found, "schedule", "a function of the round")
-    return of.calling(called, as_factor)

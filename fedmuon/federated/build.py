@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.config.schema import reads
-from fedmuon.config.user_objects import guard, make_named, schedule_of, user_objects, with_defaults
+from fedmuon.config.user_objects import guard, make_named, user_objects, with_defaults
 from fedmuon.core.choices import TABLES, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
@@ -28,12 +28,12 @@ from fedmuon.federated.client_data import (
     Shards,
     build_data,
     deal,
-    mapped_source,
     partition_digest,
+    read_source,
     targets_on,
     with_user_sizes,
 )
-from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.federated.plan import RandomnessPlan, schedule_of
 from fedmuon.federated.rounds import Experiment
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.optim.chain import Number, States
@@ -405,7 +405,7 @@ def _worker_setup(config: Config) -> WorkerSetup:
             "your data function draws other samples in each process, and clients have several: "
             "seed it, or let it read a file"
         )
-    source = mapped_source(resolved)
+    source = read_source(resolved, mapped=True)
     dealt = deal(resolved, source)
     sizes = np.bincount(dealt.client, minlength=resolved.federation.clients)
     # Only the server begins a run: stored weights need not be where its clients are.

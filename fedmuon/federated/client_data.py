@@ -60,36 +60,23 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 # The source
 
 
-def read_source(config: Config) -> Source:
+def read_source(config: Config, mapped: bool = False) -> Source:
     """Read the configured source whole; the last one is cached, because nobody writes to it.
 
-    With a public center, its samples are no part of the source any more.
+    With a public center, its samples are no part of the source any more. If `mapped`, or within
+    `one_copy`, it is read as memory maps, but for the user's own.
     """
+    table = config.data
     if user_objects(config).data is not None:
         found = _read_user_data(*_user_data(config))
-    elif _shared.get():
-        return mapped_source(config)
+    elif mapped or _shared.get():
+        found = read_mapped(table.name, reader_options(config))
     else:
-        if config.data.name == "synthetic":
-            require_room(config, (config.data.dimension,))
+        if table.name == "synthetic":
+            require_room(config, (table.dimension,))
         options = reader_options(config)
-        found = _read(config.data.name, options, stamp(config.data.name, options))
-    return _centered(config, found)
-
-
-def _centered(config: Config, source: Source) -> Source:
-    if config.data.center == "none":
-        return source
-    return source.with_public_center(config.data.center_samples)
-
-
-def mapped_source(config: Config) -> Source:
-    """The configured source as memory maps; the user's own as it is."""
-    if user_objects(config).data is not None:
-        found = _read_user_data(*_user_data(config))
-    else:
-        found = read_mapped(config.data.name, reader_options(config))
-    return _centered(config, found)
+        found = _read(table.name, options, stamp(table.name, options))
+    return found if table.center == "none" else found.with_public_center(table.center_samples)
 
 
 @contextmanager

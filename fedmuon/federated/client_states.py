@@ -65,7 +65,11 @@ class ClientStates:
             return {}
         key = (client, last)
         if key not in self._new and key not in self._read:
-            self._read[key] = self._load(key)
+            number, row = self._place[key]
+            file = self._file(number)
+            with mendable(file, "read"), safe_open(require_regular(file), framework="pt") as held:
+                names = [name for name in held.keys() if name not in ("client", "round")]  # noqa: SIM118
+                self._read[key] = {name: held.get_slice(name)[row] for name in names}
             self._bytes += _size(self._read[key])
         flat = self._new[key] if key in self._new else self._read[key]
         if key in self._read:
@@ -201,14 +205,6 @@ class ClientStates:
             self.flush()
         while self._bytes > self.budget and self._read:
             self._bytes -= _size(self._read.popitem(last=False)[1])
-
-    def _load(self, key: Key) -> Flat:
-        """One client's states from their file."""
-        number, row = self._place[key]
-        file = self._file(number)
-        with mendable(file, "read"), safe_open(require_regular(file), framework="pt") as tensors:
-            names = [name for name in tensors.keys() if name not in ("client", "round")]  # noqa: SIM118
-            return {name: tensors.get_slice(name)[row] for name in names}
 
     def _file(self, number: int) -> Path:
         assert self.folder is not None

@@ -30,11 +30,6 @@ def tests_personal_models(config: Config, recipe: Recipe) -> bool:
     return bool(config.data.client_test) and (tuning_steps(config) > 0 or recipe.personalizes)
 
 
-def needs_client_states(config: Config, recipe: Recipe) -> bool:
-    """Whether the server then needs what belongs to the clients."""
-    return tests_personal_models(config, recipe) and recipe.keeps_states
-
-
 def personal_model(experiment: Experiment, state: ServerState, client: int) -> Params:
     """A client's own model, or the server's with the client's own part: as in the first model if
     the client never took part."""

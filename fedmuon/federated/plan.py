@@ -8,10 +8,25 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.core.errors import InputError
+from fedmuon.core.registry import require_callable
 from fedmuon.core.rng import Draw, generator, sample_keys
-from fedmuon.optim.schedules import as_factor
+from fedmuon.optim.schedules import SCHEDULES, as_factor
 from fedmuon.privacy.noise import poisson_rows, secret_stream
+
+
+def schedule_of(config: Config) -> Callable[[int], float] | None:
+    """The factor of the step size as a function of the round; None if it stays."""
+    if (found := make_named(config, "schedule", SCHEDULES)) is None:
+        return None
+    if user_objects(config).schedule is None:
+        return found
+    of = guard(config, "schedule")
+    with of:
+        called = require_callable(found, "schedule", "a function of the round")
+    return of.calling(called, as_factor)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica,
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.low_rank import low_rank
 from fedmuon.optim.orthogonalizers import (
-    Map,
     Orthogonalizer,
     as_orthogonalizer,
     map_of_table,
@@ -791,10 +790,13 @@ def make_recipe(
     else:
         apply = map_of_table(orthogonalizer, regularization, centred)
     grouped = custom_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
-    of_map = {
-        "orthogonalizer": _orthogonal(apply, local.adjust, grouped, routed, orthogonalizer),
-        "routes": routed,
-    }
+    link = links.map_matrices(apply, local.adjust, grouped, routed)
+    if orthogonalizer.shards > 1:  # MuonBP
+        sharded = links.map_matrices(apply, local.adjust, grouped, routed, orthogonalizer.shards)
+        link = links.block_periodic(link, sharded, orthogonalizer.full_every)
+    if orthogonalizer.row_memory:  # NorMuon
+        link = links.normalize_rows(link, orthogonalizer.row_memory, routed)
+    of_map = {"orthogonalizer": link, "routes": routed}
     rate = local.lr if lr is None else lr
     if local.recipe in PRIVATE:
         return _private(local, privacy or Privacy(), rate, of_map, joint_block)
@@ -803,21 +805,6 @@ def make_recipe(
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
     unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
     return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
-
-
-def _orthogonal(
-    apply: Map,
-    adjust: str,
-    grouped: bool,
-    routed: Mapping[str, int] | None,
-    table: OrthogonalizerTable,
-) -> Link:
-    """The link that orthogonalizes, in MuonBP's or NorMuon's way if the table says so."""
-    link = links.map_matrices(apply, adjust, grouped, routed)
-    if table.shards > 1:
-        sharded = links.map_matrices(apply, adjust, grouped, routed, table.shards)
-        link = links.block_periodic(link, sharded, table.full_every)
-    return links.normalize_rows(link, table.row_memory, routed) if table.row_memory else link
 
 
 def _private(

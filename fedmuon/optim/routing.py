@@ -200,7 +200,9 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
     """Why the parameter is no hidden matrix; empty if it is one."""
     if isinstance(module, _NORMS):
         return "norm"
-    if isinstance(module, _EMBEDDINGS) or _token(param, module):
+    # A class token or a table of positions is [1, ..., n], and no filter.
+    token = param.ndim > 2 and param.shape[0] == 1 and not isinstance(module, _ConvNd)
+    if token or isinstance(module, _EMBEDDINGS):
         return "embedding"
     if not _is_matrix(param):
         return "vector"
@@ -221,11 +223,6 @@ def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
         key=lambda param: (reasons[param] != "embedding", param.numel()),
         default=None,
     )
-
-
-def _token(param: Tensor, module: nn.Module) -> bool:
-    """Whether it is a class token or a table of positions: [1, ..., n], and no filter."""
-    return param.ndim > 2 and param.shape[0] == 1 and not isinstance(module, _ConvNd)
 
 
 def _route(

@@ -110,11 +110,6 @@ def with_factors(
     return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
 
 
-def as_bytes(found: Record) -> dict[str, bytes]:
-    """The file and its content, if there is anything to tell."""
-    return {FILE: (json.dumps(found, sort_keys=True) + "\n").encode()} if found else {}
-
-
 # The digest of an object
 
 
@@ -241,7 +236,18 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
         yield from (found.__defaults__, found.__kwdefaults__)
         yield from [_content(cell) for cell in found.__closure__ or ()] if state else ()
         yield from [*vars(found).items()] if ours and state else ()
-        yield from (found.__code__, *_globals(found, state)) if ours else ()
+        if not ours:
+            return
+        yield found.__code__
+        # Numbers, words, functions, classes, and with `state` plain collections and arrays, that
+        # the code takes from its module.
+        kinds = (bool, int, float, str, FunctionType, type)
+        held = ((name, found.__globals__.get(name)) for name in _names(found.__code__))
+        yield from (
+            (name, one)
+            for name, one in held
+            if isinstance(one, kinds) or (state and _is_plain(one))
+        )
     elif ours:
         yield from found.__bases__
         kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
@@ -251,16 +257,6 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
             if plain or (isinstance(one, kinds) and known):
                 inside = getattr(one, "__func__", one)
                 yield (name, (one.fget, one.fset) if isinstance(one, property) else inside)
-
-
-def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
-    """Numbers, words, functions, classes, and with `state` plain collections and arrays, that the
-    code takes from its module."""
-    for name in _names(found.__code__):
-        one = found.__globals__.get(name)
-        known = isinstance(one, (bool, int, float, str, FunctionType, type))
-        if known or (state and _is_plain(one)):
-            yield (name, one)
 
 
 def _names(code: CodeType) -> dict[str, None]:

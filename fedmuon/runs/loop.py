@@ -7,6 +7,7 @@ checkpoints. The in-process engine and the Flower server share both.
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,8 +128,9 @@ def prepare(
         fixed["routes.txt"] = _routes_bytes(config, experiment.task, out / "routes.txt")
     if experiment.recipe.keeps_states and config.engine.name != "inline":
         fixed |= directory.identity()
-    if known or not (out / "summary.json").exists():  # older versions end without it
-        fixed |= fingerprints.as_bytes(objects | factors)
+    told = objects | factors
+    if told and (known or not (out / "summary.json").exists()):  # older versions end without it
+        fixed[fingerprints.FILE] = (json.dumps(told, sort_keys=True) + "\n").encode()
     directory.fix(fixed, more_files)
     if experiment.recipe.keeps_states:
         memory = ClientStates(out / CLIENT_STATES, directory.run_id)
@@ -168,7 +170,8 @@ def train(
     seen = Counter(client for one in earlier for client in answered(one))  # rounds of each client
     memory = experiment.client_states
     if experiment.recipe.keeps_states:
-        memory.restore(state.round, _last_rounds(earlier), directory.saved_rounds())
+        latest = {client: one["round"] - 1 for one in earlier for client in answered(one)}
+        memory.restore(state.round, latest, directory.saved_rounds())
     accountant = None
     if experiment.recipe.private:
         ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
@@ -218,15 +221,6 @@ def _config_bytes(config: Config, held: Path) -> bytes:
         if dump(load(held)).encode() == text:
             return read_bytes(held)
     return text
-
-
-def _last_rounds(records: Sequence[Record]) -> dict[int, int]:
-    """For each client that has answered, the last of these rounds in which it did, from 0."""
-    last: dict[int, int] = {}
-    for record in records:
-        number: int = record["round"] - 1
-        last |= dict.fromkeys(answered(record), number)
-    return last
 
 
 def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:

@@ -15,7 +15,7 @@ from torch import nn
 import fedmuon
 from fedmuon import links
 from fedmuon.config.load import Config, load, parse
-from fedmuon.config.user_objects import UserObjects, schedule_of
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN
 from fedmuon.core.errors import InputError
 from fedmuon.data.user_data import as_source
@@ -23,6 +23,7 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_worker, resolve
+from fedmuon.federated.plan import schedule_of
 from fedmuon.optim.links import private_gradient
 from fedmuon.optim.orthogonalizers import require_sound
 from fedmuon.optim.recipe import replace_by_mean
