@@ -9,7 +9,7 @@ An example has a gradient G = (G_1, ..., G_m), one block for each parameter tens
     automatic        C G_i / ||G_i||_F             at most C sqrt(m)
     automatic-flat   C G / ||G||                   at most C
 
-and 0 if the gradient is 0. Automatic clipping (DiSK, section 5) needs no threshold to tune.
+and 0 if the gradient is 0. Automatic clipping (DiSK, C.2) needs no threshold to tune.
 
 In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
 noise is scaled up by this factor (`fedmuon.privacy.mechanisms.gaussian`), while the sums stay as
