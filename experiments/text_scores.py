@@ -185,8 +185,8 @@ SCORES: dict[str, Callable[[Sentences, References], float]] = {
     "bleu": bleu, "rouge_l": rouge_l, "meteor": meteor, "nist": nist, "cider": cider,
 }  # fmt: skip
 SHOWN = {  # the name of each score, and its unit
-    "bleu": ("BLEU", "points"), "rouge_l": ("ROUGE-L", "points"), "meteor": ("METEOR", "0 to 1"),
-    "nist": ("NIST", "bits"), "cider": ("CIDEr", "0 to 10"),
+    "bleu": ("BLEU", "points"), "rouge_l": ("ROUGE-L", "points"), "meteor": ("METEOR", ""),
+    "nist": ("NIST", ""), "cider": ("CIDEr", ""),
 }  # fmt: skip
 
 

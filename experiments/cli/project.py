@@ -111,9 +111,9 @@ def score_text(
     from fedmuon.experiments.text_scores import SHOWN, scores_of_files  # the scorers
 
     found = scores_of_files(written, references)
-    table = Table("score", "value", "unit")
+    table = Table("score", "value")
     for name, value in found.items():
-        table.add_row(*(SHOWN[name][0], f"{value:.4f}", SHOWN[name][1]))
+        table.add_row(SHOWN[name][0], f"{value:.4f}")
     console.print(table)
 
 

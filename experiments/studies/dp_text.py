@@ -1,9 +1,10 @@
 """Study `dp-text`: private fine-tuning of a decoder on tables and sentences.
 
-DP-Muon (000), section 5. A cell is a seed. One decoder is trained on public text, and every method
-continues from it under the same joint epsilon. Each training is a run directory, which resumes and
-replays like any other. The corpus lies in [base.data] folder. If that is empty, both texts are
-synthetic (`make-text`), and the public text has other names and wordings than the private one.
+DP-Muon (000), section 5, and DiSK (003), Tables 4 and 5. A cell is a seed. One decoder is trained
+on public text, and every method continues from it under its joint epsilon. Each training is a run
+directory, which resumes and replays like any other. The corpus lies in [base.data] folder. If that
+is empty, both texts are synthetic (`make-text`), and the public text has other names and wordings
+than the private one.
 """
 
 import math
@@ -11,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
@@ -34,18 +35,22 @@ from fedmuon.analysis.report.verdicts import (
 )
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural
-from fedmuon.core.errors import NonFinite
+from fedmuon.core.arrays import tensor_bytes
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.files import write_bytes
 from fedmuon.core.tables import Scalar, Table
-from fedmuon.data.text import corpus, make_text, prompts, tokens_of
+from fedmuon.data.text import Pair, Tokens, corpus, make_text, pair_windows, prompts, tokens_of
 from fedmuon.experiments.studies.study import Study, assemble, distinct
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
-from fedmuon.experiments.text_scores import bleu, rouge_l
+from fedmuon.experiments.text_scores import SCORES
+from fedmuon.experiments.text_scores import SHOWN as SCORES_SHOWN
 from fedmuon.federated.build import decoder_form, resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.federated.rounds import run_rounds
+from fedmuon.runs.callbacks import Callback
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare, train
-from fedmuon.tasks.base import IGNORED, Params
+from fedmuon.tasks.base import IGNORED, Batch, Params
 from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
 
@@ -53,8 +58,24 @@ Nested = dict[str, dict[str, Scalar]]
 SHOWN = 10  # generated sentences that are stored for a reader
 
 
+class Order(Table):
+    """A claim: the method `better` is better than the method `than` in a measure."""
+
+    better: str
+    than: str
+    measure: str
+
+
+NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders")
+
+
 class Settings(Table):
-    """What the suite's file holds; `public` is on top of `base` for the decoder to begin from."""
+    """What the suite's file holds; `public` is on top of `base` for the decoder to begin from.
+
+    With `choose`, sentences are those of the model with the highest BLEU, or the lowest NLL, on the
+    validation part among the models after evaluated rounds; and the NLL is the lowest one on the
+    validation part, as in 000, Appendix D.
+    """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     base: Nested
@@ -65,10 +86,29 @@ class Settings(Table):
     prompts: Count  # held-out tables to write about
     beams: Count
     published: dict[str, dict[str, dict[str, float]]]  # by format and method
+    choose: Literal["last", "bleu", "nll"] = "last"
+    ban_newlines: bool = False
+    needs_files: bool = False  # whether the corpus and the weights must be given
+    paper: Literal["000", "003"] = "000"
+    scores: list[str] = Field(["bleu", "rouge_l"], min_length=1)  # names of `SCORES`
+    orders: list[Order] = Field(default_factory=lambda: [Order(**one) for one in ORDERS])
+
+    @model_serializer(mode="wrap")
+    def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without newer keys at their defaults, so that old folders can be resumed."""
+        fields, content = type(self).model_fields, write(self)
+        for name, field in fields.items():
+            if field.alias in NEWER and getattr(self, name) == field.get_default(
+                call_default_factory=True
+            ):
+                del content[field.alias]
+        return content
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     """A cell for each seed."""
+    for name in {*settings.scores, *(one.measure for one in settings.orders)} - {*MEASURES}:
+        raise InputError(f"{name} is no score of sentences: choose one of {', '.join(MEASURES)}")
     data = {"data": {"name": request.data}}
     configs = [
         cell(settings.base, own, data) for own in (settings.public, *settings.variants.values())
@@ -102,13 +142,24 @@ class TextCell:
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
+        given = str(base.get("data", {}).get("folder", ""))
+        if self.settings.needs_files and not (given and weights):
+            raise InputError(
+                "this suite fine-tunes stored weights on the real corpus, and nothing is "
+                "downloaded: give --set data.folder=..., --set data.tokenizer=... and --set "
+                "task.weights=..., or --scale small for synthetic text"
+            )
+        text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))
+        if self.settings.choose != "last" and not {"dev", "test"} <= {*corpus(self.form, text)}:
+            raise InputError(
+                f"{text} has no dev part or no test part: one chooses the model, and the other "
+                'scores it; get the files, or set choose = "last" in the suite\'s file'
+            )
         if not weights:  # a decoder trained on public text, without privacy
-            text = self._make_text(folder, "lodgings", self.settings.public_tables)
-            config = self._config(self.settings.public, text, "")
+            public = self._make_text(folder, "lodgings", self.settings.public_tables)
+            config = self._config(self.settings.public, public, "")
             train(prepare(config, folder / "public", True), run_rounds)
             weights = str(folder / "public" / "model.safetensors")
-        given = str(base.get("data", {}).get("folder", ""))
-        text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))
         record: Record = {"ends": [], "curves": [], "written": []}
         for place, (method, own) in enumerate(self.settings.variants.items()):
             config = self._config(own, text, weights)
@@ -140,8 +191,9 @@ class TextCell:
 
 def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
     """One method's run, and what its decoder then says of held-out tables."""
-    run = prepare(config, out, resume=True)
-    measures = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
+    models = Models(out.with_name(f"{out.name}-models"), settings.choose)
+    run = prepare(config, out, resume=True, callbacks=[models])
+    measures = dict.fromkeys(("nll", *settings.scores), math.nan)
     written: list[Record] = []
     privacy, note = {}, ""
     try:
@@ -149,18 +201,15 @@ def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, lis
     except NonFinite as error:
         note = str(error)
     else:
-        stored = read_weights(out / "model.safetensors")
-        task, held = run.experiment.task, run.experiment.shards.held_out
-        assert isinstance(task, NetworkTask)
-        params = {
-            name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()
-        }
-        # the mean negative log-likelihood of a held-out target token
-        losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
-        counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
-        measures["nll"] = float((losses[0].double() * counts).sum() / counts.sum())
-        scores, written = _write_sentences(run, params, settings)
-        measures |= scores
+        if settings.choose == "last":
+            params, held = _read(run, out / "model.safetensors"), run.experiment.shards.held_out
+            measures["nll"] = _nll(run, params, held)
+        else:
+            params, measures["nll"] = models.chosen(run, settings)
+        parts = corpus(config.data.name, config.data.folder)
+        held_out = parts.get("test") or parts.get("dev") or parts["train"]
+        sentences, wanted, written = _write_sentences(run, params, settings, held_out)
+        measures |= {name: SCORES[name](sentences, wanted) for name in settings.scores}
     names = ("epsilon", "delta", "noise", "blocks")
     end = {
         "recipe": config.local.recipe,
@@ -181,11 +230,63 @@ def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, lis
     return {"ends": [end], "curves": curve, "written": written}
 
 
-def _write_sentences(run: Run, params: Params, settings: Settings) -> tuple[Record, list[Record]]:
-    """BLEU and ROUGE-L of sentences about held-out tables, and the first of them."""
+def _read(run: Run, file: Path) -> Params:
+    """The parameters of a file, without a replica axis."""
+    task = run.experiment.task
+    stored = read_weights(file)
+    return {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
+
+
+def _nll(run: Run, params: Params, held: Batch) -> float:
+    """The mean negative log-likelihood of a target token."""
+    task = run.experiment.task
+    assert isinstance(task, NetworkTask)
+    losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
+    counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
+    return float((losses[0].double() * counts).sum() / counts.sum())
+
+
+@dataclass
+class Models(Callback):
+    """The models after evaluated rounds, in a folder, and the choice among them."""
+
+    folder: Path
+    choose: str
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Save the model of an evaluated round; it was released, so this spends no privacy."""
+        if self.choose != "last" and "train_loss" in record:
+            self.folder.mkdir(exist_ok=True)
+            write_bytes(self._file(record["round"]), tensor_bytes(state.params))
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"round-{number:07}.safetensors"
+
+    def chosen(self, run: Run, settings: Settings) -> tuple[Params, float]:
+        """The best model by its validation BLEU or NLL, and the lowest validation NLL of all."""
+        data, task = run.config.data, run.experiment.task
+        pairs = corpus(data.name, data.folder)["dev"]
+        rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
+        inputs = torch.from_numpy(rows.astype(np.float64)).to(task.device, task.dtype)
+        held = Batch(inputs, inputs.new_zeros(len(rows), dtype=torch.int64))
+        found: list[tuple[float, float, Path]] = []  # what is to be low, NLL, file
+        for file in sorted(self.folder.glob("round-*.safetensors")):
+            params = _read(run, file)
+            nll = low = _nll(run, params, held)
+            if self.choose == "bleu":
+                sentences, wanted, _ = _write_sentences(run, params, settings, pairs)
+                low = -SCORES["bleu"](sentences, wanted)
+            found.append((low, nll, file))
+        best = min(found)
+        return _read(run, best[2]), min(nll for _, nll, _ in found)
+
+
+def _write_sentences(
+    run: Run, params: Params, settings: Settings, pairs: Sequence[Pair]
+) -> tuple[list[str], list[list[str]], list[Record]]:
+    """Sentences about the first tables of the pairs, their references, and some rows of both."""
     table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
-    parts = corpus(table.name, table.folder)
-    held = prompts(parts.get("test") or parts.get("dev") or parts["train"])
+    held = prompts(pairs)
     encoded = {prompt: tokens.prompt(prompt) for prompt in held}
     short = [prompt for prompt, row in encoded.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
@@ -193,36 +294,54 @@ def _write_sentences(run: Run, params: Params, settings: Settings) -> tuple[Reco
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     whole = fold_adapters(task.module, params)
-    rows = generate(form, whole, [encoded[prompt] for prompt in short], tokens.end, settings.beams)
+    asked, banned = [encoded[prompt] for prompt in short], _banned(tokens, settings)
+    rows = generate(form, whole, asked, tokens.end, settings.beams, banned)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = []
     for prompt, one, references in zip(short, sentences, wanted, strict=True):
         # An untrained decoder writes control characters, too.
         line = "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in one)
         shown.append({"table": prompt, "written": line, "reference": references[0]})
-    scores = {"bleu": bleu(sentences, wanted), "rouge_l": rouge_l(sentences, wanted)}
-    return scores, shown[:SHOWN]
+    return sentences, wanted, shown[:SHOWN]
+
+
+def _banned(tokens: Tokens, settings: Settings) -> Sequence[int]:
+    return tokens.newlines if settings.ban_newlines else ()
 
 
 # What it claims.
 
-MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
-UNITS = {"nll": "nats", "bleu": "points", "rouge_l": "points"}
-PAIRS = (
-    ("DP-Adam", "DP-SGD", "nll"),
-    ("DP-Muon", "DP-Adam", "nll"),
-    ("DP-MuonBC", "DP-Muon", "nll"),
-    ("DP-Muon", "DP-Adam", "bleu"),
-    ("DP-Muon", "DP-Adam", "rouge_l"),
-)  # better, than, in what: what 000 prints for E2E
-STANDS_ON = (
+MEASURES = {"nll": ("NLL per target token", "nats"), **SCORES_SHOWN}  # name and unit
+ORDERS: tuple[dict[str, str], ...] = (  # what 000 prints for E2E
+    {"better": "DP-Adam", "than": "DP-SGD", "measure": "nll"},
+    {"better": "DP-Muon", "than": "DP-Adam", "measure": "nll"},
+    {"better": "DP-MuonBC", "than": "DP-Muon", "measure": "nll"},
+    {"better": "DP-Muon", "than": "DP-Adam", "measure": "bleu"},
+    {"better": "DP-Muon", "than": "DP-Adam", "measure": "rouge_l"},
+)
+JOINT = (
     "All releases of a step are accounted jointly, by Poisson lots, zero-out; a private "
     "example is one pair of a table and a sentence, so a table with several sentences is several "
-    "examples. DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
-    "one block, all that is left, as in 000. Head and embedding are one parameter, which 000 "
-    "keeps as two. Step sizes were chosen without accounting for the "
+    "examples. "
+)
+SCORED = (
+    "Step sizes were chosen without accounting for the "
     "choice. BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
     "nearest reference."
+)
+BLOCKS = (
+    "DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
+    "one block, all that is left, as in 000. "
+)
+TIED = "Head and embedding are one parameter, which 000 keeps as two. "
+STANDS_ON = JOINT + BLOCKS + TIED + SCORED
+CHOSEN = (
+    " Sentences are those of the model that is best on the validation part, by its {}, among those "
+    "after evaluated rounds. The NLL is the lowest one on the validation part."
+)
+MORE_SCORES = (
+    " METEOR is nltk's, with words and stems but no synonyms; NIST and CIDEr are those of "
+    "mteval-v13a and pycocoevalcap. 003 prints METEOR of another version."
 )
 MADE_UP = (
     " The text is made up: a small grammar writes tables and sentences in the corpus's format, and "
@@ -233,15 +352,35 @@ MADE_UP = (
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """The report's section, with published numbers, and a warning if the text is synthetic."""
-    published = about["settings"]["published"].get(about["data"], {})
-    stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
-    whole = replace(study, numbers=partial(numbers, published), stands_on=stands_on)
+    settings = Settings.model_validate(about["settings"])
+    published = settings.published.get(about["data"], {})
+    whole = replace(
+        study,
+        claims=partial(claims, orders=settings.orders),
+        numbers=partial(numbers, published, paper=settings.paper),
+        stands_on=_stands_on(settings) + (MADE_UP if about["made_up"] else ""),
+    )
     found = assemble(whole, folder, about)
     return replace(found, pictures=[replace(one, read=in_words) for one in found.pictures])
 
 
-def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
-    """What was spent, by the ledger of every run, and 000's orders."""
+def _stands_on(settings: Settings) -> str:
+    tied = settings.base.get("task", {}).get("head", "tied") == "tied"
+    said = JOINT
+    if settings.paper == "000":
+        said += BLOCKS + TIED * tied
+    said += SCORED
+    if settings.choose != "last":
+        said += CHOSEN.format(MEASURES[settings.choose][0])
+    return said + MORE_SCORES * ("meteor" in settings.scores)
+
+
+def claims(
+    ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
+) -> Sequence[Claim]:
+    """What was spent, by the ledger of every run, and the paper's orders, by default 000's."""
+    if orders is None:
+        orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
     within = Claim(
         "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
@@ -251,15 +390,15 @@ def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
         f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
     )
-    return [within, *(ordered(ends, *pair) for pair in PAIRS)]
+    return [within, *(ordered(ends, one.better, one.than, one.measure) for one in orders)]
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     """The mean over seeds is better, beyond the interval of the differences seed by seed."""
     sign = 1 if measure == "nll" else -1
     one, other = (ends[measure][ends["method"] == name] for name in (better, than))
-    word = "lower" if sign > 0 else "higher"
-    sentence = f"{better} has a {word} {MEASURES[measure]} than {than}."
+    word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]
+    sentence = f"{better} has a {word} {title} than {than}."
     if not len(one) or len(one) != len(other):
         return unknown(sentence, "one of them was not run")
     if not np.isfinite([one.mean(), other.mean()]).all():
@@ -268,20 +407,25 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     wins = int((sign * one < sign * other).sum())
     detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
     away, half = one.mean() - other.mean(), paired(list(zip(one, other, strict=True)))[1]
-    name = f"{MEASURES[measure]}, {better} − {than}"
-    found = Effect.around(name, away, half, unit=UNITS[measure])
+    name = f"{title}, {better} − {than}"
+    found = Effect.around(name, away, half, unit=unit)
     return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
 
 
-def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:
-    """Means over seeds with standard deviations, and below each what 000 prints."""
-    lines: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
+def numbers(
+    published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns, paper: str = "000"
+) -> Rows:
+    """Means over seeds with standard deviations, and below each what the paper prints."""
+    measured = [name for name in MEASURES if name in ends]
+    lines: Rows = [("method", "noise σ", "blocks", *(MEASURES[name][0] for name in measured))]
     for name in distinct(ends, "method"):
         mine = ends["method"] == name
         about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
-        lines.append((name, *about, *(spread(ends[key][mine]) for key in MEASURES)))
+        lines.append((name, *about, *(spread(ends[key][mine]) for key in measured)))
         if held := published.get(name):
-            lines.append(("  000, GPT-2", "", "", *(number(held.get(key)) for key in MEASURES)))
+            lines.append(
+                (f"  {paper}, GPT-2", "", "", *(number(held.get(key)) for key in measured))
+            )
     return lines
 
 

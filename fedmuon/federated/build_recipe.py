@@ -145,8 +145,9 @@ def build_recipe(
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
     """The parameters that are clipped as one block, if not those that take the auxiliary step."""
-    private = isinstance(task, NetworkTask) and reads(config, "privacy.blocks")
-    if not private or config.privacy.blocks == "routed":
+    if not isinstance(task, NetworkTask) or not reads(config, "privacy.blocks"):
+        return None
+    if config.privacy.blocks == "routed":
         return None
     counts = matrix_counts(task.module, "hidden")
     return frozenset(name for name, count in counts.items() if not count)

@@ -172,8 +172,8 @@ def matching_weights(
         stored = weights.get(name, weights.get(name.removeprefix("transformer.")))
         if stored is None and name == HEAD:
             stored = weights.get(TOKENS, weights.get(TOKENS.removeprefix("transformer.")))
-        grows = padded and name in (HEAD, TOKENS) and stored is not None
-        if grows and len(stored) == len(value) - 1:
+        by_token = padded and name in (HEAD, TOKENS)
+        if by_token and stored is not None and len(stored) == len(value) - 1:
             stored = np.concatenate([stored, stored.mean(0, keepdims=True)])
         if stored is None or stored.shape != tuple(value.shape):
             has = "is missing" if stored is None else f"has shape {stored.shape}"

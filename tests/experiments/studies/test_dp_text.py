@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
+from networks import own_model
 from test_pitfalls import unnamed
 
+from fedmuon.core.errors import InputError
+from fedmuon.data.text import corpus, prompts, tokens_of
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import dp_text
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import merged
+from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.experiments.suites.suite import execute
+from fedmuon.experiments.text_scores import SCORES
+from fedmuon.tasks.decoder import Form, generate, read_weights
 
 TINY: dict[str, Any] = {
     "made-tables": 20, "public-tables": 10, "prompts": 2, "beams": 2,
@@ -80,6 +87,147 @@ def test_one_method_is_tuned_and_writes(tmp_path: Path) -> None:
     assert 0 <= end["bleu"] <= 100 and 0 <= end["rouge_l"] <= 100
     assert " : " in one["table"] and one["written"].isprintable() and one["reference"]
     assert record["made_up"] and dp_text.STUDY.summary([record]) == {"made_up": True}
+
+
+def cell_of(name: str, folder: Path, **changes: Any) -> dp_text.TextCell:
+    """The first cell of a suite, with other settings, in a folder."""
+    (first, *_) = kinds.find(name, "e2e", "small", {}).within(folder)
+    assert isinstance(first, dp_text.TextCell)
+    base = merged(first.settings.base, TINY["base"])
+    public = merged(first.settings.public, TINY["public"])
+    sizes = {"made_tables": 20, "public_tables": 10, "prompts": 2, "beams": 1}
+    settings = {"base": base, "public": public, **sizes, **changes}
+    return replace(first, settings=first.settings.model_copy(update=settings))
+
+
+@pytest.mark.slow
+def test_the_model_is_chosen_on_the_validation_part(tmp_path: Path) -> None:
+    """The chosen model is the best one by scores that are computed anew, and so is the NLL."""
+    cell = cell_of("dp-text-gpt2", tmp_path)
+    few = {"DP-Muon": cell.settings.variants["DP-Muon"]}
+    base = merged(cell.settings.base, {
+        "federation": {"rounds": 3}, "task": {"width": 8, "heads": 1, "depth": 1},
+        "privacy": {"insecure-reproducible-noise": True},
+    })  # fmt: skip
+    given = {"variants": few, "base": base, "choose": "nll"}
+    record = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    (end,), written = record["ends"], record["written"]
+    assert end["blocks"] == 5 and {"nll", "bleu", "rouge_l"} < {*end}  # 4 matrices and the rest
+    assert 7.5 < end["epsilon"] <= 8 and written
+    folder = cell.folder
+    assert folder is not None
+    models = sorted(next(folder.glob("*-models")).iterdir())
+    assert [one.stem for one in models] == ["round-0000001", "round-0000002", "round-0000003"]
+    stored = read_weights(models[-1])
+    last = read_weights(next(folder.glob("method-0")) / "model.safetensors")
+    assert all((stored[name] == value).all() for name, value in last.items())
+    assert not (stored["lm_head.weight"] == stored["transformer.wte.weight"]).all()
+    pairs = corpus("e2e", folder / "restaurants")["dev"]
+    form = Form(258, 160, 8, 1, 1, tied=False, padded=True)
+    found = [mean_loss(form, read_weights(one), pairs) for one in models]
+    assert end["nll"] == pytest.approx(min(found), rel=1e-5) and len(set(found)) == 3
+    # The order of the files says nothing: the worst of them under the last name is not chosen.
+    worst, best = models[int(np.argmax(found))], models[int(np.argmin(found))]
+    worst.rename(tmp_path / "kept")
+    best.rename(worst)
+    (tmp_path / "kept").rename(best)
+    again = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    assert again["ends"][0]["nll"] == end["nll"] and again["written"] == written
+
+
+def mean_loss(form: Form, weights: dict, pairs: list) -> float:
+    """The mean loss of the tokens of sentences, one after the other, by transformers' model."""
+    model = own_model(form)
+    model.load_state_dict({name: torch.from_numpy(one) for name, one in weights.items()})
+    losses: list[float] = []
+    for pair in pairs:
+        table, sentence = list(pair.table.encode()), list(f" {pair.sentence}".encode())
+        row = torch.tensor([*table, 256, *sentence, 256])
+        logits = model(row[None, :-1]).logits[0].detach()
+        each = torch.nn.functional.cross_entropy(logits, row[1:], reduction="none")
+        losses += each[len(table) :].tolist()
+    return float(np.mean(losses))
+
+
+def test_bleu_chooses_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the BLEU of what each model writes about validation tables, without line breaks."""
+    cell = cell_of("dp-text-gpt2", tmp_path, choose="bleu")
+    few = {"DP-SGD": cell.settings.variants["DP-SGD"]}
+    base = merged(cell.settings.base, {"federation": {"rounds": 2}, "output": {"evaluate-every": 1},
+                                       "task": {"width": 8, "heads": 1, "depth": 1}})  # fmt: skip
+    asked: list[tuple[float, list[str]]] = []
+    scores = iter([30.0, 10.0, 20.0])  # of the two models, and of the test part
+
+    def bleu(written: list[str], references: list[list[str]]) -> float:
+        asked.append((next(scores), written))
+        return asked[-1][0]
+
+    monkeypatch.setitem(dp_text.SCORES, "bleu", bleu)
+    given = {"variants": few, "base": base}
+    record = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    assert record["ends"][0]["bleu"] == 20 and len(asked) == 3
+    assert cell.folder is not None
+    models = sorted(next(cell.folder.glob("*-models")).iterdir())
+    pairs = corpus("e2e", cell.folder / "restaurants")
+    form, tokens = Form(258, 160, 8, 1, 1, tied=False, padded=True), tokens_of("")
+    params = {name: torch.from_numpy(one) for name, one in read_weights(models[0]).items()}
+    for part, (_, sentences) in (("dev", asked[0]), ("test", asked[2])):
+        tables = [*prompts(pairs[part])][:2]
+        rows = generate(form, params, [tokens.prompt(one) for one in tables], 256, 1, [10, 13])
+        assert sentences == [tokens.decode(row) for row in rows]
+
+
+def test_real_files_are_asked_for(tmp_path: Path) -> None:
+    (cell, *_) = kinds.find("dp-text-gpt2", "e2e", "full", {}).within(tmp_path)
+    with pytest.raises(InputError, match=r"give --set data\.folder"):
+        cell.compute()
+    assert not [*tmp_path.rglob("*.safetensors")]
+    rows = "mr,ref\n" + "name[A],A place.\n" * 9
+    (tmp_path / "train.csv").write_text(rows)
+    (tmp_path / "dev.csv").write_text(rows)
+    base = merged(TINY["base"], {"data": {"folder": str(tmp_path), "context": 40}})
+    small = cell_of("dp-text-gpt2", tmp_path)
+    base = merged(small.settings.base, base)
+    with pytest.raises(InputError, match="has no dev part or no test part"):
+        replace(small, settings=small.settings.model_copy(update={"base": base})).compute()
+    content = contents.at(contents.read("disk-text"), "e2e", "small")
+    del content["kind"], content["data"]
+    request = SuiteRequest("disk-text", "e2e", "small", {})
+    with pytest.raises(InputError, match="spice is no score of sentences: choose one of nll, bleu"):
+        dp_text.STUDY.work({**content, "scores": ["spice"]}, request)
+
+
+@pytest.mark.slow
+def test_disk_is_scored_beside_the_same_method_without(tmp_path: Path) -> None:
+    """Tables 4 and 5 of 003: five scores, by the same step size and epsilon."""
+    cell = cell_of("disk-text", tmp_path)
+    names = ("DP-Adam, ε = 3", "DiSK, ε = 3")
+    few = {name: cell.settings.variants[name] for name in names}
+    record = replace(cell, settings=cell.settings.model_copy(update={"variants": few})).compute()
+    ends = record["ends"]
+    assert [end["recipe"] for end in ends] == ["dp-adam", "disk-adam"]
+    for end in ends:
+        assert 2.7 < end["epsilon"] <= end["target"] == 3 and end["blocks"] == 1
+        assert all(math.isfinite(end[name]) for name in ("nll", *SCORES))
+    assert ends[0]["nll"] != ends[1]["nll"]
+
+
+def test_claims_of_disk_are_those_of_its_suite() -> None:
+    settings = json.loads(kinds.find("disk-text", "dart", "full", {}).lock)[4]
+    for data in ("e2e", "dart"):
+        assert settings["variants"].keys() == settings["published"][data].keys()
+    orders = [dp_text.Order(**one) for one in settings["orders"]]
+    scored = columns(**{key: [1.0, 2.0, 3.0, 4.0] for key in ("meteor", "nist", "cider")})
+    scored["method"] = np.tile(np.array([*settings["variants"]]), 2)
+    found = dp_text.claims(scored, {}, orders)
+    assert len(found) == 13 and all(claim.holds for claim in found[1:])
+    assert "DiSK, ε = 8 has a higher METEOR than DP-Adam, ε = 8." in {one.sentence for one in found}
+    worse = scored | {"meteor": -scored["meteor"]}
+    assert sum(claim.holds is False for claim in dp_text.claims(worse, {}, orders)) == 2
+    head, *lines = dp_text.numbers(settings["published"]["dart"], scored, {}, "003")
+    assert head[3:] == ("NLL per target token", "BLEU", "ROUGE-L", "METEOR", "NIST", "CIDEr")
+    assert lines[3][0] == "  003, GPT-2" and lines[3][4:] == (
+        "41.01", "57.53", "0.359", "7.949", "2.553")  # fmt: skip
 
 
 def test_the_table_has_published_numbers_below_ours() -> None:
