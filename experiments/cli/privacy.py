@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from typer import Argument, Context, Option
@@ -29,6 +30,12 @@ from fedmuon.experiments.cli.options import (
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.tables import facts
 from fedmuon.privacy.accounting import composition, tuning
+from fedmuon.privacy.mechanisms.buffered import (
+    least_possible,
+    noise_of_buffers,
+    optimized,
+    optimized_band,
+)
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of, noise_of_momentum
 
 app = typer.Typer(
@@ -70,11 +77,20 @@ Band = Annotated[
     int,
     Option("--band", help="With cyclic: steps whose noise cancels, itself one; 1: independent."),
 ]
+BufferCount = Annotated[
+    int,
+    Option(
+        "--buffers",
+        help="With cyclic: buffers, optimized for these steps, that correlate noise (BLT) instead "
+        "of a band.",
+    ),
+]
 Memory = Annotated[
     float,
     Option(
         "--momentum",
-        help="With --band: beta of the momentum that is to have least noise; 1 is for sums.",
+        help="With --band or --buffers: beta of the momentum that is to have least noise; 1 is for "
+        "sums.",
     ),
 ]
 Ahead = Annotated[bool, Option("--nesterov", help="Whether this momentum looks ahead.")]
@@ -82,6 +98,7 @@ Accountant = Annotated[
     str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
 ]
 MOST_PEOPLE = 10**12
+MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps, above which it takes longer than seconds
 
 
 def rate(lot: float, population: int) -> float:
@@ -104,6 +121,7 @@ def alike(
     mode: str,
     adjacency: str,
     momentum: tuple[float, bool] = (1.0, False),
+    buffers: int = 0,
 ) -> tuple[float, float, int]:
     """(s, rate, steps) of Poisson lots that spend the same with s times less noise.
 
@@ -113,8 +131,13 @@ def alike(
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
         composition.require_supported(adjacency, sampling)
-    if band != 1 and sampling != "cyclic":
-        raise InputError("--band is of noise that cancels: give --sampling cyclic, or leave it out")
+    named = "--buffers" if buffers else "--band"
+    if (band != 1 or buffers) and sampling != "cyclic":
+        raise InputError(
+            f"{named} is of noise that cancels: give --sampling cyclic, or leave it out"
+        )
+    if band != 1 and buffers:
+        raise InputError("noise is correlated by --band or by --buffers: leave one of them out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     composition.require_supported(adjacency)
@@ -123,13 +146,18 @@ def alike(
         raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
-    if momentum != (1.0, False) and band == 1:
-        raise InputError("--momentum is of noise that cancels: give --band, or leave it out")
-    kind = "shuffle" if sampling == "shuffle" else "cyclic"
-    fixed_order = FixedOrderSampling(kind, band, *momentum)
+    if momentum != (1.0, False) and band == 1 and not buffers:
+        raise InputError(
+            "--momentum is of noise that cancels: give --band or --buffers, or leave it out"
+        )
+    kind, lots = "shuffle" if sampling == "shuffle" else "cyclic", lots_of(population, lot)
+    if buffers:
+        require_at_most(1e5, steps=steps)
+        found = optimized(steps, lots, buffers, *momentum)
+        return FixedOrderSampling("cyclic", 0, *momentum, found).alike(steps, lots), 1.0, 1
     if band > 1:
         require_at_most(1e7, steps=steps)
-    return fixed_order.alike(steps, lots_of(population, lot)), 1.0, 1
+    return FixedOrderSampling(kind, band, *momentum).alike(steps, lots), 1.0, 1
 
 
 @app.command(cls=WithKeys)
@@ -144,6 +172,7 @@ def epsilon(
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     band: Band = 1,
+    buffers: BufferCount = 0,
     momentum: Memory = 1.0,
     nesterov: Ahead = False,
     accountant: Accountant = "pld",
@@ -155,7 +184,9 @@ def epsilon(
     --delta 1e-5[/]
     """
     of_momentum = momentum, nesterov
-    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency, of_momentum)
+    over, share, many = alike(
+        lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
+    )
     answer = composition.epsilon(
         noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
     )
@@ -174,6 +205,7 @@ def sigma(
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     band: Band = 1,
+    buffers: BufferCount = 0,
     momentum: Memory = 1.0,
     nesterov: Ahead = False,
     as_json: AsJson = False,
@@ -184,7 +216,9 @@ def sigma(
     --delta 1e-5 --blocks 4[/]
     """
     of_momentum = momentum, nesterov
-    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency, of_momentum)
+    over, share, many = alike(
+        lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
+    )
     noise, answer = composition.noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
     show(found, delta, population, as_json)
@@ -195,40 +229,56 @@ def correlated(
     lot: Lot,
     population: Population,
     steps: Steps,
-    momentum: Annotated[float, Option(help="beta of the momentum.")] = 0.95,
+    momentum: Annotated[float, Option(help="beta of the momentum; 1 is for sums.")] = 0.95,
     nesterov: Ahead = False,
     band: Annotated[int, Option(help="Steps whose noise cancels, itself one.")] = 16,
+    buffers: Annotated[int, Option(help="Buffers that correlate noise without a band.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """How much noise a momentum has at equal epsilon, by how the noise of steps is correlated.
 
-    Lots are cyclic ones. The momentum is what Muon orthogonalizes.
+    Lots are cyclic ones. The momentum is what Muon orthogonalizes. The names in brackets are those
+    of \\[privacy] noise-correlation. For at most 1000 steps it also shows what no correlation of
+    noise can fall below.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
     require_at_most(1e5, steps=steps)
     rate(lot, population)
-    apart = lots_of(population, lot)
-    forms = {
-        "independent": FixedOrderSampling("cyclic"),
-        "for sums (sqrt-toeplitz)": FixedOrderSampling("cyclic", band),
-        "for the momentum (momentum)": FixedOrderSampling("cyclic", band, momentum, nesterov),
-    }
-    noise = {
-        name: noise_of_momentum(form.coefficients(steps), steps, apart, momentum, nesterov)
-        for name, form in forms.items()
-    }
-    sums, own = list(noise.values())[1:]
-    record = {"noise": noise, "sums_over_momentum": sums / own}
-    rows: list[tuple[str, Any]] = [(name, f"{value:.4g}") for name, value in noise.items()]
-    ratio = f"{sums / own:.4g} times that of noise for the momentum"
+    apart, of_momentum = lots_of(population, lot), (momentum, nesterov)
+
+    def of_band(coefficients: Any) -> float:
+        return noise_of_momentum(coefficients, steps, apart, *of_momentum)
+
+    def of_buffers(memory: float, ahead: bool) -> float:
+        return noise_of_buffers(
+            optimized(steps, apart, buffers, memory, ahead), steps, apart, *of_momentum
+        )
+
+    forms = {"for sums": (1.0, False), "for the momentum": of_momentum}
+    if momentum == 1:
+        del forms["for the momentum"]
+    ours = [*forms][-1]
+    noise = {"independent": of_band(np.ones(1))}
+    for name, form in forms.items():
+        key = "momentum" if name != "for sums" else "sqrt-toeplitz"
+        in_band = FixedOrderSampling("cyclic", band, *form).coefficients(steps)
+        noise[f"band of {band} {name} ({key})"] = of_band(in_band)
+    if steps <= MOST_OPTIMIZED:
+        best = optimized_band(steps, apart, band, *of_momentum)
+        noise[f"band of {band} {ours}, optimized"] = of_band(best)
+    for name, form in forms.items():
+        key = "blt-momentum" if name != "for sums" else "blt"
+        noise[f"{buffers} buffers {name} ({key})"] = of_buffers(*form)
+    if steps <= MOST_BOUNDED:
+        noise["no correlation is below"] = least_possible(steps, apart, *of_momentum)
     tell(
-        record,
+        {"noise": noise},
         as_json,
         facts(
-            "noise in an entry of the momentum, over that of one release of all examples that "
-            "spends the same ε",
-            [*rows, ("noise for sums has", ratio)],
+            f"noise in an entry of the {'sum' if momentum == 1 else 'momentum'}, over that of one "
+            "release of all examples that spends the same ε",
+            [(name, f"{value:.4g}") for name, value in noise.items()],
         ),
     )
 

@@ -239,10 +239,11 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
             f"[local] recipe = '{local.recipe}' corrects for noise that is independent from step "
             "to step: set [privacy] noise-correlation = 'none', or choose ...-muon"
         )
-    if privacy.noise_correlation == "momentum" and local.recipe != "dp-muon":
+    if privacy.noise_correlation.endswith("momentum") and local.recipe != "dp-muon":
         yield (
-            f"[privacy] noise-correlation = 'momentum' is for dp-muon, and recipe = "
-            f"'{local.recipe}' adds up what it releases, or filters it: set sqrt-toeplitz"
+            f"[privacy] noise-correlation = '{privacy.noise_correlation}' is for dp-muon, and "
+            f"recipe = '{local.recipe}' adds up what it releases, or filters it: set "
+            f"{'blt' if privacy.noise_correlation == 'blt-momentum' else 'sqrt-toeplitz'}"
         )
 
 

@@ -311,8 +311,11 @@ MATRIX_BLOCKS = (
 DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
-CORRELATED_NOISE = ReadIf(
-    "privacy.noise-correlation", ("sqrt-toeplitz", "momentum"), "correlated noise reads"
+BAND_OF_NOISE = ReadIf(
+    "privacy.noise-correlation", ("sqrt-toeplitz", "momentum"), "noise correlated in a band reads"
+)
+BUFFERED_NOISE = ReadIf(
+    "privacy.noise-correlation", ("blt", "blt-momentum"), "noise correlated by buffers reads"
 )
 FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
 SECRET_NOISE = ReadIf(
@@ -813,19 +816,26 @@ class Privacy(Table):
         "amplification",
         read_if=PRIVATE_RECIPE,
     )
-    noise_correlation: Literal["none", "sqrt-toeplitz", "momentum"] = key(
+    noise_correlation: choices.NoiseCorrelation = key(
         "none",
         "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums of "
-        "gradients have less (sqrt-toeplitz), or so that the momentum that dp-muon orthogonalizes "
-        "has less (momentum); for one client and one process, without resuming, because past noise "
-        "stays in memory",
+        "gradients have less (sqrt-toeplitz and blt), or so that the momentum that dp-muon "
+        "orthogonalizes has less (momentum and blt-momentum); blt keeps a few buffers, which are "
+        "optimized for the steps of the run; for one client and one process, without resuming, "
+        "because past noise stays in memory",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
         "number of correlated steps, the current one included; needs memory for one model fewer; "
         "best near the number of lots in an epoch",
-        read_if=(*CYCLIC_LOTS, CORRELATED_NOISE),
+        read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
+    )
+    buffers: Annotated[int, Field(ge=1, le=8)] = key(
+        2,
+        "number of buffers of correlated noise, each the size of the model; more than 3 hardly "
+        "help",
+        read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
@@ -1055,7 +1065,7 @@ LATER = tuple(
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv"),
         "task": ("head", "positions"),
-        "privacy": ("blocks",),
+        "privacy": ("blocks", "buffers"),
         "output": ("fine-tune", "clients"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "center", "center-samples",

@@ -20,6 +20,7 @@ OF_A_RUN = (
     "run", "seeds",  # columns of runs compared
 )  # fmt: skip
 Sampling = Literal["poisson", "shuffle", "cyclic"]
+NoiseCorrelation = Literal["none", "sqrt-toeplitz", "momentum", "blt", "blt-momentum"]
 SPREAD = " ±"  # ends the column of a measure's standard deviation
 GIVEN = "given"  # what a caller handed over in Python
 

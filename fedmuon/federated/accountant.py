@@ -97,7 +97,7 @@ class PerExample:
     released: Mechanism
 
     @property
-    def ledger_about(self) -> tuple[str, dict[str, str | int] | None]:
+    def ledger_about(self) -> tuple[str, Record | None]:
         """Where the rates of the ledger are from, and what else holds for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
         fixed_order = self.released.fixed_order
@@ -115,7 +115,7 @@ class PerExample:
                 f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of the "
                 "largest client: lower it, or raise [data] train"
             )
-        if mechanism.fixed_order is not None and mechanism.fixed_order.band > 1:
+        if mechanism.fixed_order is not None and mechanism.fixed_order.correlated:
             if self.config.engine.name != "inline":
                 raise InputError(IN_ONE_PROCESS)
             if self.config.federation.clients > 1:

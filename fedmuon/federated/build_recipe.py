@@ -5,6 +5,7 @@ touched. A trial proves nothing: it rejects what is seen to be wrong, and says w
 server's rule and an aggregate take and return.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -52,6 +53,7 @@ from fedmuon.tasks.base import Params, Points, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
+MOST_TURNS = 10**5  # steps that buffers are optimized for, in seconds
 AGGREGATE = "federation.aggregate"
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # that do not look at how many samples there are
 LINK = (
@@ -77,11 +79,14 @@ def build_recipe(
         routed, mine, centred = None, user_map(config), _is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
             routed = matrix_counts(task.module, config.local.route, config.local.qkv)
-        table = config.orthogonalizer
+        table, local = config.orthogonalizer, config.local
+        # Of the one client that correlated noise has; the account counts the lots that it deals.
+        turns = federation.rounds * local.steps, max(1, math.ceil(config.data.train / privacy.lot))
         found = make_recipe(
-            *(config.local, table, lr, regularization, routed, privacy, mine, centred),
+            *(local, table, lr, regularization, routed, privacy, mine, centred),
             clients=federation.clients,
             joint_block=_joint_block(config, task),
+            turns=(min(turns[0], MOST_TURNS), turns[1]),
         )
         found = replace(found, thread_safe=mine is None)
     else:  # its links may keep something between calls

@@ -40,6 +40,7 @@ from fedmuon.optim.recipe import (
     replace_by_mean,
     server_step,
 )
+from fedmuon.privacy.mechanisms.buffered import optimized
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.base import Params
@@ -768,6 +769,7 @@ def make_recipe(
     centred: bool = False,
     clients: int = 1,
     joint_block: frozenset[str] | None = None,
+    turns: tuple[int, int] = (1, 1),
 ) -> Recipe:
     """The recipe that the tables name.
 
@@ -784,6 +786,8 @@ def make_recipe(
         clients: N, for recipes that count all clients.
         joint_block: Names of the parameters that a private recipe clips as one block; by default
             those that take the auxiliary step.
+        turns: The steps of the run and the lots of an epoch, for which noise is correlated by
+            buffers.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -799,7 +803,7 @@ def make_recipe(
     of_map = {"orthogonalizer": link, "routes": routed}
     rate = local.lr if lr is None else lr
     if local.recipe in PRIVATE:
-        return _private(local, privacy or Privacy(), rate, of_map, joint_block)
+        return _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
@@ -809,7 +813,7 @@ def make_recipe(
 
 def _private(
     local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
-    joint_block: frozenset[str] | None = None,
+    joint_block: frozenset[str] | None = None, turns: tuple[int, int] = (1, 1),
 ) -> Recipe:  # fmt: skip
     """dp-BASE or disk-BASE: a base optimizer that sees only what the mechanism releases.
 
@@ -825,11 +829,16 @@ def _private(
         count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
         quantile = Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
     if privacy.sampling != "poisson":
-        of_momentum = privacy.noise_correlation == "momentum"
+        of_momentum = privacy.noise_correlation.endswith("momentum")
         memory = local.momentum if of_momentum else 1.0
         ahead = of_momentum and local.momentum_form.endswith("nesterov")
-        band = 1 if privacy.noise_correlation == "none" or not memory else privacy.band
-        fixed_order = FixedOrderSampling(privacy.sampling, band, memory, ahead)
+        if privacy.noise_correlation == "none" or not memory:
+            fixed_order = FixedOrderSampling(privacy.sampling, 1, memory, ahead)
+        elif privacy.noise_correlation.startswith("blt"):
+            buffers = optimized(*turns, privacy.buffers, memory, ahead)
+            fixed_order = FixedOrderSampling(privacy.sampling, 0, memory, ahead, buffers)
+        else:
+            fixed_order = FixedOrderSampling(privacy.sampling, privacy.band, memory, ahead)
     mechanism = Mechanism(
         Clipping(privacy.clipping, privacy.bound, joint_block),
         privacy.noise,

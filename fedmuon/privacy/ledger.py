@@ -62,7 +62,7 @@ class Ledger:
         head: str | None = None,
         adjacency: str = "zero-out",
         rate_from: str = "samples",
-        about: Mapping[str, str | int] | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> "Ledger":
         """Open the ledger of a run, or begin it.
 
@@ -235,7 +235,7 @@ class Ledger:
     @property
     def lost(self) -> str:
         """Why no run can continue from these lines, or ""."""
-        if self.about.get("band", 1) == 1 or not self.entries:
+        if self.about.get("band", 1) == 1 or not self.entries:  # no noise is correlated
             return ""
         return (
             "has rounds whose noise that of the next ones is to cancel, and no file keeps it, as "

@@ -39,6 +39,10 @@ So C is the root of the momentum's A, cut after `band` coefficients like that of
 is its limit for beta -> 1. Cut, it is no longer exactly the best: bands of 2 / (1 - beta) or more
 lose little, and for short ones that of prefix sums may have a bit less (`noise_of_momentum`).
 
+**Without a band.** Two or three buffers reach further than a band, and store less:
+`fedmuon.privacy.mechanisms.buffered` has their C, fitted to the steps of a run. All that follows
+holds for it, too.
+
 With s = beta / (1 + beta), or 0 without looking ahead, c = ((1 - s x) / (1 - beta x))^(1/2), whose
 derivative gives (j + 1) c_{j+1} = ((beta - s) / 2 + (beta + s) j) c_j - beta s (j - 1) c_{j-1}. It
 falls and is not negative: for j >= 1 it is the integral of t^(j-1) over a positive measure on
@@ -73,6 +77,7 @@ from fedmuon.core.choices import Sampling
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.mechanisms.buffered import Buffers, weights_of
 from fedmuon.privacy.noise import Normal
 
 if TYPE_CHECKING:  # the account of lots in a fixed order answers without torch
@@ -128,7 +133,7 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
 def noise_of_momentum(
     coefficients: np.ndarray, steps: int, apart: int, memory: float, ahead: bool = False
 ) -> float:
-    """The root mean square, over a run's steps, of the noise in an entry of the momentum.
+    """The root mean square, over a run's steps, of the noise in an entry of the momentum or sum.
 
     In units of the noise of one release of all samples that spends the same epsilon.
 
@@ -136,14 +141,10 @@ def noise_of_momentum(
         coefficients: c_0, c_1, ... of the correlated noise; [1] is independent noise.
         steps: How many steps the run has.
         apart: The minimum distance between two steps of an example.
-        memory: beta of the momentum.
+        memory: beta of the momentum; 1 is for prefix sums.
         ahead: Whether it looks ahead, as Nesterov's does.
     """
-    if not 0 <= memory < 1:
-        raise InputError(f"the momentum's memory is {memory}: it must be in [0, 1)")
-    a = (1 - memory) * memory ** np.arange(steps, dtype=float)
-    if ahead:
-        a = np.concatenate([[1 - memory**2], memory * a[1:]])
+    a = weights_of(steps, memory, ahead)
     q = np.zeros(steps)  # of the independent noise in the momentum: q * c = a
     for t in range(steps):
         held = coefficients[1 : t + 1]
@@ -156,10 +157,11 @@ def noise_of_momentum(
 class Past:
     """The rows W_{t-1}, W_{t-2}, ... of the noise by block, in the memory of one process.
 
-    Whoever knows them and the releases knows the sums, so no file and no message may contain them.
+    Instead of rows it keeps their sums S_b, if buffers correlate them. Whoever knows them and the
+    releases knows the sums of gradients, so no file and no message may contain them.
     """
 
-    coefficients: np.ndarray
+    correlation: np.ndarray | Buffers
     _rows: dict[int, deque["Tensor"]] = field(default_factory=dict, repr=False)
     _next: int = 0
 
@@ -181,9 +183,17 @@ class Past:
         self._next = step + 1
 
         def row(shape: tuple[int, ...], block: int) -> "Tensor":
-            earlier = self._rows.setdefault(block, deque(maxlen=len(self.coefficients) - 1))
-            found = fresh(shape, block)
-            for weight, one in zip(self.coefficients[1:], earlier, strict=False):
+            found, buffers = fresh(shape, block), self.correlation
+            if isinstance(buffers, Buffers):
+                sums = self._rows.setdefault(block, deque())
+                for scale, one in zip(buffers.scales, sums, strict=False):
+                    found = found - scale * one
+                begun = sums or [found * 0] * len(buffers.decays)
+                decayed = zip(buffers.decays, begun, strict=True)
+                self._rows[block] = deque(decay * one + found for decay, one in decayed)
+                return found
+            earlier = self._rows.setdefault(block, deque(maxlen=len(buffers) - 1))
+            for weight, one in zip(buffers[1:], earlier, strict=False):
                 found = found - float(weight) * one
             earlier.appendleft(found)
             return found
@@ -198,20 +208,25 @@ class FixedOrderSampling:
     Attributes:
         sampling: `shuffle` or `cyclic`.
         band: With how many steps the noise of a step is correlated, counting itself: 1 is
-            independent noise.
+            independent noise; 0 is for buffers, by which it is correlated with all.
         memory: beta of the momentum that should have least noise; 1 is for prefix sums.
         ahead: Whether this momentum looks ahead, as Nesterov's does.
+        buffers: What correlates the noise instead of a band.
     """
 
     sampling: Sampling = "shuffle"
     band: int = 1
     memory: float = 1.0
     ahead: bool = False
+    buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
-        if self.sampling not in get_args(Sampling)[1:] or self.band < 1:
+        least = 1 if self.buffers is None else 0
+        if self.sampling not in get_args(Sampling)[1:] or self.band < least:
             raise InputError("lots take turns by shuffle or cyclic, with a band of at least 1")
-        if self.band > 1 and self.sampling != "cyclic":
+        if self.buffers is not None and self.band:
+            raise InputError("noise is correlated by buffers or by a band: with buffers, give 0")
+        if self.correlated and self.sampling != "cyclic":
             raise InputError(APART)
         if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
             raise InputError(
@@ -219,24 +234,42 @@ class FixedOrderSampling:
             )
 
     @property
-    def about(self) -> dict[str, str | int | float]:
+    def correlated(self) -> bool:
+        """Whether the noise of steps is correlated."""
+        return self.band != 1
+
+    @property
+    def about(self) -> dict[str, Any]:
         """The settings in a ledger; `of_ledger` reads them."""
         known = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
-        if self.band == 1:
+        if not self.correlated:
             return known
-        if self.memory == 1:
-            return known | {"noise_correlation": "sqrt-toeplitz"}
-        momentum = {"memory": self.memory, "ahead": int(self.ahead)}
-        return known | {"noise_correlation": "momentum"} | momentum
+        name, momentum = ("sqrt-toeplitz", "momentum"), self.memory != 1
+        if self.buffers is not None:
+            name = "blt", "blt-momentum"
+            pairs = zip(self.buffers.decays, self.buffers.scales, strict=True)
+            known |= {"buffers": [list(pair) for pair in pairs]}
+        known["noise_correlation"] = name[momentum]
+        return known | ({"memory": self.memory, "ahead": int(self.ahead)} if momentum else {})
 
     @classmethod
     def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
         """The settings with these `about`."""
+        buffers = None
+        if pairs := about.get("buffers"):
+            decays, scales = zip(*pairs, strict=True)
+            buffers = Buffers(decays, scales)
         momentum = about.get("memory", 1.0), bool(about.get("ahead", 0))
-        return cls(about["sampling"], about["band"], *momentum)
+        return cls(about["sampling"], about["band"], *momentum, buffers)
+
+    def past(self) -> Past:
+        """The memory of the noise of a run that begins."""
+        return Past(self.coefficients(self.band) if self.buffers is None else self.buffers)
 
     def coefficients(self, count: int) -> np.ndarray:
-        """The first c_0, c_1, ..., at most `band` of them."""
+        """The first c_0, c_1, ...; at most `band` of them if there is a band."""
+        if self.buffers is not None:
+            return self.buffers.coefficients(count)
         return square_root(min(self.band, count), self.memory, self.ahead)
 
     def rows(self, seed: int, client: int, step: int, size: int, lot: float) -> np.ndarray:
@@ -247,7 +280,7 @@ class FixedOrderSampling:
 
     def sensitivity(self, steps: int, lots: int) -> float:
         """The sensitivity of so many steps, with so many lots per epoch, in units of C sqrt(m)."""
-        if self.band == 1:
+        if not self.correlated:
             return math.sqrt(participations([1], steps, lots))
         return sensitivity(self.coefficients(steps), steps, lots)
 
@@ -260,7 +293,7 @@ class FixedOrderSampling:
     ) -> Event:
         """What all attempts at a client's rounds released together, at so many steps per round."""
         done = Counter(rounds)
-        if self.band == 1:
+        if not self.correlated:
             whole = math.sqrt(participations(list(done.values()), steps, lots))
         elif len(done) == len(rounds):
             whole = self.sensitivity(len(rounds) * steps, lots)

@@ -254,7 +254,7 @@ class Mechanism:
 
     @property
     def _correlated(self) -> bool:
-        return self.fixed_order is not None and self.fixed_order.band > 1
+        return self.fixed_order is not None and self.fixed_order.correlated
 
     @property
     def _needs_reals(self) -> bool:
@@ -266,7 +266,7 @@ class Mechanism:
         """The earlier rows of correlated noise."""
         if self.fixed_order is None or not self._correlated:
             return None
-        return Past(self.fixed_order.coefficients(self.fixed_order.band))
+        return self.fixed_order.past()
 
     @property
     def on_grid(self) -> bool:

@@ -76,6 +76,7 @@ OTHER: dict[str, Any] = {
     "privacy.arithmetic": "grid",
     "privacy.quantile": 0.5, "privacy.quantile-rate": 0.4, "privacy.count-noise": 9.0,
     "privacy.sampling": "shuffle", "privacy.noise-correlation": "sqrt-toeplitz", "privacy.band": 2,
+    "privacy.buffers": 1,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,
     "engine.ray-address": "1.2.3.4:5",
@@ -125,6 +126,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "correlated": {
         **ALONE,
         "privacy": {**PRIVATE, "sampling": "cyclic", "noise-correlation": "sqrt-toeplitz"},
+    },
+    "buffered": {
+        **ALONE,
+        "privacy": {**PRIVATE, "sampling": "cyclic", "noise-correlation": "blt"},
     },
     "disk-adam": {"local": {"recipe": "disk-adam", "steps": 2}, "privacy": PRIVATE},
     "no-filter": {"local": {"recipe": "disk-sgd"}, "privacy": {**PRIVATE, "kappa": 1.0}},

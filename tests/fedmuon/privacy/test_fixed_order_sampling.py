@@ -28,6 +28,7 @@ from fedmuon.federated.rounds import Broadcast, begin, broadcast, client_updates
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
+from fedmuon.privacy.mechanisms.buffered import Buffers
 from fedmuon.privacy.mechanisms.fixed_order import (
     FixedOrderSampling,
     Past,
@@ -246,31 +247,35 @@ def test_epsilon_is_that_of_one_gaussian_release(turns: Any) -> None:
     assert twice.lower <= double <= twice.upper < 1.01 * double
 
 
-def statistics(band: int, lots: int, steps: int, noise: float, count: int) -> Statistics:
+def statistics(
+    turns: FixedOrderSampling, lots: int, steps: int, noise: float, count: int
+) -> Statistics:
     """The log-likelihood ratio of runs with and without a canary in each epoch's first lot, whose
     gradient follows what was released: it points where the last release points."""
     found = []
     for there in (True, False):
-        rng, past, rows = np.random.default_rng(int(there)), Past(square_root(band)), []
+        rng, past, rows = np.random.default_rng(int(there)), turns.past(), []
         given: list[Tensor] = []
         for step in range(steps):
             drawn = past.at(step, lambda s, block, r=rng: torch.from_numpy(r.standard_normal(s)))
             last = torch.sign(rows[-1]) if rows else torch.ones(count)
             given.append(torch.where(last == 0, 1.0, last) * (step % lots == 0))
             rows.append(there * given[-1] + noise * drawn((count,), 0))
-        mixed = torch.from_numpy(toeplitz(square_root(band), steps))
+        mixed = torch.from_numpy(toeplitz(turns.coefficients(steps), steps))
         seen, means = mixed @ torch.stack(rows), mixed @ torch.stack(given).double()
         found.append((((seen - means / 2) * means).sum(0) / noise**2).numpy())
     return Statistics(*found)
 
 
-def test_an_audit_holds_the_account_and_fails_one_of_single_participations() -> None:
-    band, lots, steps, noise, delta = 3, 4, 16, 3.0, 1e-3
-    bound = counted(statistics(band, lots, steps, noise, 20_000), delta).epsilon
-    true = account(
-        [FixedOrderSampling("cyclic", band).spent(noise, 1, lots, range(4), 4)], delta
-    ).upper
-    once = float(np.linalg.norm(square_root(band)))
+@pytest.mark.parametrize("buffers", [None, Buffers((0.9, 0.4), (0.3, 0.3))])
+def test_an_audit_holds_the_account_and_fails_one_of_single_participations(
+    buffers: Buffers | None,
+) -> None:
+    lots, steps, noise, delta = 4, 16, 3.0, 1e-3
+    turns = FixedOrderSampling("cyclic", 0 if buffers else 3, buffers=buffers)
+    bound = counted(statistics(turns, lots, steps, noise, 20_000), delta).epsilon
+    true = account([turns.spent(noise, 1, lots, range(4), 4)], delta).upper
+    once = float(np.linalg.norm(turns.coefficients(steps)))
     claimed = account([Event(1.0, noise / once, 1)], delta).upper  # negative control
     assert claimed < bound < true
 

@@ -318,7 +318,7 @@ OTHER = {  # a value that is no default, of each key of [privacy]
     "noise": 1.0, "lot": 32.0, "epsilon": 3.0, "delta": 1e-6, "level": "client", "trust": "local",
     "honest": 1.0, "state-weight": 2.0, "cohorts": "fixed", "adjacency": "add-remove",
     "sampling": "cyclic",
-    "noise-correlation": "sqrt-toeplitz", "band": 3, "population": 1000, "rate": 0.1,
+    "noise-correlation": "sqrt-toeplitz", "band": 3, "buffers": 3, "population": 1000, "rate": 0.1,
     "kappa": 0.5, "lookahead": 0.25, "probes": 2, "noise-source": "pcg64",
     "arithmetic": "grid", "insecure-reproducible-noise": True,
 }  # fmt: skip

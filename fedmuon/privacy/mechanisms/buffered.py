@@ -1,0 +1,273 @@
+"""Correlated noise with a few buffers, and what no correlation can fall below.
+
+# Buffered linear Toeplitz noise (Dvijotham et al. 2024, McMahan et al. 2024: BLT)
+
+The noise of step t is row t of W = C^-1 Z (`fedmuon.privacy.mechanisms.fixed_order`). A band of k
+coefficients stores k - 1 models. With d buffers,
+
+    c_0 = 1,   c_j = sum_b w_b theta_b^(j-1) for j >= 1,   c(x) = 1 + x sum_b w_b / (1 - theta_b x),
+
+and W_t = Z_t - sum_b w_b S_b, after which S_b <- theta_b S_b + W_t: d models are stored, and the
+noise of a step cancels that of all steps before it. With w_b >= 0, sum_b w_b <= 1 and
+0 <= theta_b < 1 the coefficients fall and are not negative, so the sensitivity that
+`fixed_order.py` proves is that of these, too, for any distance of an example's steps.
+
+**Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz A of a, and its noise is that
+of a / c. Over n steps its mean square is sum_j (n - j) / n (a / c)_j^2, and the squared sensitivity
+is the squared norm of c times the comb 1 + x^b + x^2b + ... `optimized` minimizes the product of
+both by BFGS: c is a rational function, so products, quotients and derivatives with respect to
+theta_b and w_b are recursions of O(n d). Ledgers have theta and w, so an account is exact however
+good the minimum is.
+
+**Lower bound.** Let A = B C for any matrices (not only Toeplitz ones). Examples in steps i, i + b,
+... may add orthonormal vectors, or the same vector: the squared sensitivity S^2 is at least
+sum_t ||C_t||^2 over these steps, and at least ||C phi_i||^2 for their indicator phi_i. (Where a
+gradient has too few entries for orthonormal vectors, signs drawn by chance have the first in the
+mean.) The mean over the b starts i is ||C||_F^2 / b, or ||C Phi||_F^2 / b. As ||B||_F ||C||_F is at
+least the nuclear norm ||B C||_*,
+
+    S ||B||_F / sqrt(n) >= max(||A||_*, ||A Phi||_*) / sqrt(n b).
+
+This bounds the noise at equal epsilon of all ways to correlate it (`least_possible`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fedmuon.core.errors import InputError
+
+MOST_BUFFERS = 8
+STARTS = (1.0, 10.0)  # times 1 / steps: the smallest 1 - theta that a search begins with
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]  # value and gradient
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The buffers of correlated noise.
+
+    Attributes:
+        decays: theta_b in [0, 1), by which a buffer decays in a step.
+        scales: w_b > 0, by which it is subtracted; their sum is at most 1.
+    """
+
+    decays: tuple[float, ...]
+    scales: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.decays) == len(self.scales) <= MOST_BUFFERS:
+            raise InputError(
+                f"correlated noise has 1 to {MOST_BUFFERS} buffers, each with a decay and a scale"
+            )
+        if not (all(0 <= one < 1 for one in self.decays) and all(one > 0 for one in self.scales)):
+            raise InputError("decays of buffers must be in [0, 1), and their scales positive")
+        if not sum(self.scales) <= 1:
+            raise InputError(
+                f"the scales of buffers add up to {sum(self.scales):g}, and above 1 the "
+                "sensitivity of their noise is not known"
+            )
+
+    def coefficients(self, count: int) -> np.ndarray:
+        """The first c_0 = 1, c_1, ..., c_(count - 1)."""
+        decays, found = np.array(self.decays), np.ones(count)
+        if count > 1:
+            found[1:] = (decays ** np.arange(count - 1)[:, None]) @ np.array(self.scales)
+        return np.minimum.accumulate(found)  # whatever rounding does
+
+
+def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
+    """a_0, a_1, ...: how a momentum, or with memory 1 a prefix sum, weighs gradients by age."""
+    if not 0 <= memory <= 1 or (ahead and memory == 1):
+        raise InputError(
+            f"the momentum's memory is {memory}: give one in [0, 1), or 1 for prefix sums, which "
+            "do not look ahead"
+        )
+    if memory == 1:
+        return np.ones(steps)
+    a = (1 - memory) * memory ** np.arange(steps, dtype=float)
+    return np.concatenate([[1 - memory**2], memory * a[1:]]) if ahead else a
+
+
+@lru_cache(maxsize=32)
+def optimized(
+    steps: int,
+    apart: int,
+    count: int,
+    memory: float = 1.0,
+    ahead: bool = False,
+    last: bool = False,
+) -> Buffers:
+    """The buffers with least noise in the momentum, or in sums, at equal epsilon.
+
+    Args:
+        steps: How many steps the run has.
+        apart: The minimum distance between two steps of an example.
+        count: d, how many buffers.
+        memory: beta of the momentum; 1 is for prefix sums.
+        ahead: Whether it looks ahead, as Nesterov's does.
+        last: Minimize the noise of the last step, which is the largest, instead of the root mean
+            square over all steps.
+    """
+    if not 1 <= count <= MOST_BUFFERS:
+        raise InputError(f"{count} buffers are none that are optimized: give 1 to {MOST_BUFFERS}")
+    _require_steps(steps, apart)
+    objective = _of_buffers(*_problem(steps, apart, memory, ahead, last), count)
+    starts = []
+    for start in STARTS:
+        gap = np.geomspace(min(start / steps, 0.3), 0.7, count)
+        scales = 0.4 * np.sqrt(gap) / np.sqrt(gap).sum()
+        starts.append(np.concatenate([np.log1p(-gap) - np.log(gap), np.log(scales / 0.6)]))
+    decays, scales = _unpacked(_least(objective, starts))
+    order = np.argsort(-decays)
+    # Rounding may carry a decay to 1, or the sum of scales above it.
+    decays, scales = np.minimum(decays, 1 - 2.0**-40), scales / max(1.0, scales.sum() * (1 + 1e-15))
+    return Buffers(tuple(map(float, decays[order])), tuple(map(float, scales[order])))
+
+
+def optimized_band(
+    steps: int, apart: int, band: int, memory: float = 1.0, ahead: bool = False
+) -> np.ndarray:
+    """The `band` coefficients with least noise at equal epsilon, as `optimized` has it.
+
+    Of those that do not grow and are not negative (cf. Choquette-Choo et al. 2023, McKenna 2024).
+    """
+    _require_steps(steps, apart)
+    comb, a, weights = _problem(steps, apart, memory, ahead, False)
+    band = min(band, steps)
+    if band == 1:
+        return np.ones(1)
+
+    def objective(logits: np.ndarray) -> tuple[float, np.ndarray]:
+        ratios = _expit(logits)
+        c = np.cumprod(np.append(1.0, ratios))
+        moved, noise = np.convolve(comb, c)[:steps], _filter(a, 1.0, c)
+        square, error = moved @ moved, weights @ (noise * noise)
+        over = _filter(noise, 1.0, c)
+        by_c = np.array([
+            2 * (moved[j:] @ comb[: steps - j]) / square
+            - 2 * ((weights * noise)[j:] @ over[: steps - j]) / error
+            for j in range(1, band)
+        ])  # fmt: skip
+        later = np.cumsum((by_c * c[1:])[::-1])[::-1]  # c_j has the ratios of all before it
+        return math.log(square) + math.log(error), later * (1 - ratios)
+
+    # From the root of prefix sums, and from coefficients that fall by a constant factor.
+    places = np.arange(1, band)
+    starts = [np.log(2 * places - 1.0), np.full(band - 1, 2.0)]
+    return np.cumprod(np.append(1.0, _expit(_least(objective, starts))))
+
+
+def noise_of_buffers(
+    buffers: Buffers,
+    steps: int,
+    apart: int,
+    memory: float,
+    ahead: bool = False,
+    last: bool = False,
+) -> float:
+    """The noise of the momentum or of sums, in units of that of one release of all samples that
+    spends the same epsilon; the root mean square over steps, or that of the `last` one."""
+    comb, a, weights = _problem(steps, apart, memory, ahead, last)
+    upper, lower = _rational(np.array(buffers.decays), np.array(buffers.scales))
+    moved, noise = _filter(comb, upper, lower), _filter(a, lower, upper)
+    return math.sqrt((moved @ moved) * (weights @ (noise * noise)))
+
+
+def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
+    """What the noise of the momentum or of sums exceeds, however it is correlated.
+
+    In units of `noise_of_buffers`. It takes O(steps^3) operations.
+    """
+    from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
+
+    _require_steps(steps, apart)
+    whole = toeplitz(weights_of(steps, memory, ahead), np.zeros(steps))
+    places = np.zeros((steps, min(apart, steps)))
+    places[np.arange(steps), np.arange(steps) % apart] = 1
+    most = max(np.sum(svdvals(whole)), np.sum(svdvals(whole @ places)))
+    return float(most) / math.sqrt(steps * min(apart, steps))
+
+
+def _require_steps(steps: int, apart: int) -> None:
+    if steps < 1 or apart < 1:
+        raise InputError(f"steps = {steps} and their distance {apart} must be at least 1")
+
+
+def _problem(
+    steps: int, apart: int, memory: float, ahead: bool, last: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The comb of an example's steps, the weights a, and how often each entry of a / c counts."""
+    comb = np.zeros(steps)
+    comb[::apart] = 1
+    counts = np.ones(steps) if last else 1 - np.arange(steps) / steps
+    return comb, weights_of(steps, memory, ahead), counts
+
+
+def _rational(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numerator and the denominator of c, as coefficients of 1, x, x^2, ..."""
+    lower = np.poly(decays)  # of the product of 1 - theta_b x
+    upper = lower.copy()
+    for place, scale in enumerate(scales):
+        upper[1:] += scale * np.poly(np.delete(decays, place))
+    return upper, lower
+
+
+def _filter(signal: np.ndarray, upper: np.ndarray | float, lower: np.ndarray) -> np.ndarray:
+    """The first coefficients of signal * upper / lower."""
+    from scipy.signal import lfilter  # see above
+
+    return np.asarray(lfilter(np.atleast_1d(upper), lower, signal))
+
+
+def _expit(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.clip(values, -40, 40)))
+
+
+def _unpacked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """theta_b and w_b from numbers without constraints; the scales are a share of a softmax."""
+    logits, logs = np.split(values, 2)
+    parts = np.exp(np.clip(logs, -40, 40))
+    return _expit(logits), parts / (1 + parts.sum())
+
+
+def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int) -> Objective:
+    """ln (sensitivity^2 * noise^2) and its gradient, of numbers without constraints."""
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        decays, scales = _unpacked(values)
+        upper, lower = _rational(decays, scales)
+        moved, noise = _filter(comb, upper, lower), _filter(a, lower, upper)
+        over = _filter(noise, lower, upper)
+        square, error = moved @ moved, weights @ (noise * noise)
+        by_decay, by_scale = np.zeros(count), np.zeros(count)
+        for b in range(count):
+            # d c / d w_b = x / (1 - theta_b x), and d c / d theta_b is w_b times its square.
+            one, late = np.array([1.0, -decays[b]]), np.array([0.0, 1.0])
+            for found, factor, times in ((by_scale, 1.0, 1), (by_decay, scales[b], 2)):
+                first, second = comb, over
+                for _ in range(times):
+                    first, second = _filter(first, late, one), _filter(second, late, one)
+                found[b] = factor * 2 * (moved @ first) / square
+                found[b] -= factor * 2 * ((weights * noise) @ second) / error
+        by_logits = by_decay * decays * (1 - decays)
+        by_logs = scales * (by_scale - by_scale @ scales)
+        return math.log(square) + math.log(error), np.concatenate([by_logits, by_logs])
+
+    return objective
+
+
+def _least(objective: Objective, starts: list[np.ndarray]) -> np.ndarray:
+    """The best point of several searches."""
+    from scipy.optimize import minimize  # see above
+
+    method, options = ("L-BFGS-B", {"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-8})
+    if len(starts[0]) <= 2 * MOST_BUFFERS:
+        method, options = "BFGS", {"maxiter": 1000, "gtol": 1e-8}
+    with np.errstate(all="ignore"):  # far-off points of a line search
+        found = [
+            minimize(objective, start, jac=True, method=method, options=options) for start in starts
+        ]
+    return min(found, key=lambda one: one.fun).x
