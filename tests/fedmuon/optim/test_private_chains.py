@@ -17,8 +17,12 @@ from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.optim.chain import Context
+from fedmuon.optim.links import disk_filter
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.privacy import noise
+from fedmuon.privacy.mechanisms.gaussian import Released
+from fedmuon.tasks.base import Params, Points
 
 ALL = 90  # all samples of the one client
 BASES = {"dp-sgd": "sgd", "dp-adam": "adamw", "dp-muon": "muon"}
@@ -83,7 +87,8 @@ class Lots:
         total = np.zeros(self.shape)
         for u, y in zip(self.inputs[chosen], self.labels[chosen], strict=True):
             g = sum(c * mean_gradient(X, u[None], y[None]) for c, X in points)
-            total += g * min(1.0, privacy.bound / np.linalg.norm(g))
+            scale = privacy.bound / np.linalg.norm(g)
+            total += g * (scale if "automatic" in privacy.clipping else min(1.0, scale))
         noise = self.draw(Draw.NOISE, number).standard_normal(self.shape)
         return (total + privacy.noise * privacy.bound * noise) / privacy.lot
 
@@ -102,6 +107,54 @@ def test_disk_is_its_algorithm_line_by_line(kappa: float, gamma: float) -> None:
         d = -0.2 * smooth
         X = X + d
     np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
+
+
+def test_disk_with_the_settings_of_its_experiments_line_by_line() -> None:
+    """DiSK, C.1 and C.2: automatic clipping, and a warm-up before a cosine, over three rounds."""
+    privacy = {"noise": 0.1, "kappa": 0.7, "clipping": "automatic-flat", "lot": 30.0}
+    config = small(
+        {"privacy": {"insecure-reproducible-noise": True}},
+        federation={"clients": 1, "per-round": 1, "rounds": 3},
+        local={"recipe": "disk-sgd", "lr": 0.2, "steps": 2, "momentum": 0.0,
+               "schedule": "cosine", "options": {"warm": 1}},
+        privacy=privacy,
+    )  # fmt: skip
+    lots, c = Lots(config), 0.3 / (0.7 * 0.5)
+
+    def end(factors: tuple[float, ...]) -> np.ndarray:
+        X, d, smooth = lots.start(), 0.0, None
+        for t in range(6):
+            g = lots.released(t, [(c, X + 0.5 * d), (1 - c, X)])
+            smooth = g if smooth is None else 0.3 * smooth + 0.7 * g
+            d = -0.2 * factors[t // 2] * smooth
+            X = X + d
+        return X
+
+    np.testing.assert_allclose(weight(config), end((0.5, 1.0, 0.5)), rtol=1e-10, atol=1e-12)
+    assert np.abs(weight(config) - end((1.0, 1.0, 1.0))).max() > 1e-3  # negative control
+
+
+@pytest.mark.parametrize(("reach", "wanted"), [(0.5, 2), (0.25, 1), (math.inf, 1), (-1.0, 2)])
+def test_disk_keeps_two_buffers_and_takes_one_more_gradient(reach: float, wanted: int) -> None:
+    """At kappa = 0.8, where (1 - kappa) / kappa = 0.25 needs one gradient of an example."""
+    params = {"a": torch.ones(1, 3, 2), "b": torch.ones(1, 5)}
+    link, seen = disk_filter(0.8, reach), []
+
+    def released(points: Points, bound: Any = None) -> Released:
+        seen.append(len(points))
+        return Released(params)
+
+    state = link.init(params)
+    size = sum(value.numel() for value in params.values())
+    assert sum(value.numel() for value in state.values()) == 2 * size + 1  # and a count of steps
+
+    def no_gradient(at: Params) -> tuple[torch.Tensor, Params]:
+        raise AssertionError("a gradient that is not private")
+
+    context = Context(params, no_gradient, [lambda *_, **__: np.random.default_rng(0)], released)
+    for _ in range(2):
+        _, state = link.update({}, state, context)
+    assert seen == [wanted] * 2
 
 
 def test_disk_without_a_second_point_is_a_low_pass_filter() -> None:
