@@ -78,7 +78,7 @@ def test_the_printed_gain_is_not_the_best_and_its_p_is_not_its_error() -> None:
     model = GradientModel(*(np.array([[one]]) for one in (w, v, h)))
 
     def end(printed: bool) -> tuple[float, float, float]:
-        one, error = Estimate(np.zeros(1), np.eye(1)), 1.0
+        one, error, gain = Estimate(np.zeros(1), np.eye(1)), 1.0, 0.0
         for _ in range(200):
             one = kalman_step(model, one, [0.0], [0.0], printed=printed)
             assert one.gain is not None
@@ -127,6 +127,7 @@ def test_isotropic_covariances_and_the_limit_of_the_gain_are_disk(gamma: float) 
         observed = curved @ x + noises[step]
         if step:
             one = kalman_step(model, one, observed, curved @ (x - before))
+            assert one.gain is not None
             np.testing.assert_allclose(one.gain, kappa * np.eye(SIZE), rtol=1e-12, atol=1e-15)
         else:  # both begin with the first observation
             one = Estimate(observed, one.covariance)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
 from study_rows import overprinted, rows_of, verdicts
 
 from fedmuon.analysis.report.tables import Columns
@@ -193,8 +194,8 @@ def test_chance_alone_seldom_makes_a_trend() -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_figure_frames_the_best_and_says_what_no_filter_does(narrow: bool) -> None:
-    rows = surface(0.1)
-    rows["choice"] = np.where(rows["choice"] == "2", study.SINGLE, rows["choice"])
+    made = surface(0.1)
+    rows = {**made, "choice": np.where(made["choice"] == "2", study.SINGLE, made["choice"])}
     rows["accuracy"][-1] = np.nan  # one run diverged
     figure = study.heat_maps(rows, {}, narrow=narrow)
     assert not overprinted(figure) and len(figure.axes) == 3
@@ -202,6 +203,7 @@ def test_the_figure_frames_the_best_and_says_what_no_filter_does(narrow: bool) -
     assert len(first.texts) == 6 and "without filter" in first.get_title("left")
     assert [one.get_text() for one in first.get_yticklabels()] == ["0.5", study.SINGLE]
     (frame,) = first.patches
+    assert isinstance(frame, Rectangle)
     image = first.images[0].get_array()
     assert image is not None
     row, column = np.unravel_index(np.asarray(image).argmax(), image.shape)
