@@ -320,7 +320,7 @@ OTHER = {  # a value that is no default, of each key of [privacy]
     "sampling": "cyclic",
     "noise-correlation": "sqrt-toeplitz", "band": 3, "buffers": 3, "population": 1000, "rate": 0.1,
     "kappa": 0.5, "lookahead": 0.25, "probes": 2, "noise-source": "pcg64",
-    "arithmetic": "grid", "insecure-reproducible-noise": True,
+    "arithmetic": "grid", "insecure-reproducible-noise": True, "blocks": "hidden",
 }  # fmt: skip
 
 
