@@ -30,15 +30,16 @@ MUTANTS = (
     ("fedmuon/privacy", "scale * (1 + slack(value.dtype)) * entries", "scale * entries"),
     ("fedmuon/optim", "per_replica(1 - ADAM_MEMORY**steps", "per_replica(1 - ADAM_MEMORY"),
     ("fedmuon/optim", "len(replies) - faulty - 2", "len(replies) - faulty - 1"),
-    ("fedmuon/federated", "sorted(replies, key=lambda reply: reply.client)", "list(replies)"),
+    ("fedmuon/federated", "        ordered = sorted(replies, key=lambda reply: reply.client)",
+     "        ordered = list(replies)"),
     ("fedmuon/runs", 'about.get("run") != self.mark', 'about.get("run") is None'),
     ("clients", "factor=lambda round: factor)", "factor=lambda round: 1.0)"),
     ("server", "!= (self.state.round, client)", '!= (self.state.round, who["partition"])'),
     ("analysis/theory", "2 * math.sqrt(beta * growth)", "math.sqrt(beta * growth)"),
     ("analysis/report", "(shares**2 / (counts - 1))", "(shares**2 / counts)"),
-    ("experiments/stability", "moved * math.sqrt(run.sizes.max())", "moved"),
+    ("experiments/stability", "radius * math.sqrt(run.sizes.max())", "radius"),
     ("experiments/studies", "2**order * gamma((1 + order) / 2)", "order * gamma((1 + order) / 2)"),
-)
+)  # fmt: skip
 TESTS = {"clients": "server"}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from architecture import evidence
+from architecture import evidence, mutants
 from architecture.cases import CASES, NEW_STUDIES, Case, Step
 
 # What `fedmuon list` calls them, and the key of a config that names one. Data sources and callbacks
@@ -155,3 +155,10 @@ def test_a_case_that_fails_or_says_nothing_is_not_equal() -> None:
 @pytest.mark.slow
 def test_a_case_repeats_and_another_step_size_shows() -> None:
     assert evidence.control(["fedmuon"], 2) == 0
+
+
+def test_every_mutant_has_one_line_to_break() -> None:
+    for package, old, new in mutants.MUTANTS:
+        files = (mutants.ROOT / package).rglob("*.py")
+        assert sum(file.read_text(encoding="utf-8").count(old) for file in files) == 1, old
+        assert new not in old or len(new) < len(old)
