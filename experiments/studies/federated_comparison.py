@@ -286,11 +286,11 @@ STANDS_ON = (
     "take no part in the comparison. Accuracies are on test samples that neither training nor "
     "the choice saw, after the last round. Intervals are Student's over seeds, of differences "
     "paired by seed: at one seed two methods share the data split, the start and the sampled "
-    "clients. A method with several step sizes had more points to choose from: those of FedAdam "
-    "and MuLoCo were tried in all combinations, and the auxiliary step size of the Muon methods, "
-    "which moves the parameters that Muon does not, after the others. Other settings (momentum, "
-    "local steps, batch, rounds, FedProx's µ, FedAdam's τ, the alignment) have one value, which "
-    "was not tuned."
+    "clients. A method with several step sizes had more points to choose from: those of a local "
+    "and a server rule were tried in all combinations, and the auxiliary step size of Muon, which "
+    "moves the parameters that Muon does not, after the others where it was searched. Other "
+    "settings, such as momentum, local steps, batch and rounds, have one value each, which was "
+    "not tuned."
 )
 
 

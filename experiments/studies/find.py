@@ -18,9 +18,11 @@ from fedmuon.experiments.studies import (
     frontier,
     gap_bound,
     heavy_tail,
+    layer_rank,
     polar_error,
     rank_dependence,
     stability,
+    table_2,
     training,
     wall_clock,
 )
@@ -50,8 +52,10 @@ KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
         frontier.STUDY,
         gap_bound.STUDY,
         heavy_tail.STUDY,
+        layer_rank.STUDY,
         polar_error.STUDY,
         rank_dependence.STUDY,
+        table_2.STUDY,
         wall_clock.STUDY,
     )
 }

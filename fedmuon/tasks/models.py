@@ -181,14 +181,16 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def cifarnet(shape: Shape, classes: int) -> nn.Module:
+def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     """A 2 x 2 convolution and three pairs of 3 x 3 ones, of 64, 256, 256 channels; 2M parameters.
+
+    `width` is the number of channels of the first pair, a multiple of 16.
 
     The CifarNet of Newton-Schulz convergence and of Jordan's speed runs, with two changes for
     federated averaging: the first convolution is learned, not whitened from the data, and the norms
     are GroupNorms.
     """
-    pairs = [_pair(24, 64), _pair(64, 256), _pair(256, 256)]
+    pairs = [_pair(24, width), _pair(width, 256), _pair(256, 256)]
     return _sequence(
         conv=nn.Conv2d(shape[0], 24, 2),
         gelu=nn.GELU(),

@@ -14,7 +14,15 @@ from tests.helpers.small_suites import STUDIES
 
 Tables = Mapping[str, Any]
 # The commit to compare with does not have them.
-NEW_STUDIES = ("bias", "certified-loss", "disk-map", "federated-comparison", "gap-bound")
+NEW_STUDIES = (
+    "bias",
+    "certified-loss",
+    "disk-map",
+    "federated-comparison",
+    "gap-bound",
+    "layer-rank",
+    "table-2",
+)
 
 
 @dataclass(frozen=True)

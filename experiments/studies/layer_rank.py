@@ -1,0 +1,209 @@
+"""Study `layer-rank`: the nuclear norm of one convolution's gradient against its width (004, H.2).
+
+The network is a CifarNet. The first convolution of its first pair has as many output channels as a
+cell asks for; all other widths stay. Flattened, its weight has `width` rows and 216 columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmuon.analysis.report.tables import Columns
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope
+from fedmuon.config.schema import Count, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
+from fedmuon.data.source import Source
+from fedmuon.experiments.studies import rank_dependence
+from fedmuon.experiments.studies.rank_dependence import FLAT, METHODS, NAMES, slopes
+from fedmuon.experiments.studies.study import Call, Study, in_words, slopes_claim
+from fedmuon.experiments.suites.contents import SuiteRequest, cell
+from fedmuon.federated.client_data import read_source
+from fedmuon.optim.muon import Muon
+from fedmuon.orthogonalize import exact_sign
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.models import GROUPS, LEAST, cifarnet, torch_law
+
+LAYER = "pairs.0.0.weight"
+
+
+class Settings(Table):
+    """The keys of the suite's file; step sizes are the same for all widths."""
+
+    widths: Annotated[list[Count], Field(min_length=2)]
+    steps: Annotated[list[Count], Field(min_length=1)]  # the lengths over which means are taken
+    seeds: Annotated[int, Field(ge=2)]
+    batch: Count
+    pool: Count  # pixels along a side that become one
+    memory: Annotated[float, Field(ge=0, lt=1)]
+    lr_sgd: Positive
+    lr_muon: Positive
+    lr_aux: Positive
+    smoothing: Annotated[float, Field(ge=0, lt=1)]
+    renormalize: bool
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
+    """A cell for each method and width, with all seeds."""
+    for width in settings.widths:
+        if width % GROUPS:
+            raise InputError(f"widths has {width}: its norms have {GROUPS} groups, so name "
+                             f"multiples of {GROUPS}")  # fmt: skip
+    return [
+        Call(f"{method}-w{width}", partial(measure, settings, request.data, method, width), width)
+        for method in METHODS
+        for width in settings.widths
+    ]
+
+
+# What it measures.
+
+
+def measure(settings: Settings, data: str, method: str, width: int) -> Record:
+    """A row for each seed and length K: the mean of the layer's ||grad||_* over K steps."""
+    images, labels, classes = pictures(read_source(cell({"data": {"name": data}})), settings.pool)
+    rows = []
+    for seed in range(settings.seeds):
+        sizes, losses = [], []
+        for gradient, loss in trained(settings, images, labels, classes, method, width, seed):
+            sizes.append(float(torch.linalg.svdvals(gradient.double().flatten(1)).sum()))
+            losses.append(loss)
+        head = {"method": method, "rank": min(width, gradient[0].numel()), "seed": seed}
+        rows += [
+            head
+            | {"steps": length, "mean_nuclear": float(np.mean(sizes[:length]))}
+            | {"train_loss": float(np.mean(losses[:length]))}
+            for length in settings.steps
+        ]
+    return {"rows": rows}
+
+
+def pictures(source: Source, pool: int) -> tuple[Tensor, Tensor, int]:
+    """Images [n, C, H, W], standardized by channel, with `pool` x `pool` pixels made one."""
+    raw = torch.from_numpy(np.asarray(source.inputs, dtype=np.float32))
+    if raw.ndim not in (3, 4):
+        raise InputError(f"{source.name} holds no images: name other data with --data")
+    images = functional.avg_pool2d(raw[:, None] if raw.ndim == 3 else raw, pool)
+    if min(images.shape[-2:]) < LEAST["cifarnet"]:
+        raise InputError(
+            f"pool = {pool} leaves images of {min(images.shape[-2:])} pixels: a CifarNet reads "
+            f"{LEAST['cifarnet']} or more, so choose a smaller one"
+        )
+    around = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
+    labels = torch.from_numpy(np.asarray(source.labels))
+    return (images - around[0]) / around[1], labels, source.classes
+
+
+def trained(
+    settings: Settings, images: Tensor, labels: Tensor, classes: int, method: str, width: int,
+    seed: int,
+) -> Iterator[tuple[Tensor, float]]:  # fmt: skip
+    """Yield the layer's mini-batch gradient and the loss at each step, before it is taken."""
+    network = cifarnet(tuple(images.shape[1:]), classes, width).to_empty(device="cpu")
+    law = torch_law(network, generator(seed, Draw.INITIAL))
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, value in law.items():
+            parameters[name].copy_(torch.from_numpy(value))
+    filters = [one for name, one in parameters.items() if is_filter(name, one)]
+    others = [one for name, one in parameters.items() if not is_filter(name, one)]
+    optimizers = [
+        optimizer_of(settings, method, filters),
+        torch.optim.SGD(others, settings.lr_aux, settings.memory, nesterov=settings.memory > 0),
+    ]
+    for step in range(max(settings.steps)):
+        rng = generator(seed, Draw.BATCH, step=step)
+        rows = torch.from_numpy(rng.integers(len(labels), size=settings.batch))
+        loss = functional.cross_entropy(
+            network(images[rows]), labels[rows], label_smoothing=settings.smoothing
+        )
+        network.zero_grad()
+        loss.backward()
+        gradient = parameters[LAYER].grad
+        assert gradient is not None
+        yield gradient.detach().clone(), float(loss.detach())
+        for one in optimizers:
+            one.step()
+        if settings.renormalize and method != "sgd-m":
+            renormalize(filters)
+
+
+def is_filter(name: str, value: nn.Parameter) -> bool:
+    """Whether the main optimizer moves it: the convolutions of the pairs."""
+    return name.startswith("pairs.") and value.ndim == 4
+
+
+def optimizer_of(
+    settings: Settings, method: str, filters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The main optimizer: SGD with momentum, or Muon with this map."""
+    if method == "sgd-m":
+        return torch.optim.SGD(filters, settings.lr_sgd, settings.memory)
+    steps = 1 if method == "muon-svd" else int(method.rsplit("-", 1)[1])
+    return Muon(
+        filters, settings.lr_muon, 0.0, settings.memory, nesterov=False, momentum_form="polyak",
+        ns_coefficients="quintic", ns_steps=steps,
+        orthogonalizer=exact_sign if method == "muon-svd" else None,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def renormalize(filters: Sequence[Tensor]) -> None:
+    """Give each weight [out, ...] the Frobenius norm sqrt(out), as Jordan's code does."""
+    for one in filters:
+        one.mul_(len(one) ** 0.5 / torch.linalg.norm(one).clamp_min(1e-30))
+
+
+# What it claims.
+
+STANDS_ON = (
+    "The layer is the first convolution of the first pair of a CifarNet with learned first layer "
+    "and GroupNorms. Its gradient is that of a mini-batch, before each step. All methods and "
+    "widths share draws of batches at one seed. The tolerance for nearly flat is ours; the paper "
+    "prints slopes after a normalization whose formula the text that we read has lost."
+)
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """SGD-M's slope is positive, Muon's is less, and about flat."""
+    every = {name: slopes(rows, name) for name in NAMES}
+    last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
+    sgd, muons = last["sgd-m"], {name: last[name] for name in NAMES if name != "sgd-m"}
+    less = {
+        NAMES[name]: Slope(
+            sgd.value - one.value, sgd.low - one.high, sgd.high - one.low, min(sgd.free, one.free)
+        )
+        for name, one in muons.items()
+    }
+    return [
+        Claim(
+            "SGD-M's nuclear norm of the layer's gradient grows with its width.",
+            Effect.between("log-log slope", {"": sgd}, unit="slope"),
+            POSITIVE,
+            in_words(every["sgd-m"]),
+        ),
+        Claim(
+            "Every Muon's grows less with the width than SGD-M's, at the largest K.",
+            Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
+            POSITIVE,
+            "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
+        ),
+        slopes_claim(
+            f"Every Muon's is about flat in the width at the largest K, within ±{FLAT}.",
+            {NAMES[name]: one for name, one in muons.items()},
+            Rule(-FLAT, FLAT),
+        ),
+    ]
+
+
+STUDY = Study(
+    "layer-rank", Settings, cells, claims, rank_dependence.numbers, STANDS_ON,
+    {"layer-rank": rank_dependence.dependence},
+)  # fmt: skip

@@ -1,0 +1,192 @@
+"""Study `table-2`: the suites of 001, Table 2 together, with their means beside the published ones.
+
+A cell is one stack of runs of one of the suites, as `fedmuon suite A1` computes it.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.verdicts import (
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    mean_of,
+    quotient,
+    unknown,
+)
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Table
+from fedmuon.experiments.studies import stability
+from fedmuon.experiments.studies.study import Call, Study, distinct, in_words
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.runs.directory import Record
+
+# The table's columns: of a run, and in a suite's file.
+COLUMNS = {"table_gap": "gap", "bound": "bound", "mean_perturbation": "perturbation"}
+KEPT = ("n", "lr", "lambda", "alpha", "per_round", "seed", "gap", "gap_low", "gap_high",
+        "range", *COLUMNS)  # fmt: skip
+
+
+class Settings(Table):
+    """The key of the suite's file: names of suites of kind `stability`, or paths of their files."""
+
+    suites: Annotated[list[str], Field(min_length=1)]
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
+    """A cell for each stack of each suite."""
+    found = []
+    for name in settings.suites:
+        content = contents.at(contents.read(name), request.data, request.scale)
+        if (kind := content.pop("kind", "stability")) != "stability":
+            raise InputError(f"the suite {name} is of kind {kind}: name suites of kind stability")
+        content.pop("data", None)
+        one = stability.work(content, replace(request, name=name))
+        printed = one.published
+        known = {
+            f"published_{column}": getattr(printed, f"mean_{column}") if printed else np.nan
+            for column in COLUMNS.values()
+        }
+        head = {"suite": one.request.stem} | known
+        found += [
+            Call(f"{one.request.stem}-{stack.name}", partial(measure, head, stack), stack.size)
+            for stack in one.cells
+        ]
+    return found
+
+
+def measure(head: Record, stack: stability.Stack) -> Record:
+    """A row for each run of the stack."""
+    runs = stack.compute()["runs"]
+    return {"rows": [head | {name: run[name] for name in KEPT} for run in runs]}
+
+
+# What it claims.
+
+STANDS_ON = (
+    "Runs, gaps and bounds are those of the suites that are named. Means are over all runs of a "
+    "suite, as in the table; their intervals are Student's over seeds. The gap of the table is the "
+    "test loss minus the weighted train loss; bounds are compared with the gap at the clients' "
+    "label shares, which the theorem is about. Orders and signs are compared, not values: the "
+    "paper prints neither its loss, its start, its δ nor its C_hp."
+)
+WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturbation"}
+
+
+def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
+    """The mean of a suite's runs at each seed."""
+    mine = where(rows, suite=suite)
+    return np.array([where(mine, seed=one)[column].mean() for one in np.unique(mine["seed"])])
+
+
+def printed(rows: Columns, suite: str, column: str) -> float:
+    """What Table 2 has; nan where it has nothing."""
+    return float(where(rows, suite=suite)[f"published_{column}"][0])
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """Gaps are within their bounds; means have the published orders and signs."""
+    return [*(_within(rows, one) for one in distinct(rows, "suite")),
+            *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
+            _signed(rows)]  # fmt: skip
+
+
+def _within(rows: Columns, suite: str) -> Claim:
+    mine = where(rows, suite=suite)
+    gap, bound, high = mine["gap"], mine["bound"], mine["gap_high"]
+    return Claim(
+        f"{suite}: every gap is at most its bound.",
+        Effect.of_gaps(gap, mine["gap_low"], high, bound),
+        Rule(high=0.0),
+        f"{(gap <= bound).sum()} of {len(gap)} runs, {(high <= bound).sum()} at the upper end; "
+        f"{(bound >= mine['range']).sum()} bounds are vacuous",
+    )
+
+
+def _ordered(rows: Columns, column: str) -> Claim:
+    """The suites are in the published order of this mean."""
+    word = WORDS[COLUMNS[column]]
+    suites = distinct(rows, "suite")
+    order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
+    sentence = f"The {word} is larger for {' than for '.join(order)}, as published."
+    if np.isnan([printed(rows, one, COLUMNS[column]) for one in suites]).any():
+        return unknown(f"The {word} has the published order.", "nothing is published of these data")
+    found = {
+        f"{one} over {other}": quotient(by_seed(rows, one, column), by_seed(rows, other, column))
+        for one, other in itertools.pairwise(order)
+    }
+    effect = Effect.between("quotient of means", found, unit="ratio")
+    return Claim(sentence, effect, Rule(low=1.0, strict=True), in_words(found))
+
+
+def _signed(rows: Columns) -> Claim:
+    """The mean gaps have the published signs."""
+    suites = distinct(rows, "suite")
+    signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
+    if np.isnan(list(signs.values())).any():
+        return unknown("Mean gaps have the published signs.", "nothing is published of these data")
+    seen = {one: mean_of(by_seed(rows, one, "table_gap")) for one in suites}
+    turned = {one: mean_of(signs[one] * by_seed(rows, one, "table_gap")) for one in suites}
+    said = ", ".join(f"{one} {'+' if signs[one] > 0 else '−'}" for one in suites)
+    effect = Effect.between("mean gap times its published sign", turned, unit="loss")
+    return Claim(f"Mean gaps have the published signs: {said}.", effect, POSITIVE,
+                 "; ".join(f"{one}: {_reach(seen[one])}" for one in suites))  # fmt: skip
+
+
+def _reach(one: Slope) -> str:
+    return f"{number(one.value, 3)} ({number(one.low, 3)} to {number(one.high, 3)})"
+
+
+def numbers(rows: Columns) -> Rows:
+    """The table's columns: measured with intervals over seeds, and as printed."""
+    lines: Rows = [("", "runs", *WORDS.values())]
+    for suite in distinct(rows, "suite"):
+        count = str(len(where(rows, suite=suite)["gap"]))
+        means = (_reach(mean_of(by_seed(rows, suite, column))) for column in COLUMNS)
+        lines.append((suite, count, *means))
+        held = (printed(rows, suite, column) for column in COLUMNS.values())
+        lines.append((f"{suite}, as printed", "", *(number(one, 3) for one in held)))
+    return lines
+
+
+# How it is drawn.
+
+
+@style.styled
+def beside_published(rows: Columns, narrow: bool = False) -> Figure:
+    """A panel for each column of the table: the measured means by suite, and the published ones."""
+    figure, panels = style.canvas(len(COLUMNS), narrow, 2.6)
+    suites = distinct(rows, "suite")
+    place = np.arange(len(suites))
+    for axes, (column, name) in zip(panels, COLUMNS.items(), strict=True):
+        means = [mean_of(by_seed(rows, one, column)) for one in suites]
+        values = np.array([one.value for one in means])
+        reach = np.array([(one.value - one.low, one.high - one.value) for one in means]).T
+        axes.errorbar(place - 0.1, values, reach, fmt="o", color=style.BLUE, ms=5, label="here")
+        held = [printed(rows, one, name) for one in suites]
+        axes.plot(place + 0.1, held, "D", color=style.RED, ms=5, mfc="none", label="001, Table 2")
+        if name == "gap":
+            axes.axhline(0, color=style.GREY, lw=0.8)
+        else:
+            style.log_y(axes)
+        axes.set_xticks(place, suites)
+        axes.set_xlim(-0.5, len(suites) - 0.5)
+        axes.set_title(WORDS[name], loc="left")
+    style.legend_below(figure, panels[0], 2)
+    return figure
+
+
+STUDY = Study("table-2", Settings, cells, claims, numbers, STANDS_ON, {"table-2": beside_published})
