@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from torch.nn.functional import cross_entropy
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.text import tokens_of
+from fedmuon.data.text import make_text, tokens_of
+from fedmuon.experiments.studies.dp_text import TextCell
+from fedmuon.experiments.studies.find import find
 from fedmuon.federated.build import build_task
 from fedmuon.federated.build_recipe import build_recipe, matrix_counts
 from fedmuon.federated.client_data import read_source
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.decoder import Form, decoder, generate, matching_weights
+from fedmuon.tasks.decoder import Form, decoder, generate, matching_weights, read_weights
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import find_ghosts
@@ -33,11 +36,11 @@ END, PAD = 256, 257
 Arrays = dict[str, np.ndarray]
 
 
-def gpt2_folder(folder: Path, vocabulary: int = 257, seed: int = 0) -> Arrays:
+def gpt2_folder(folder: Path, vocabulary: int = 257, positions: int = POSITIONS) -> Arrays:
     """The files of a model in Hugging Face's layout, with the names of the published GPT-2, whose
     safetensors have neither the part `transformer.` nor a head, and also the masks."""
-    rng, d = np.random.default_rng(seed), WIDTH
-    shapes = {"wte.weight": (vocabulary, d), "wpe.weight": (POSITIONS, d)}
+    rng, d = np.random.default_rng(0), WIDTH
+    shapes = {"wte.weight": (vocabulary, d), "wpe.weight": (positions, d)}
     for k in range(DEPTH):
         shapes |= {
             f"h.{k}.ln_1.weight": (d,), f"h.{k}.ln_1.bias": (d,),
@@ -50,10 +53,10 @@ def gpt2_folder(folder: Path, vocabulary: int = 257, seed: int = 0) -> Arrays:
     shapes |= {"ln_f.weight": (d,), "ln_f.bias": (d,)}
     held = {name: 0.4 * rng.standard_normal(shape) for name, shape in shapes.items()}
     folder.mkdir(exist_ok=True)
-    masks = {f"h.{k}.attn.bias": np.tril(np.ones((1, 1, POSITIONS, POSITIONS))) for k in range(2)}
+    masks = {f"h.{k}.attn.bias": np.tril(np.ones((1, 1, positions, positions))) for k in range(2)}
     save_file({**held, **masks}, folder / "model.safetensors")
     about = {"model_type": "gpt2", "n_embd": d, "n_layer": DEPTH, "n_head": HEADS,
-             "n_positions": POSITIONS, "vocab_size": vocabulary}  # fmt: skip
+             "n_positions": positions, "vocab_size": vocabulary}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(about))
     return held
 
@@ -268,3 +271,52 @@ def test_banned_tokens_are_never_written(tmp_path: Path) -> None:
         assert free and {*free} == {10}
         (kept,) = generate(form, params, [[5, 6, END]], END, beams, newlines)
         assert kept and not {10, 13} & {*kept}
+
+
+def tokenizer_folder(folder: Path) -> int:
+    """A tokenizer of GPT-2's kind, with line breaks among its pieces; the number of its tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
+    pieces.decoder = decoders.ByteLevel()  # type: ignore
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    pieces.train_from_iterator(["name[Ivo], food[Thai]\n\n", "serves Thai food\n\n"] * 4, trainer)
+    whole = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|endoftext|>")
+    whole.save_pretrained(folder)
+    return len(whole)
+
+
+@pytest.mark.slow
+def test_the_suite_fine_tunes_files_that_are_given(tmp_path: Path) -> None:
+    """At full scale with a model, a tokenizer and a corpus in folders: 9 blocks of 2 layers, the
+    model with the best validation BLEU, and a head, which no file has, that starts at the rows."""
+    vocabulary = tokenizer_folder(tmp_path / "tokens")
+    held = gpt2_folder(tmp_path / "gpt2", vocabulary, 160)
+    tokens = tokens_of(str(tmp_path / "tokens"))
+    assert {tokens.decode([token]) for token in tokens.newlines} == {""} and tokens.newlines
+    make_text(tmp_path / "e2e", "e2e", 20)
+    changes = {
+        "data": {"folder": str(tmp_path / "e2e"), "tokenizer": str(tmp_path / "tokens"),
+                 "context": 150},
+        "task": {"weights": str(tmp_path / "gpt2"), "width": WIDTH, "depth": DEPTH, "heads": HEADS,
+                 "positions": 160},
+        "federation": {"rounds": 2}, "local": {"steps": 1}, "privacy": {"lot": 4.0},
+        "output": {"evaluate-every": 1},
+    }  # fmt: skip
+    (cell, *_) = find("dp-text-gpt2", "e2e", "full", changes, seed=0).within(tmp_path / "out")
+    assert isinstance(cell, TextCell) and cell.folder is not None
+    few = {"DP-MuonBC": cell.settings.variants["DP-MuonBC"]}
+    given = {"variants": few, "prompts": 2, "beams": 2}
+    record = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    (end,) = record["ends"]
+    assert not record["made_up"] and end["blocks"] == 4 * DEPTH + 1
+    assert 7.5 < end["epsilon"] <= 8 and end["delta"] == 8e-6 and end["pairs"] > 20
+    assert len([*cell.folder.glob("method-0-models/*.safetensors")]) == 2
+    start = read_weights(cell.folder / "method-0" / "initial.safetensors")
+    rows = padded(held["wte.weight"]).astype(np.float32)
+    np.testing.assert_allclose(start["lm_head.weight"], rows, rtol=1e-5, atol=1e-7)
+    assert start["transformer.wpe.weight"].shape == (160, WIDTH)
+    assert not [*cell.folder.glob("public*")]  # nothing was trained without privacy
