@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE, TEXTS, is_own
+from fedmuon.core.choices import GLUE, ORTHOGONALIZED, PRIVATE, TEXTS, is_own
 from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # of the accountant
@@ -149,6 +149,11 @@ def _text_problems(config: Config) -> Iterator[str]:
         yield (
             f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
             "multiple"
+        )
+    if data.name in GLUE and task.head == "untied":
+        yield (
+            f"[task] head = 'untied' is for a decoder that predicts tokens, and [data] name = "
+            f"'{data.name}' is classified: set head = 'tied'"
         )
     if task.lora_rank and not task.weights:
         yield (

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedmuon.core import choices
-from fedmuon.core.choices import NAMES, PRIVATE, TABLES, TEXTS, is_own
+from fedmuon.core.choices import GLUE, NAMES, PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
@@ -137,10 +137,13 @@ def value_of(config: Config, name: str) -> Any:
 # The conditions under which keys are read, in the order of the tables that decide
 
 # [data]
-FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
+IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
+FILES = (*IN_FOLDERS, "npz", "csv", "parquet", "text", *TABLES, *GLUE)
 FILE_SOURCE = ReadIf("data.name", FILES, f"{', '.join(FILES)} read")
 TEXT_SOURCE = ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read")
 TABLE_SOURCE = ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read")
+TOKENIZED = (*TABLES, *GLUE)
+TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"{', '.join(TOKENIZED)} read")
 OWN_SOURCE = ReadIf(
     "data.name", is_own, "tables and dicts that you give read", "give data in Python"
 )
@@ -397,7 +400,7 @@ class Data(Table):
     tokenizer: Text = key(
         "",
         "a folder with GPT-2's tokenizer; empty: tokens are bytes",
-        read_if=TABLE_SOURCE,
+        read_if=TOKENIZED_SOURCE,
         values="a path",
     )
     pad_token: bool = key(

@@ -6,7 +6,8 @@
 from typing import Literal
 
 TABLES = ("e2e", "dart")  # of which the source is not to be predicted
-TEXTS = ("pydoc", "text", *TABLES)
+GLUE = ("sst-2", "mnli", "qnli", "qqp")  # of which a label is predicted
+TEXTS = ("pydoc", "text", *TABLES, *GLUE)
 NoiseSource = Literal["secure", "pcg64"]
 Arithmetic = Literal["auto", "continuous", "grid"]
 # Names in a round's record, and in a run's summary, that no metric of the user's may have.
@@ -45,6 +46,10 @@ NAMES: dict[str, dict[str, str]] = {
         "text": "your own text files, as text windows",
         "e2e": "tables about restaurants, and sentences that describe them",
         "dart": "triples of open domains, and sentences that describe them",
+        "sst-2": "sentences of reviews, good or bad (GLUE)",
+        "mnli": "pairs of sentences: entailment, neutral or contradiction (GLUE)",
+        "qnli": "questions, and sentences that answer them or do not (GLUE)",
+        "qqp": "pairs of questions that mean the same or do not (GLUE)",
         "npz": "arrays of your own in an .npz file",
         "csv": "columns of your own in a .csv file",
         "parquet": "columns of your own in a .parquet file",

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.core.choices import TABLES
+from fedmuon.core.choices import GLUE, TABLES
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import read_bytes, regular, require_regular
 from fedmuon.core.rng import Draw, generator
+from fedmuon.data.glue import glue
 from fedmuon.data.source import CHUNK, Source, unit_rows
 from fedmuon.data.text import pydoc, table_files, table_text, text, text_files
 from fedmuon.data.user_data import comma_separated, npz, parquet
@@ -392,6 +393,8 @@ def available() -> list[tuple[str, bool, str]]:
     images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
     mend = "set [data] folder to its files, or make some up by `fedmuon make-text`"
     tables = [(name, found_folder(name), mend) for name in TABLES]
+    mend = "set [data] folder to the task's folder of GLUE"
+    tables += [(name, found_folder(name), mend) for name in GLUE]
     files = [
         ("idx", None, "set [data] folder to a folder of IDX files"),
         ("text", None, "set [data] folder to a text file, or to a folder of them"),
@@ -409,6 +412,8 @@ def found_folder(name: str, folder: str | Path = "") -> Path | None:
     """The first of `folders` that has the data set."""
     if name in FILES:
         return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
+    if name in GLUE:
+        return next((one for one in folders(name, folder) if (one / "train.tsv").is_file()), None)
     return next((one for one in folders(name, folder) if "train" in table_files(name, one)), None)
 
 
@@ -453,6 +458,11 @@ def _tables(
     """Read the folder given, or the first of the usual ones that has the files."""
     place = found_folder(name, folder) or folders(name, folder)[0]
     return table_text(name, place, context, tokenizer, pad_token)
+
+
+def _glue(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+    """Read the folder given, or the first of the usual ones that has the files."""
+    return glue(name, found_folder(name, folder) or folders(name, folder)[0], context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
@@ -512,6 +522,7 @@ READERS: dict[str, Callable[..., Source]] = {
     "csv": comma_separated,
     "parquet": parquet,
     **{name: partial(_tables, name) for name in TABLES},
+    **{name: partial(_glue, name) for name in GLUE},
 }
 
 

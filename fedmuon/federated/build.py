@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import guard, make_named, user_objects, with_defaults
-from fedmuon.core.choices import TABLES, is_own
+from fedmuon.core.choices import GLUE, TABLES, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
+from fedmuon.data.glue import FORMS
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
 from fedmuon.federated.build_recipe import build_recipe, require_memoryless
@@ -41,7 +42,7 @@ from fedmuon.optim.recipe import Recipe, initial_states, shared_part
 from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
-from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.base import Batch, Params, Task, labels_as_targets
 from fedmuon.tasks.decoder import (
     Form,
     add_adapters,
@@ -241,8 +242,11 @@ def build_task(
     if table.model != "gpt":
         return _network(table.model, shape, classes, dtype, device)
     form, tables = decoder_form(config, shape, vocabulary), config.data.name in TABLES
+    classified = ()
+    if config.data.name in GLUE:
+        classified = (classes, len(FORMS[config.data.name].sentences))
     require_room_for_parameters(config, form.entries, dtype.itemsize, device)
-    return _decoder(form, shape, table.weights, table.lora_rank, tables, dtype, device)
+    return _decoder(form, shape, table.weights, table.lora_rank, tables, classified, dtype, device)
 
 
 @lru_cache(maxsize=4)
@@ -279,18 +283,22 @@ def _decoder(
     weights: str,
     rank: int,
     tables: bool,
+    classified: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
     """The same for windows of text, begun from stored weights if there are any, or with adapters of
-    that `rank` beside them; of `tables` with sentences only the sentences are predicted."""
+    that `rank` beside them; of `tables` with sentences only the sentences are predicted, and of
+    what is `classified` into so many classes, with so many sentences, the label."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return decoders.matching_weights(read_weights(weights), module, form.padded)
+        known = decoders.matching_weights(read_weights(weights), module, form.padded)
+        return {**gpt2_law(module, rng), **known} if classified else known
 
     start = stored if weights else gpt2_law
     targets = partial(sentence_tokens, form.end) if tables else next_tokens
-    network = decoder(form)
+    targets = labels_as_targets if classified else targets
+    network = decoder(form, *classified)
     if rank:
         like = torch.empty(0, dtype=dtype, device=device)
         known = read_weights(weights)

@@ -27,7 +27,7 @@ from fedmuon.config.user_objects import (
     object_options,
     user_objects,
 )
-from fedmuon.core.choices import GIVEN, TABLES, TEXTS, is_own
+from fedmuon.core.choices import GIVEN, GLUE, TABLES, TEXTS, is_own
 from fedmuon.core.device import to_device
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
@@ -105,7 +105,7 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
         found["folder"] = table.folder
     if table.name in TEXTS:
         found["context"] = table.context
-    if table.name in TABLES and table.tokenizer:
+    if table.name in (*TABLES, *GLUE) and table.tokenizer:
         found["tokenizer"] = table.tokenizer
     if table.name in TABLES and table.pad_token:
         found["pad_token"] = True

@@ -76,8 +76,8 @@ class Decoder(nn.Module):
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head
 
-    def forward(self, windows: Tensor) -> Tensor:
-        """Apply the embeddings, the blocks under a causal mask, and the head."""
+    def hidden(self, windows: Tensor) -> Tensor:
+        """Apply the embeddings, the blocks under a causal mask, and the last norm: [n, T, d]."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
         # Expanded to a row per sample, as per-example gradients need.
@@ -86,13 +86,47 @@ class Decoder(nn.Module):
         later = hidden.new_full((length, length), -math.inf).triu(1)
         for block in body.h:
             hidden = block(hidden, attention_mask=later)
-        return self.lm_head(body.ln_f(hidden))
+        return body.ln_f(hidden)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Apply the head to the hidden vectors."""
+        return self.lm_head(self.hidden(windows))
 
 
-def decoder(form: Form) -> Decoder:
-    """Build a decoder on torch's `meta` device, with shapes but no values."""
+class Classifier(Decoder):
+    """Windows `sentence END ...` [n, T + 1] -> logits [n, C] at the END of the last sentence.
+
+    The layer `score` has no bias, as in transformers' GPT2ForSequenceClassification.
+    """
+
+    def __init__(self, model: nn.Module, classes: int, sentences: int, end: int) -> None:
+        """Take the body of a GPT2LMHeadModel, and the number of sentences in a window."""
+        nn.Module.__init__(self)
+        self.transformer: Any = model.transformer
+        width = self.transformer.wte.weight.shape[1]
+        self.score = nn.Linear(width, classes, bias=False)
+        self.sentences, self.end = sentences, end
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Apply `score` where the last sentence has ended."""
+        hidden, tokens = self.hidden(windows), windows[:, :-1].long()
+        at = ((tokens == self.end).cumsum(1) < self.sentences).sum(1)
+        at = at.clamp(max=hidden.shape[1] - 1)  # of a window without END, such as one of zeros
+        place = at[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self.score(hidden.gather(1, place)[:, 0])
+
+
+def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
+    """Build a decoder on torch's `meta` device, with shapes but no values.
+
+    Args:
+        form: Its sizes.
+        classes: Number of classes of a classifier; 0 is a decoder that predicts tokens.
+        sentences: Number of sentences in a window of the classifier.
+    """
     with torch.device("meta"):
-        return Decoder(gpt2_model(form))
+        model = gpt2_model(form)
+        return Classifier(model, classes, sentences, form.end) if classes else Decoder(model)
 
 
 def gpt2_model(form: Form, end: int | None = None) -> Any:
@@ -147,7 +181,7 @@ def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
     return found
 
 
-HEAD, TOKENS = "lm_head.weight", "transformer.wte.weight"
+HEAD, TOKENS, SCORE = "lm_head.weight", "transformer.wte.weight", "score.weight"
 
 
 def matching_weights(
@@ -156,7 +190,7 @@ def matching_weights(
     """Pick the parameters of a network from stored arrays, and ignore other arrays.
 
     Names may lack the first part, as those of the published GPT-2 do. A head that is not stored is
-    that of tied weights, the token embeddings.
+    that of tied weights, the token embeddings. The layer of a classifier is not looked for.
 
     Args:
         weights: The stored arrays by name.
@@ -169,6 +203,8 @@ def matching_weights(
     """
     found = {}
     for name, value in network.named_parameters():
+        if name == SCORE:
+            continue
         stored = weights.get(name, weights.get(name.removeprefix("transformer.")))
         if stored is None and name == HEAD:
             stored = weights.get(TOKENS, weights.get(TOKENS.removeprefix("transformer.")))
@@ -305,6 +341,7 @@ def add_adapters(
     padded: bool = False,
 ) -> Decoder:
     """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
+    The layer of a classifier stays a parameter.
 
     The buffers have the dtype and device of `like`; `padded` is that of `matching_weights`.
 
@@ -321,6 +358,8 @@ def add_adapters(
     with torch.device("meta"):
         for block in network.transformer.h:
             block.attn.c_attn = WithAdapters(block.attn.c_attn, rank).to(like.dtype)
+        if isinstance(network, Classifier):
+            network.score.to(like.dtype)
     tensors = {name: torch.as_tensor(value).to(like) for name, value in stored.items()}
     names = {id(param): name for name, param in network.named_parameters()}
     for layer in network.modules():

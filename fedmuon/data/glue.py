@@ -1,0 +1,115 @@
+"""GLUE's tasks SST-2, MNLI, QNLI and QQP, in folders of .tsv files, as windows with labels.
+
+A folder has train.tsv and dev.tsv (dev_matched.tsv for MNLI), as published. The held-out part is
+dev, because GLUE publishes no labels of its test part. A sample is `sentence END END ...`, or
+`sentence END sentence END END ...` for tasks with two, T + 1 tokens long. Longer samples are cut
+at T tokens: each sentence loses tokens at its end, the longer one first.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text
+from fedmuon.data.source import Source
+from fedmuon.data.text import tokens_of
+
+
+class Form(NamedTuple):
+    """The columns of a task's sentences and labels, its labels in order, and its held-out file."""
+
+    sentences: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    held_out: str = "dev.tsv"
+
+
+FORMS = {
+    "sst-2": Form(("sentence",), "label", ("0", "1")),
+    "mnli": Form(
+        ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"),
+        "dev_matched.tsv",
+    ),
+    "qnli": Form(("question", "sentence"), "label", ("entailment", "not_entailment")),
+    "qqp": Form(("question1", "question2"), "is_duplicate", ("0", "1")),
+}  # fmt: skip
+Row = tuple[tuple[str, ...], int]  # sentences, label
+
+
+def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") -> Source:
+    """Read windows [n, T + 1] of the train part and then of the held-out part, with their labels.
+
+    Args:
+        name: One of `FORMS`.
+        folder: The task's folder.
+        context: T.
+        tokenizer: Folder of a tokenizer, or empty for bytes.
+
+    Raises:
+        InputError: If a file is missing or of another form.
+    """
+    tokens, place = tokens_of(tokenizer), Path(folder).expanduser()
+    parts = [[*read_rows(name, place / file)] for file in ("train.tsv", FORMS[name].held_out)]
+    rows = [*parts[0], *parts[1]]
+    inputs = np.full((len(rows), context + 1), tokens.end, np.uint32)
+    for window, (sentences, _) in zip(inputs, rows, strict=True):
+        whole = cut([tokens.encode(one) for one in sentences], context)
+        found = [token for one in whole for token in (*one, tokens.end)]
+        window[: len(found)] = found
+    labels = np.array([label for _, label in rows], np.int64)
+    classes = len(FORMS[name].labels)
+    return Source(name, inputs, labels, classes, len(parts[0]), str(place), tokens.vocabulary)
+
+
+def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
+    """Sentences that fit into T tokens with an END after each, without the ends that do not."""
+    sizes, room = [len(one) for one in sentences], context - len(sentences)
+    if room < 0:
+        raise InputError(
+            f"[data] context = {context} has no room for {len(sentences)} sentences: raise it"
+        )
+    while sum(sizes) > room:
+        sizes[sizes.index(max(sizes))] -= 1
+    return [one[:size] for one, size in zip(sentences, sizes, strict=True)]
+
+
+def read_rows(name: str, file: Path) -> Iterator[Row]:
+    """Yield the sentences and the label of each line. Quotes mean nothing, as in GLUE's files.
+
+    Lines of MNLI whose annotators did not agree (`-`), and the few of QQP that lack a question or a
+    label, are left out.
+    """
+    form = FORMS[name]
+    try:
+        lines = read_text(file, "utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file} cannot be read as UTF-8 ({error}): {name} has its training part in train.tsv "
+            f"and its held-out part in {form.held_out}"
+        ) from None
+    head = lines[0].rstrip("\r").split("\t")
+    wanted = (*form.sentences, form.label)
+    if missing := [one for one in wanted if one not in head]:
+        raise InputError(
+            f"{file} has no column {', '.join(missing)} in its first line: it is no file of {name}"
+        )
+    places = [head.index(one) for one in wanted]
+    for number, line in enumerate(lines[1:], 2):
+        cells = line.rstrip("\r").split("\t")
+        if cells == [""]:
+            continue
+        held = [cells[place].strip() if place < len(cells) else "" for place in places]
+        *sentences, label = held
+        if name == "mnli" and label == "-":
+            continue
+        if name == "qqp" and not (label and all(sentences)):
+            continue
+        if label not in form.labels or not all(sentences):
+            raise InputError(
+                f"{file}, line {number}: {' and '.join(form.sentences)} and a {form.label} of "
+                f"{', '.join(form.labels)} are needed: correct that line"
+            )
+        yield tuple(sentences), form.labels.index(label)
