@@ -1,5 +1,6 @@
 """Commands of the privacy accountant: `privacy epsilon`, `sigma`, `tuned`, `audit`, `spent`."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ from fedmuon.experiments.cli.options import (
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.tables import facts
 from fedmuon.privacy.accounting import composition, tuning
+from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins
+from fedmuon.privacy.accounting.truncated import account_cut, cut_probability, delta_left
 from fedmuon.privacy.mechanisms.buffered import (
     least_possible,
     noise_of_buffers,
@@ -70,7 +73,8 @@ Sampling = Annotated[
     Option(
         "--sampling",
         help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots in a "
-        "fixed order, without amplification.",
+        "fixed order, without amplification; balls-in-bins (for epsilon): each example in a "
+        "secret one of the lots that take turns, accounted for by Monte Carlo.",
     ),
 ]
 Band = Annotated[
@@ -94,10 +98,18 @@ Memory = Annotated[
     ),
 ]
 Ahead = Annotated[bool, Option("--nesterov", help="Whether this momentum looks ahead.")]
+MaxLot = Annotated[
+    int,
+    Option(
+        "--max-lot",
+        help="Maximum size of a Poisson lot; larger ones are cut, which delta counts. 0: none.",
+    ),
+]
 Accountant = Annotated[
     str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
 ]
 MOST_PEOPLE = 10**12
+BINS, CONFIDENCE = "balls-in-bins", 0.999
 MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps, above which it takes longer than seconds
 
 
@@ -129,6 +141,11 @@ def alike(
     whether it looks ahead, where correlated noise is for a momentum.
     """
     share = rate(lot, population)
+    if sampling == BINS:
+        raise InputError(
+            "balls in bins are accounted for by Monte Carlo, which finds no noise: ask for the "
+            "epsilon of a noise by fedmuon privacy epsilon"
+        )
     if sampling not in ("shuffle", "cyclic"):
         composition.require_supported(adjacency, sampling)
     named = "--buffers" if buffers else "--band"
@@ -136,8 +153,6 @@ def alike(
         raise InputError(
             f"{named} is of noise that cancels: give --sampling cyclic, or leave it out"
         )
-    if band != 1 and buffers:
-        raise InputError("noise is correlated by --band or by --buffers: leave one of them out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     composition.require_supported(adjacency)
@@ -146,18 +161,93 @@ def alike(
         raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
+    lots = lots_of(population, lot)
+    fixed_order = fixed_order_of(sampling, steps, lots, band, momentum, buffers)
+    return fixed_order.alike(steps, lots), 1.0, 1
+
+
+def fixed_order_of(
+    sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
+) -> FixedOrderSampling:
+    """Lots that take turns, with the noise that the options name."""
+    if band != 1 and buffers:
+        raise InputError("noise is correlated by --band or by --buffers: leave one of them out")
     if momentum != (1.0, False) and band == 1 and not buffers:
         raise InputError(
             "--momentum is of noise that cancels: give --band or --buffers, or leave it out"
         )
-    kind, lots = "shuffle" if sampling == "shuffle" else "cyclic", lots_of(population, lot)
     if buffers:
         require_at_most(1e5, steps=steps)
         found = optimized(steps, lots, buffers, *momentum)
-        return FixedOrderSampling("cyclic", 0, *momentum, found).alike(steps, lots), 1.0, 1
+        return FixedOrderSampling("cyclic", 0, *momentum, found)
     if band > 1:
         require_at_most(1e7, steps=steps)
-    return FixedOrderSampling(kind, band, *momentum).alike(steps, lots), 1.0, 1
+    return FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band, *momentum)
+
+
+def answer_of_bins(
+    noise: float,
+    lot: float,
+    population: int,
+    steps: int,
+    delta: float,
+    blocks: int,
+    mode: str,
+    adjacency: str,
+    correlation: tuple[int, tuple[float, bool], int],
+    trials: int,
+) -> dict[str, Any]:
+    """The epsilon of balls in bins, beside that of the same lots in a public order.
+
+    `correlation` is the band, the momentum and the buffers.
+    """
+    composition.require_supported(adjacency)
+    composition.require_delta(delta)
+    joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
+    if adjacency == "replace-one" or mode != "joint":
+        raise InputError(
+            "balls in bins have a proved pair for mode joint and for zero-out or add-remove: leave "
+            "--mode and --adjacency out"
+        )
+    require_at_most(1e5, steps=steps)
+    bins = lots_of(population, lot)
+    ordered = fixed_order_of("cyclic", steps, bins, *correlation)
+    fixed = composition.epsilon(noise / ordered.alike(steps, bins), 1.0, 1, delta, blocks).upper
+    found = epsilon_of_bins(
+        ordered.coefficients(steps), steps, bins, joint, delta, trials, CONFIDENCE
+    )
+    upper = min(found.upper, fixed)
+    return {
+        "epsilon": upper,
+        "lower": min(found.lower, upper),
+        "upper": upper,
+        "in_a_public_order": fixed,
+        "mode": mode,
+        "accountant": f"Monte Carlo, {found.trials:,} trials",
+        "adjacency": adjacency,
+        "sampling": BINS,
+        "bins": bins,
+        "confidence": CONFIDENCE,
+        "certified": False,
+        "note": f"Both ends hold with a confidence of {CONFIDENCE:.1%} over the trials, and are "
+        "not proved. Runs draw no such lots: [privacy] sampling has poisson, shuffle and cyclic.",
+    }
+
+
+def cut_of(
+    most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
+) -> float:
+    """The probability that one of the lots exceeds `most`; 0 without a maximum."""
+    if not most:
+        return 0.0
+    if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
+        raise InputError(
+            "--max-lot is for Poisson lots, mode joint, and an adjacency whose data sets have the "
+            "same size: zero-out or replace-one"
+        )
+    if most < lot:
+        raise InputError(f"--max-lot {most} is below --lot {lot:g}: raise it, or leave it out")
+    return steps * cut_probability(population, rate(lot, population), most)
 
 
 @app.command(cls=WithKeys)
@@ -175,6 +265,10 @@ def epsilon(
     buffers: BufferCount = 0,
     momentum: Memory = 1.0,
     nesterov: Ahead = False,
+    max_lot: MaxLot = 0,
+    trials: Annotated[
+        int | None, Option(help="Monte Carlo draws for balls-in-bins: 1,000,000 by default.")
+    ] = None,
     accountant: Accountant = "pld",
     as_json: AsJson = False,
 ) -> None:
@@ -184,13 +278,34 @@ def epsilon(
     --delta 1e-5[/]
     """
     of_momentum = momentum, nesterov
+    if sampling == BINS:
+        if max_lot or accountant != "pld":
+            raise InputError("balls-in-bins reads no --max-lot and --accountant: leave them out")
+        correlation = band, of_momentum, buffers
+        setting = noise, lot, population, steps, delta, blocks, mode, adjacency
+        found = answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
+        show(found, delta, population, as_json)
+        return
+    if trials is not None:
+        raise InputError("--trials is for --sampling balls-in-bins: leave it out")
     over, share, many = alike(
         lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
     )
-    answer = composition.epsilon(
-        noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
+    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
+    answer = account_cut(
+        lambda at: composition.epsilon(
+            noise / over, share, many, at, blocks, mode, adjacency, accountant=accountant
+        ),
+        delta,
+        cut,
     )
-    show({**vars(answer), "sampling": sampling}, delta, population, as_json)
+    if cut and math.isinf(answer.upper):
+        raise InputError(
+            f"--max-lot {max_lot} cuts a lot with probability {cut:.2g}, which leaves nothing of "
+            f"delta = {delta:g}: raise it"
+        )
+    more = {"lots_cut_with_probability": cut} if max_lot else {}
+    show({**vars(answer), "sampling": sampling, **more}, delta, population, as_json)
 
 
 @app.command(cls=WithKeys)
@@ -208,6 +323,7 @@ def sigma(
     buffers: BufferCount = 0,
     momentum: Memory = 1.0,
     nesterov: Ahead = False,
+    max_lot: MaxLot = 0,
     as_json: AsJson = False,
 ) -> None:
     """The least noise multiplier of a block that spends at most an epsilon.
@@ -219,8 +335,16 @@ def sigma(
     over, share, many = alike(
         lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
     )
-    noise, answer = composition.noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
+    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
+    left = delta_left(delta, cut, epsilon)
+    if cut and left < composition.LEAST_DELTA:
+        raise InputError(
+            f"--max-lot {max_lot} cuts a lot with probability {cut:.2g}, which at epsilon = "
+            f"{epsilon:g} leaves nothing of delta = {delta:g}: raise it"
+        )
+    noise, answer = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
+    found |= {"lots_cut_with_probability": cut} if max_lot else {}
     show(found, delta, population, as_json)
 
 

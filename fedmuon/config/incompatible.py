@@ -37,6 +37,11 @@ RELEASES = (
     "[output] clients = true writes what single clients measure on their samples, and a private "
     "run would release it without noise: set clients = false"
 )
+CUT = (
+    "[privacy] max-lot counts how often a lot of all samples of a client is too large, so their "
+    "number must be public and that of both data sets: leave rate and population out, and "
+    "adjacency = 'add-remove' with them, or set max-lot = 0"
+)
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
 
@@ -214,15 +219,7 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
             "[privacy] level = 'client' is not for a recipe that releases each step: its noise "
             "protects single examples within a client, so set level = 'example'"
         )
-    if privacy.sampling != "poisson":
-        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
-            yield why
-    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
-        yield UNTRUE
-    if privacy.rate and privacy.population:
-        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
-    if 0 < privacy.population < privacy.lot:
-        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
+    yield from _lot_problems(privacy)
     yield from _noise_problems(privacy, local.recipe)
     if local.batch:
         yield (
@@ -265,6 +262,26 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
             "adjacency = 'add-remove' with them"
         )
     return ""
+
+
+def _lot_problems(privacy: Any) -> Iterator[str]:
+    """Lots that cannot be drawn, or that no account covers."""
+    if privacy.sampling != "poisson":
+        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
+            yield why
+    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
+        yield UNTRUE
+    if privacy.max_lot and (privacy.public_rate or privacy.adjacency == "add-remove"):
+        yield CUT
+    if 0 < privacy.max_lot < privacy.lot:
+        yield (
+            f"[privacy] max-lot = {privacy.max_lot} is below lot = {privacy.lot:g}, so most lots "
+            "would be cut: raise it, or set 0"
+        )
+    if privacy.rate and privacy.population:
+        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
+    if 0 < privacy.population < privacy.lot:
+        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:

@@ -313,6 +313,7 @@ MATRIX_BLOCKS = (
 )
 DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
+POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson lots read")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
 BAND_OF_NOISE = ReadIf(
     "privacy.noise-correlation", ("sqrt-toeplitz", "momentum"), "noise correlated in a band reads"
@@ -819,6 +820,12 @@ class Privacy(Table):
         "amplification",
         read_if=PRIVATE_RECIPE,
     )
+    max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
+        0,
+        "maximum samples of a Poisson lot: of a larger one so many are kept, drawn by chance, and "
+        "δ counts how often this may happen; at least `lot`, 0 for no maximum",
+        read_if=POISSON_LOTS,
+    )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
         "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums of "
@@ -1068,7 +1075,7 @@ LATER = tuple(
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv"),
         "task": ("head", "positions"),
-        "privacy": ("blocks", "buffers"),
+        "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "center", "center-samples",

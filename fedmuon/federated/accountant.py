@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedmuon.config.incompatible import IN_ONE_PROCESS, ONE_CLIENT
+from fedmuon.config.incompatible import IN_ONE_PROCESS, LEAST_DELTA, ONE_CLIENT
 from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, read_bytes
@@ -42,6 +42,7 @@ from fedmuon.privacy.accounting.composition import (
     require_delta,
 )
 from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
+from fedmuon.privacy.accounting.truncated import account_cut, cut_probability, delta_left
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import lattice
 from fedmuon.privacy.mechanisms.client_level import (
@@ -59,6 +60,7 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
+AIMED = 1e-4  # by how much less than a target is aimed at where lots are cut, for two accounts
 LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
 BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
 DIAGNOSTICS = (
@@ -100,7 +102,9 @@ class PerExample:
     def ledger_about(self) -> tuple[str, Record | None]:
         """Where the rates of the ledger are from, and what else holds for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
-        fixed_order = self.released.fixed_order
+        fixed_order, most = self.released.fixed_order, self.released.max_lot
+        if most:
+            return rate_from, {"max_lot": most, "lot": self.released.lot}
         return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
@@ -120,6 +124,21 @@ class PerExample:
                 raise InputError(IN_ONE_PROCESS)
             if self.config.federation.clients > 1:
                 raise InputError(ONE_CLIENT)
+
+    def cut(self) -> float:
+        """At least the probability that one of a client's lots exceeds their maximum."""
+        mechanism, steps = self.released, self.experiment.plan.steps
+        if not mechanism.max_lot:
+            return 0.0
+        taken = rounds_taken(self.experiment).tolist()
+        return max(
+            (
+                rounds * steps * cut_probability(size, mechanism.rate(size), mechanism.max_lot)
+                for size, rounds in set(zip(self.sizes.tolist(), taken, strict=True))
+                if rounds and size
+            ),
+            default=0.0,
+        )
 
     def demands(self) -> list[Demand]:
         """The demands of the clients that no other client exceeds."""
@@ -157,6 +176,7 @@ class PerExample:
             "unit": "example within its client",
             **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
             **({} if mechanism.fixed_order is None else mechanism.fixed_order.about),
+            **({"max_lot": mechanism.max_lot} if mechanism.max_lot else {}),
         }
         return settings | spent
 
@@ -270,9 +290,16 @@ def with_noise(
     if not privacy.epsilon:
         return config
     delta, blocks = delta_of(config, sizes, experiment.recipe.mechanism), unit.blocks(params)
+    cut = unit.cut() if isinstance(unit, PerExample) else 0.0
     if privacy.noise:
         answers = [
-            epsilon(one.noise, one.rate, one.steps, delta, blocks, adjacency=adjacency)
+            account_cut(
+                lambda at, one=one: epsilon(
+                    one.noise, one.rate, one.steps, at, blocks, adjacency=adjacency
+                ),
+                delta,
+                cut,
+            )
             for one in unit.demands()
         ]
         most = max((one.upper for one in answers), default=0.0)
@@ -282,10 +309,11 @@ def with_noise(
                 f"epsilon = {privacy.epsilon:g}: leave one of them out"
             )
         return config
-    target = privacy.epsilon
+    target = privacy.epsilon * (1 - AIMED if cut else 1)
+    left = _left_by_cuts(experiment.recipe.mechanism, delta, cut, target)
     noise = max(
         one.factor
-        * cached_noise_for(target, one.rate, one.steps, delta, blocks, adjacency=adjacency)[0]
+        * cached_noise_for(target, one.rate, one.steps, left, blocks, adjacency=adjacency)[0]
         for one in unit.demands()
     )
     table = privacy.model_copy(update={"noise": noise})
@@ -304,11 +332,25 @@ def require_accountable(
         require_counted(unit.released, {unit.released.rate}, 1, 1, delta, tensors)
         return
     mechanism, blocks = unit.released, unit.blocks(fresh.params)
+    if mechanism.noise:
+        _left_by_cuts(mechanism, delta, unit.cut(), 0.0)
     rates = {mechanism.rate(int(size)) for size in sizes}
     tensors = list(fresh.params.values())
     require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
     if mechanism.quantile is not None:  # its count must leave some of the noise for the sums
         mechanism.quantile.of_sums(mechanism.noise, blocks)
+
+
+def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
+    """The delta of lots without a maximum size; rejects a maximum that leaves nothing of it."""
+    left = delta_left(delta, cut, epsilon)
+    if cut and mechanism is not None and left < LEAST_DELTA:
+        raise InputError(
+            f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with probability "
+            f"{cut:.2g}, which at epsilon = {epsilon:.3g} leaves nothing of delta = {delta:.2g}: "
+            "raise max-lot"
+        )
+    return left
 
 
 def require_counted(
@@ -384,10 +426,15 @@ def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int,
     adjacency, sampling = ledger.about["adjacency"], ledger.about["sampling"]
 
     @cache
-    def answer(spent: tuple[Event, ...]) -> Answer:
-        return account(spent, delta, "joint", accountant, adjacency, sampling)
+    def answer(spent: tuple[Event, ...], cut: float) -> Answer:
+        return account_cut(
+            lambda at: account(spent, at, "joint", accountant, adjacency, sampling), delta, cut
+        )
 
-    return {client: answer(tuple(sorted(ledger.events(client)))) for client in ledger.clients()}
+    return {
+        client: answer(tuple(sorted(ledger.events(client))), ledger.cut(client))
+        for client in ledger.clients()
+    }
 
 
 def client_name(client: int) -> int | str:

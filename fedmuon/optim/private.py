@@ -242,8 +242,8 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
             "privacy noise is not set, so epsilon would be infinite: set it, for instance to what "
             "`fedmuon privacy sigma` finds (noise = 0 is for tests without privacy)"
         )
-    idle = ("trust", "honest", "cohorts", "state_weight", "noise_correlation", "band", "buffers")
-    for name in idle:
+    at_level = ("trust", "honest", "cohorts", "state_weight")
+    for name in (*at_level, "noise_correlation", "band", "buffers", "max_lot"):
         if getattr(privacy, name) != getattr(Privacy(), name):
             key = name.replace("_", "-")
             problems.append(f"privacy {key} has no effect in a custom loop: leave it out")

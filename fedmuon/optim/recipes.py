@@ -850,6 +850,7 @@ def _private(
         privacy.arithmetic,
         fixed_order=fixed_order,
         quantile=quantile,
+        max_lot=privacy.max_lot if fixed_order is None else 0,
     )
     disk = (privacy.kappa, privacy.lookahead) if first == "disk" else None
     release = links.private_gradient() if disk is None else links.disk_filter(*disk)

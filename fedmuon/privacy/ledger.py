@@ -21,6 +21,7 @@ from fedmuon.core.files import AFRESH, append, mendable, read_bytes
 from fedmuon.core.locks import require_place
 from fedmuon.privacy.accounting.composition import event
 from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.accounting.truncated import cut_probability
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
 FORMAT = 3  # format 2 named add-remove for every rate, and not where rates are from
@@ -231,6 +232,16 @@ class Ledger:
             max(one.steps for one in own),
         )
         return [spent]
+
+    def cut(self, client: int) -> float:
+        """At least the probability that one of this client's lots was larger than their maximum."""
+        most, total = self.about.get("max_lot", 0), 0.0
+        for entry in self.entries if most else ():
+            for held, rate in zip(entry.participants, entry.rates, strict=True):
+                if held == client and rate < 1:  # the rate is lot over the client's samples
+                    size = round(self.about["lot"] / rate)
+                    total += entry.steps * cut_probability(size, rate, most)
+        return total
 
     @property
     def lost(self) -> str:

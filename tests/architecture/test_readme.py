@@ -23,7 +23,8 @@ ELSEWHERE = {
 # What takes a second or more is typed by `make test-all`, unless the README has it.
 LONG = (
     "fedmuon suite", "fedmuon doctor", "--worst", "--all", "name=network", "level=client", "runs/k",
-    "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds",
+    "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds", "--max-lot",
+    "balls-in-bins",
 )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.config.incompatible import OF_REALS, UNTRUE, in_turns
+from fedmuon.config.incompatible import CUT, OF_REALS, UNTRUE, in_turns
 from fedmuon.core.choices import Arithmetic, NoiseSource
 from fedmuon.core.device import is_finite, to_device, with_deferred_checks
 from fedmuon.core.errors import InputError, NonFinite
@@ -225,6 +225,8 @@ class Mechanism:
         fixed_order: Lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`); None draws
             Poisson lots.
         quantile: The quantile of the norms that the bound follows.
+        max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`); 0 cuts
+            none.
     """
 
     clipping: Clipping
@@ -237,9 +239,16 @@ class Mechanism:
     arithmetic: Arithmetic = "auto"
     fixed_order: FixedOrderSampling | None = None
     quantile: Quantile | None = None
+    max_lot: int = 0
 
     def __post_init__(self) -> None:
         require_supported(self.adjacency)
+        if self.max_lot and (self.public_rate or self.adjacency == "add-remove"):
+            raise InputError(CUT)
+        if self.max_lot and (self.max_lot < self.lot or self.fixed_order is not None):
+            raise InputError(
+                f"max_lot = {self.max_lot} is for Poisson lots, and at least lot = {self.lot:g}"
+            )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
         for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
@@ -315,7 +324,11 @@ class Mechanism:
                 "rows of fixed_order"
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
-        return poisson_rows(rng, size, self.rate(size))
+        rows = poisson_rows(rng, size, self.rate(size))
+        if 0 < self.max_lot < len(rows):  # as random as the lot, and as secret
+            kept = np.argsort(words_of(rng)(len(rows)), kind="stable")[: self.max_lot]
+            rows = rows[np.sort(kept)]
+        return rows
 
     def releases(
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0

@@ -76,7 +76,7 @@ OTHER: dict[str, Any] = {
     "privacy.arithmetic": "grid",
     "privacy.quantile": 0.5, "privacy.quantile-rate": 0.4, "privacy.count-noise": 9.0,
     "privacy.sampling": "shuffle", "privacy.noise-correlation": "sqrt-toeplitz", "privacy.band": 2,
-    "privacy.buffers": 1,
+    "privacy.buffers": 1, "privacy.max-lot": 9,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,
     "engine.ray-address": "1.2.3.4:5",

@@ -1,0 +1,191 @@
+"""Lots by balls in bins, with correlated noise: an account by Monte Carlo, with its confidence.
+
+Each example is put into one of b bins by chance, independently and once; the bins are the lots of
+the run's n steps, in turn (Choquette-Choo et al. 2024, "Near exact privacy amplification for matrix
+mechanisms"; Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"). Which bin it is stays secret.
+An example takes part in steps b apart, so noise may be correlated, and its secret bin amplifies
+privacy, which lots in a public order (`fedmuon.privacy.mechanisms.fixed_order`) do not.
+
+# The pair
+
+Let C >= 0 be lower triangular, and let m_i be the sum of its columns i, i + b, i + 2b, ... Then
+P = (1/b) sum_i N(m_i, s^2 I) and Q = N(0, s^2 I) are a dominating pair in both directions, for
+examples that contribute or add 0 instead (zero-out; or add-remove, where b is public), also if
+gradients depend on earlier releases.
+
+*Proof.* All releases follow from C G + Z. Fix the bins of all other examples, as H_a is jointly
+convex; given the past, subtract their part. In step t the example would add a vector g_t of norm <=
+1, which may depend on the past. If it is in bin i, row t of C G + Z is moved by v_it, the sum of
+C_ts g_s over the steps s <= t of bin i. Under Q, the likelihood ratio after n steps is the mean
+over i of the products of exp(<v_it, z_t> / s^2 - ||v_it||^2 / 2 s^2) over t, and H_a is the mean of
+a convex function F of it: max(x - a, 0), or max(1 - a x, 0) for the pair turned round. Replace the
+factors of the last row, then of the one before, ..., by those of the numbers w_it = sum_s C_ts. If
+later rows are replaced already, the mean over them, V(l_1, ..., l_b) = E F(sum_i l_i A_i / b) with
+A_i > 0, has mixed derivatives E F'' A_i A_j / b^2 >= 0. And <v_it, v_jt> <= w_it w_jt, as C >= 0.
+For such V, E V(l_i exp(X_i - Var X_i / 2)) grows with each covariance of the Gaussian X: along X(u)
+= sqrt(1 - u) X + sqrt(u) Y for independent X and Y, its derivative is half the sum of (Cov Y_ij -
+Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality, in one row). So each
+replacement raises the mean, and after the last one it is that of the pair. QED.
+
+# The account
+
+The pair has b dimensions: the loss ln(P / Q) follows from <m_i, y>, whose covariance is that of the
+Gram matrix of the m_i. `trials` losses are drawn from P, as many in each bin, and from Q. Each mean
+of (1 - e^(epsilon - loss))_+ estimates delta(epsilon), by independent numbers in [0, 1]. If their
+mean should be delta, it is at most p < delta with probability exp(-N KL(p || delta)) (Hoeffding
+1963). As both delta(epsilon) and its estimate fall in epsilon, the epsilon at which the estimate
+reaches such a p is too small with no more than this probability, whatever it is: only the true
+epsilon decides. Both directions and the lower end share 1 - confidence.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmuon.core.errors import InputError
+
+CHUNK = 4_000_000  # numbers that are drawn at once
+MOST_NUMBERS = 4e10  # trials times bins: some minutes
+
+
+class Estimate(NamedTuple):
+    """An epsilon by Monte Carlo.
+
+    Attributes:
+        upper: At least the true epsilon, with the confidence.
+        lower: At most the true epsilon, with the same confidence.
+        trials: How many losses were drawn from each distribution.
+    """
+
+    upper: float
+    lower: float
+    trials: int
+
+
+def epsilon_of_bins(
+    coefficients: np.ndarray,
+    steps: int,
+    bins: int,
+    noise: float,
+    delta: float,
+    trials: int = 1_000_000,
+    confidence: float = 0.999,
+    seed: int = 0,
+) -> Estimate:
+    """The epsilon of a run whose lots are bins.
+
+    Args:
+        coefficients: c_0, c_1, ... of the correlated noise, not negative; [1] is independent noise.
+        steps: n.
+        bins: b, which take turns.
+        noise: s, the multiplier of all blocks together.
+        delta: That of (epsilon, delta).
+        trials: Losses that are drawn from each distribution; rounded up to a multiple of b.
+        confidence: The probability that both ends hold.
+        seed: Of the draws.
+    """
+    _require_sound(coefficients, steps, bins, noise, trials, confidence)
+    if not 0 < delta < 1:
+        raise InputError(f"delta = {delta} must lie in (0, 1)")
+    trials = -(-trials // bins) * bins
+    least = math.log(3 / (1 - confidence)) / trials  # of KL; two directions and the lower end
+    if -math.log1p(-delta) < least:
+        raise InputError(
+            f"{trials:,} trials cannot show delta = {delta:g} with confidence {confidence:g}: give "
+            f"at least {math.ceil(4 * trials * least / delta):,}"
+        )
+    forth, back = drawn_losses(coefficients, steps, bins, noise, trials, seed)
+    low, high = _deviation(delta, least, -1), _deviation(delta, least, 1)
+    upper = max(_crossing(losses, trials, low)[1] for losses in (forth, back))
+    return Estimate(upper, _crossing(forth, trials, high)[0], trials)
+
+
+def drawn_losses(
+    coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """ln(P / Q) of draws from P, as many of each bin, and ln(Q / P) of draws from Q."""
+    moved = means_of(coefficients, steps, bins)
+    gram = moved.T @ moved / noise**2
+    values, vectors = np.linalg.eigh(gram)
+    root = vectors * np.sqrt(np.clip(values, 0, None))
+    rng, found = np.random.default_rng(seed), ([], [])
+    rows = max(1, CHUNK // bins)
+    for side, of_bins in enumerate((True, False)):
+        for start in range(0, trials, rows):
+            mine = np.arange(start, min(start + rows, trials)) % bins
+            along = rng.standard_normal((len(mine), bins)) @ root.T
+            if of_bins:
+                along += gram[mine]
+            found[side].append(log_ratio(along, gram) * (1 if of_bins else -1))
+    return np.concatenate(found[0]), np.concatenate(found[1])
+
+
+def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
+    """m_0, m_1, ... as columns [n, b]; bins beyond the steps are never used."""
+    c = np.zeros(steps)
+    c[: min(len(coefficients), steps)] = coefficients[:steps]
+    first = np.zeros(steps)
+    for start in range(0, steps, bins):
+        first[start:] += c[: steps - start]
+    moved = np.zeros((steps, bins))
+    for place in range(min(bins, steps)):
+        moved[place:, place] = first[: steps - place]
+    return moved
+
+
+def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """ln(P / Q) of outcomes y, from <m_i, y> / s^2 [trials, b] and <m_i, m_j> / s^2 [b, b]."""
+    exponents = along - np.diag(gram) / 2
+    largest = exponents.max(1)
+    return largest + np.log(np.exp(exponents - largest[:, None]).mean(1))
+
+
+def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
+    """The epsilon >= 0 at which the mean of (1 - e^(epsilon - loss))_+ is `wanted`, enclosed."""
+    positive = losses[losses > 0]
+
+    def estimate(epsilon: float) -> float:
+        above = positive[positive > epsilon]
+        return float(-np.expm1(epsilon - above).sum()) / trials
+
+    if estimate(0.0) <= wanted:
+        return 0.0, 0.0
+    low, high = 0.0, float(positive.max())
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if estimate(middle) > wanted else (low, middle)
+    return low, high
+
+
+def _deviation(delta: float, least: float, side: int) -> float:
+    """The p nearest to delta, below or above it, with KL(p || delta) >= `least`."""
+
+    def divergence(p: float) -> float:
+        first = p * math.log(p / delta) if p else 0.0
+        return first + ((1 - p) * math.log((1 - p) / (1 - delta)) if p < 1 else 0.0)
+
+    near, far = delta, 0.0 if side < 0 else 1.0
+    for _ in range(200):
+        middle = (near + far) / 2
+        near, far = (near, middle) if divergence(middle) >= least else (middle, far)
+    return far
+
+
+def _require_sound(
+    coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, confidence: float
+) -> None:
+    if not len(coefficients) or (np.asarray(coefficients) < 0).any():
+        raise InputError(
+            "the pair of balls in bins is proved for noise whose coefficients are not negative"
+        )
+    if steps < 1 or bins < 1 or not 0 < noise < math.inf:
+        raise InputError(f"steps = {steps}, bins = {bins} and noise = {noise} must be positive")
+    if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
+        raise InputError(
+            f"{trials} trials with {bins} bins and {steps} steps are none or too many: give at "
+            f"least 1 trial, and at most {MOST_NUMBERS:g} numbers of trials times bins and 1e8 of "
+            "steps times bins"
+        )
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence = {confidence} must lie in (0, 1)")
