@@ -103,10 +103,12 @@ def theirs(params: Params, rows: Tensor, classes: int) -> Tensor:
     one that fills up; each row is given alone, up to its last END."""
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
-    model = GPT2ForSequenceClassification(
-        GPT2Config(**SIZES, num_labels=classes, pad_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0,
-                   attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
+    form = GPT2Config(
+        **SIZES, pad_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
+    form.num_labels = classes
+    model = GPT2ForSequenceClassification(form)
     torch.nn.Module.double(model)
     assert not model.load_state_dict(params, strict=False).missing_keys
     return torch.cat([model(row[None]).logits for row in rows])
