@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.optimize import bisect
+from scipy.optimize import root_scalar
 from scipy.stats import norm
 from test_accounting import gaussian_epsilon
 from test_fixed_order_sampling import toeplitz
@@ -77,7 +77,9 @@ def test_bins_amplify_and_are_not_poisson_lots() -> None:
 def test_ends_hold_as_often_as_they_say() -> None:
     """And the estimate without its confidence, the control, is too small half of the time."""
     noise, delta, trials = 1.0, 5e-2, 2000
-    exact = bisect(lambda epsilon: integral(noise, epsilon) - delta, 0, 3, xtol=1e-4)
+    exact = root_scalar(
+        lambda epsilon: integral(noise, epsilon) - delta, bracket=(0, 3), xtol=1e-4
+    ).root
     held, bare = 0, 0
     for seed in range(60):
         found = epsilon_of_bins(np.ones(1), 2, 2, noise, delta, trials, 0.9, seed)

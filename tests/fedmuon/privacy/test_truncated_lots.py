@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 from conftest import small
@@ -59,7 +60,8 @@ def hockey(noise: float, rate: float, epsilon: float) -> tuple[float, float]:
     """H of (1 - r) N(0) + r N(1) from N(0), and of N(0) from it, at e^epsilon."""
 
     def of(x: float) -> tuple[float, float]:
-        return (1 - rate) * norm.sf(x / noise) + rate * norm.sf((x - 1) / noise), norm.sf(x / noise)
+        rest, moved = float(norm.sf(x / noise)), float(norm.sf((x - 1) / noise))
+        return (1 - rate) * rest + rate * moved, rest
 
     def outcome(ratio: float) -> float:
         return 0.5 + noise**2 * math.log((ratio - 1 + rate) / rate)
@@ -125,6 +127,34 @@ def test_poisson_lots_do_not_stand_for_those_that_are_cut() -> None:
         assert found == pytest.approx(hockey(noise, rate, epsilon), abs=1e-12)
 
 
+def test_the_library_has_a_tighter_analysis_and_never_a_larger_epsilon() -> None:
+    """dp-accounting 0.5.1 knows the pair of one step (arXiv:2508.15089), and cuts more lots."""
+    size, rate, noise, steps, delta = 40, 0.2, 2.0, 6, 1e-3
+    known = dp_accounting.pld.privacy_loss_distribution
+
+    def by_library(most: int) -> float:
+        one = known.from_truncated_subsampled_gaussian_mechanism(
+            dataset_size=size,
+            sampling_probability=rate,
+            truncated_batch_size=most,
+            noise_multiplier=noise,
+            value_discretization_interval=1e-4,
+            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+        )
+        return float(one.self_compose(steps).get_epsilon_for_delta(delta))
+
+    def ours(most: int) -> float:
+        cut = steps * cut_probability(size, rate, most)
+        return account_cut(lambda at: account([Event(rate, noise, steps)], at), delta, cut).upper
+
+    plain = account([Event(rate, noise, steps)], delta).upper
+    assert by_library(size) == pytest.approx(plain, rel=2e-3)
+    for most in (19, 20, 22, 30):
+        assert by_library(most) <= ours(most) * (1 + 2e-3)
+    assert ours(20) > 1.01 * plain and ours(30) == pytest.approx(plain, rel=1e-4)
+    assert math.isinf(ours(12)) and plain * (1 - 2e-3) < by_library(12) < 3 * plain
+
+
 def test_an_epsilon_that_delta_does_not_allow_is_not_claimed() -> None:
     """The point that is found meets its own equation, whatever the account without cuts is."""
 
@@ -153,7 +183,7 @@ def test_lots_are_at_most_their_maximum_and_all_rows_alike() -> None:
     assert max(free) > 10  # control
     known = Mechanism(Clipping(), 1.0, 8.0, repeatable=True, max_lot=8)
     again = [known.rows(lambda *a, **k: np.random.default_rng(3), 40) for _ in range(2)]
-    assert np.array_equal(*again)
+    assert np.array_equal(again[0], again[1])
 
 
 def test_a_run_with_a_maximum(tmp_path: Path) -> None:
