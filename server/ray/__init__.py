@@ -1,1 +1,1 @@
-"""The Grid of Flower on Ray workers."""
+"""Flower's Grid on Ray: grid.py sends, worker_pool.py starts actors, worker.py is an actor."""

@@ -1,4 +1,4 @@
-"""An actor of Ray that answers for clients."""
+"""An actor of Ray: a process of its own that calls `clients/` to answer for clients."""
 
 import contextlib
 import copy

@@ -138,7 +138,7 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """What T steps spend at delta.
+    """What T equal steps spend at delta; that of a run is `federated.accountant.epsilons`.
 
     Args:
         noise_multiplier: Noise of each block over its clipping bound.
