@@ -23,7 +23,6 @@ from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import find_ghosts
 
 END, WIDTH = 256, 16
-SIZES = {"vocab_size": 257, "n_positions": 24, "n_embd": WIDTH, "n_layer": 2, "n_head": 2}
 # The first lines of the published files, with other words.
 HEADS = {
     "sst-2": "sentence\tlabel",
@@ -104,7 +103,8 @@ def theirs(params: Params, rows: Tensor, classes: int) -> Tensor:
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     form = GPT2Config(
-        **SIZES, pad_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        vocab_size=257, n_positions=24, n_embd=WIDTH, n_layer=2, n_head=2,
+        pad_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     form.num_labels = classes
