@@ -121,7 +121,7 @@ def _ordered(rows: Columns, column: str) -> Claim:
     word = WORDS[COLUMNS[column]]
     suites = distinct(rows, "suite")
     order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
-    sentence = f"The {word} is larger for {' than for '.join(order)}, as published."
+    sentence = f"The {word} falls from {' to '.join(order)}, as published."
     if np.isnan([printed(rows, one, COLUMNS[column]) for one in suites]).any():
         return unknown(f"The {word} has the published order.", "nothing is published of these data")
     found = {

@@ -94,7 +94,7 @@ def made(bounds: tuple[float, float], gap: float = -1e-3, noise: float = 1e-5) -
 def test_orders_and_signs_that_are_published_can_fail() -> None:
     rows = made((0.2, 0.1))
     said = table_2.claims(rows)
-    assert verdicts(said) == [True] * 5 and "A than for B" in said[2].sentence
+    assert verdicts(said) == [True] * 5 and "falls from A to B" in said[2].sentence
     assert said[2].effect.value[0] == pytest.approx(0.205 / 0.105, rel=1e-6)
     assert verdicts(table_2.claims(made((0.1, 0.2))))[2:] == [False, True, True]
     assert verdicts(table_2.claims(made((0.2, 0.1), gap=2e-3)))[4] is False
