@@ -190,7 +190,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
     settings = settings_of(rows)
     forms = {form: _ranks(settings, form) for form in distinct(rows, "form")}
     ends = {
-        NAMES.get(key, key): _rise(series(rows, key))
+        str(NAMES.get(key, key)): _rise(series(rows, key))
         for key in distinct(rows, "key")
         if key != BASE
     }

@@ -32,6 +32,7 @@ from fedmuon.runs.directory import Record
 from fedmuon.tasks.models import GROUPS, LEAST, cifarnet, torch_law
 
 LAYER = "pairs.0.0.weight"
+COLUMNS = 24 * 3 * 3  # of the flattened weight
 
 
 class Settings(Table):
@@ -75,7 +76,7 @@ def measure(settings: Settings, data: str, method: str, width: int) -> Record:
         for gradient, loss in trained(settings, images, labels, classes, method, width, seed):
             sizes.append(float(torch.linalg.svdvals(gradient.double().flatten(1)).sum()))
             losses.append(loss)
-        head = {"method": method, "rank": min(width, gradient[0].numel()), "seed": seed}
+        head = {"method": method, "rank": min(width, COLUMNS), "seed": seed}
         rows += [
             head
             | {"steps": length, "mean_nuclear": float(np.mean(sizes[:length]))}
