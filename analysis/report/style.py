@@ -156,10 +156,14 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
-    """Make the x axis logarithmic, with up to four ticks at levels that are powers of 2."""
+    """Make the x axis logarithmic, with up to four ticks at levels that are powers of 2, or at
+    levels as they are where none of them is."""
     whole = levels[np.log2(levels) % 1 == 0]
+    labels = None if len(whole) else [plain(level) for level in levels]
+    whole = whole if len(whole) else levels
     axes.set_xscale("log", base=2)
-    axes.set_xticks(whole[:: max(1, -(-len(whole) // 4))])
+    every = slice(None, None, max(1, -(-len(whole) // 4)))
+    axes.set_xticks(whole[every], labels and labels[every])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
