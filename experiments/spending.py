@@ -14,7 +14,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
 from fedmuon.experiments.tables import adjacency_of, columns, released_by
 from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
-from fedmuon.privacy.accounting.composition import loose
+from fedmuon.privacy.accounting.composition import Answer, loose
+from fedmuon.privacy.accounting.truncated import TOO_OFTEN
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
 from fedmuon.privacy.noise import CAVEATS, STOPPED
@@ -74,7 +75,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         doubt,
         "" if answers else "Nothing was released yet.",
         "" if summary else UNFINISHED,
-        "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
+        "" if math.isfinite(most) else _endless(answers),
         "" if held is None else loose(goal, protected(*held)),
     )
     secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
@@ -92,6 +93,13 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "never_part": never_part,
         **_audited(folder),
     }
+
+
+def _endless(answers: Mapping[int, Answer]) -> str:
+    """Why an epsilon is infinite."""
+    if any(TOO_OFTEN in one.note for one in answers.values()):
+        return TOO_OFTEN
+    return "A release without noise: epsilon is infinite."
 
 
 def _audited(folder: Path) -> Record:

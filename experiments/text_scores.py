@@ -201,9 +201,9 @@ def scores_of_files(written: str | Path, references: str | Path) -> dict[str, fl
     Raises:
         InputError: If a file cannot be read, or their numbers of sentences differ.
     """
-    lines = _read(written).splitlines()
+    lines = _lines(written)
     groups: list[list[str]] = [[]]
-    for line in _read(references).splitlines():
+    for line in _lines(references):
         if line.strip():
             groups[-1].append(line.strip())
         elif groups[-1]:
@@ -218,8 +218,9 @@ def scores_of_files(written: str | Path, references: str | Path) -> dict[str, fl
     return {name: score(lines, groups) for name, score in SCORES.items()}
 
 
-def _read(file: str | Path) -> str:
+def _lines(file: str | Path) -> list[str]:
     try:
-        return read_text(Path(file).expanduser(), "utf-8-sig")
+        text = read_text(Path(file).expanduser(), "utf-8-sig")
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as UTF-8 text ({error})") from None
+    return text.removesuffix("\n").split("\n") if text else []

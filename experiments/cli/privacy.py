@@ -343,6 +343,12 @@ def sigma(
             f"{epsilon:g} leaves nothing of delta = {delta:g}: raise it"
         )
     noise, answer = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
+    if cut:
+        answer = account_cut(
+            lambda at: composition.epsilon(noise, share, many, at, blocks, mode, adjacency),
+            delta,
+            cut,
+        )
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
     found |= {"lots_cut_with_probability": cut} if max_lot else {}
     show(found, delta, population, as_json)

@@ -153,7 +153,8 @@ class MapCell:
         folder = self.folder / f"{name}-{lr:g}-{seed}"
         found = TrainingRun(name, None, self.config_of(lr, pair, seed), folder).compute()
         unknown = dict.fromkeys(("accuracy", "test_loss", "validation_accuracy"), math.nan)
-        return unknown | found["rows"][-1] | {"note": found["note"]}
+        end = {} if found["note"] else found["rows"][-1]  # else of the last evaluated round
+        return unknown | end | {"note": found["note"]}
 
 
 # What it claims.

@@ -269,6 +269,12 @@ class Models(Callback):
         rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
         inputs = torch.from_numpy(rows.astype(np.float64)).to(task.device, task.dtype)
         held = Batch(inputs, inputs.new_zeros(len(rows), dtype=torch.int64))
+        evaluated = [one["round"] for one in run.directory.records() if "train_loss" in one]
+        if lost := [one for one in evaluated if not self._file(one).exists()]:
+            raise InputError(
+                f"{self.folder} has no model of round {lost[0]}, so the best one cannot be chosen: "
+                "remove the suite's folder and run it again"
+            )
         found: list[tuple[float, float, Path]] = []  # what is to be low, NLL, file
         for file in sorted(self.folder.glob("round-*.safetensors")):
             params = _read(run, file)
@@ -324,9 +330,9 @@ JOINT = (
     "example is one pair of a table and a sentence, so a table with several sentences is several "
     "examples. "
 )
+CHOICE = "Step sizes were chosen without accounting for the choice. "
 SCORED = (
-    "Step sizes were chosen without accounting for the "
-    "choice. BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
+    "BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
     "nearest reference."
 )
 BLOCKS = (
@@ -334,7 +340,7 @@ BLOCKS = (
     "one block, all that is left, as in 000. "
 )
 TIED = "Head and embedding are one parameter, which 000 keeps as two. "
-STANDS_ON = JOINT + BLOCKS + TIED + SCORED
+STANDS_ON = JOINT + BLOCKS + TIED + CHOICE + SCORED
 CHOSEN = (
     " Sentences are those of the model that is best on the validation part, by its {}, among those "
     "after evaluated rounds. The NLL is the lowest one on the validation part."
@@ -368,7 +374,7 @@ def _stands_on(settings: Settings) -> str:
     tied = settings.base.get("task", {}).get("head", "tied") == "tied"
     said = JOINT
     if settings.paper == "000":
-        said += BLOCKS + TIED * tied
+        said += BLOCKS + TIED * tied + CHOICE
     said += SCORED
     if settings.choose != "last":
         said += CHOSEN.format(MEASURES[settings.choose][0])

@@ -88,9 +88,11 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a regular file."""
-    with open(path, encoding=encoding, errors=errors, opener=regular) as file:
+def read_text(
+    path: Path, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
+) -> str:
+    """The text of a regular file; `newline` is that of `open`."""
+    with open(path, encoding=encoding, errors=errors, newline=newline, opener=regular) as file:
         return file.read()
 
 

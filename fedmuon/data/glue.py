@@ -84,7 +84,7 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
     """
     form = FORMS[name]
     try:
-        lines = read_text(file, "utf-8-sig").split("\n")
+        lines = read_text(file, "utf-8-sig", newline="\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file} cannot be read as UTF-8 ({error}): {name} has its training part in train.tsv "

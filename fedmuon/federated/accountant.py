@@ -28,7 +28,7 @@ from torch import Tensor
 from fedmuon.config.incompatible import IN_ONE_PROCESS, LEAST_DELTA, ONE_CLIENT
 from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
-from fedmuon.core.files import AFRESH, Record, read_bytes
+from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting.composition import (
@@ -292,17 +292,7 @@ def with_noise(
     delta, blocks = delta_of(config, sizes, experiment.recipe.mechanism), unit.blocks(params)
     cut = unit.cut() if isinstance(unit, PerExample) else 0.0
     if privacy.noise:
-        answers = [
-            account_cut(
-                lambda at, one=one: epsilon(
-                    one.noise, one.rate, one.steps, at, blocks, adjacency=adjacency
-                ),
-                delta,
-                cut,
-            )
-            for one in unit.demands()
-        ]
-        most = max((one.upper for one in answers), default=0.0)
+        most = _spent_at_most(unit, blocks, delta, cut)
         if most > privacy.epsilon:
             raise InputError(
                 f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({adjacency}), more than "
@@ -332,8 +322,8 @@ def require_accountable(
         require_counted(unit.released, {unit.released.rate}, 1, 1, delta, tensors)
         return
     mechanism, blocks = unit.released, unit.blocks(fresh.params)
-    if mechanism.noise:
-        _left_by_cuts(mechanism, delta, unit.cut(), 0.0)
+    if mechanism.noise and (cut := unit.cut()):
+        _left_by_cuts(mechanism, delta, cut, _spent_at_most(unit, blocks, delta, cut))
     rates = {mechanism.rate(int(size)) for size in sizes}
     tensors = list(fresh.params.values())
     require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
@@ -341,14 +331,34 @@ def require_accountable(
         mechanism.quantile.of_sums(mechanism.noise, blocks)
 
 
+def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut: float) -> float:
+    """The epsilon of the client that spends most, by the plan; `cut` is as in `account_cut`."""
+    adjacency = unit.released.adjacency
+    answers = [
+        account_cut(
+            lambda at, one=one: epsilon(
+                one.noise, one.rate, one.steps, at, blocks, adjacency=adjacency
+            ),
+            delta,
+            cut,
+        )
+        for one in unit.demands()
+    ]
+    return max((one.upper for one in answers), default=0.0)
+
+
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
-    """The delta of lots without a maximum size; rejects a maximum that leaves nothing of it."""
+    """The delta of lots without a maximum size; rejects a maximum that leaves less than half of it.
+
+    Rounds that are repeated after an interruption need some of the other half.
+    """
     left = delta_left(delta, cut, epsilon)
-    if cut and mechanism is not None and left < LEAST_DELTA:
+    if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
+        at = "this noise" if math.isinf(epsilon) else f"epsilon = {epsilon:.3g}"
         raise InputError(
             f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with probability "
-            f"{cut:.2g}, which at epsilon = {epsilon:.3g} leaves nothing of delta = {delta:.2g}: "
-            "raise max-lot"
+            f"{cut:.2g}, which at {at} uses up more than half of delta = {delta:.2g}: raise "
+            "max-lot, or the noise"
         )
     return left
 
@@ -524,7 +534,8 @@ class RunAccountant:
             loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]
-        clients = {str(client_name(one)): answers[one].upper for one in sorted(answers)}
+        clients = {str(client_name(one)): finite(answers[one].upper) for one in sorted(answers)}
         spent |= dataclasses.asdict(most) | {"note": " ".join(filter(None, notes))}
+        spent |= {name: finite(spent[name]) for name in ("epsilon", "lower", "upper", "rdp")}
         spent |= {"client": client_name(worst), "clients": clients}
         return unit.described(spent, self.ledger, self.blocks, delta)

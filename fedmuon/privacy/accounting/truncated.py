@@ -37,8 +37,8 @@ from fedmuon.privacy.accounting.composition import Answer
 
 OUTWARDS = 1 + 1e-6  # for what a tail may be rounded by
 TOO_OFTEN = (
-    "lots exceed their maximum so often that delta is used up: epsilon is infinite; raise the "
-    "maximum"
+    "Lots exceed their maximum so often that delta is used up, and epsilon is infinite: raise the "
+    "maximum."
 )
 
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from conftest import small
 from scipy.stats import norm
+from typer.testing import CliRunner
 
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.privacy.accounting.composition import Answer, account
@@ -216,10 +218,14 @@ def test_what_has_no_maximum(privacy: dict[str, Any], why: str) -> None:
         private(**privacy)
 
 
-@pytest.mark.parametrize("target", [{}, {"epsilon": 5.0, "noise": 0.0}])
-def test_a_maximum_that_uses_delta_up_is_rejected(tmp_path: Path, target: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="leaves nothing of delta"):
-        execute(private(**{"max-lot": 12, **target}), tmp_path / "out")
+@pytest.mark.parametrize("given", [
+    {"max-lot": 12},
+    {"max-lot": 12, "epsilon": 5.0, "noise": 0.0},
+    {"max-lot": 20, "noise": 0.4},  # delta - 2 p is left, but not at the epsilon of this noise
+])  # fmt: skip
+def test_a_maximum_that_uses_delta_up_is_rejected(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="uses up more than half of delta"):
+        execute(private(**given), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -233,3 +239,17 @@ def test_a_mechanism_of_ones_own_has_the_same_limits() -> None:
             Mechanism(**{"clipping": Clipping(), "noise": 1.0, "lot": 8.0, "max_lot": 20, **given})
     with pytest.raises(InputError, match="give at least 1"):
         cut_probability(40, 0.2, 0)
+
+
+def test_sigma_is_told_with_the_account_of_cut_lots() -> None:
+    """Both ends are those of lots with the maximum, at the whole delta."""
+    given = ["--lot", "100", "--population", "10000", "--steps", "200", "--delta", "1e-5", "--json"]
+
+    def told(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["privacy", *words, *given])
+        assert not done.exit_code, done.output
+        return json.loads(done.stdout)
+
+    found = told("sigma", "--epsilon", "2", "--max-lot", "162")
+    whole = told("epsilon", "--noise", str(found["noise"]))
+    assert found["lower"] <= whole["upper"] < found["upper"] <= 2.0
