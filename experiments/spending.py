@@ -14,7 +14,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
 from fedmuon.experiments.tables import adjacency_of, columns, released_by
 from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
-from fedmuon.privacy.accounting.composition import Answer, loose
+from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.accounting.truncated import TOO_OFTEN
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
@@ -70,12 +70,14 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         for client, one in answers.items()
     }
     most = max((one.upper for one in answers.values()), default=0.0)
+    cut = any(TOO_OFTEN in one.note for one in answers.values())
+    endless = TOO_OFTEN if cut else "A release without noise: epsilon is infinite."
     notes = (
         STOPPED if stopped else "",
         doubt,
         "" if answers else "Nothing was released yet.",
         "" if summary else UNFINISHED,
-        "" if math.isfinite(most) else _endless(answers),
+        "" if math.isfinite(most) else endless,
         "" if held is None else loose(goal, protected(*held)),
     )
     secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
@@ -93,13 +95,6 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "never_part": never_part,
         **_audited(folder),
     }
-
-
-def _endless(answers: Mapping[int, Answer]) -> str:
-    """Why an epsilon is infinite."""
-    if any(TOO_OFTEN in one.note for one in answers.values()):
-        return TOO_OFTEN
-    return "A release without noise: epsilon is infinite."
 
 
 def _audited(folder: Path) -> Record:

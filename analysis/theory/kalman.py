@@ -61,7 +61,7 @@ class GradientModel:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the filter knows after a step.
+    """The state of the filter after a step.
 
     Attributes:
         gradient: The filtered gradient g~ [d].

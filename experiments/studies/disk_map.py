@@ -44,7 +44,7 @@ SETTLED = {
 
 
 class Settings(Table):
-    """What the suite's file holds; `gains` and `reaches` are 003's kappa and gamma."""
+    """The keys of the suite's file; `gains` and `reaches` are κ and γ of DiSK (003)."""
 
     seeds: Seeds
     tuning_seeds: Seeds
@@ -147,7 +147,7 @@ class MapCell:
         return resolve(contents.cell(self.tables, last))
 
     def _run(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Record:
-        """What a run in a folder of its own measured at its end; nan if it diverged."""
+        """Train once in a separate folder, and return the final measures; nan if it diverged."""
         assert self.folder is not None
         name = "none" if pair is None else f"{pair[0]:g}-{pair[1]:.6g}"
         folder = self.folder / f"{name}-{lr:g}-{seed}"
@@ -208,7 +208,7 @@ def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """What the text says of Figure 6: a trend over (κ, γ) and over (κ, ε), and a best pair."""
+    """The claims of the text about Figure 6: trends over (κ, γ) and (κ, ε), and a best pair."""
     filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
     optima: dict[str, Slope] = {}

@@ -70,7 +70,7 @@ NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders")
 
 
 class Settings(Table):
-    """What the suite's file holds; `public` is on top of `base` for the decoder to begin from.
+    """The keys of the suite's file; `public` overrides `base` when the start is trained.
 
     With `choose`, sentences are those of the model with the highest BLEU, or the lowest NLL, on the
     validation part among the models after evaluated rounds; and the NLL is the lowest one on the
@@ -384,7 +384,7 @@ def _stands_on(settings: Settings) -> str:
 def claims(
     ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
 ) -> Sequence[Claim]:
-    """What was spent, by the ledger of every run, and the paper's orders, by default 000's."""
+    """Claims: each run keeps its ε, and the methods have the paper's order (000's by default)."""
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]

@@ -178,8 +178,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
     said = []
     for form in distinct(rows, "form"):
         mine = where(rows, form=form)
-        told = (mine["bound"] < mine["range"]).sum()
-        said.append(f"{form}: {told} of {len(mine['gap'])} say something")
+        below = (mine["bound"] < mine["range"]).sum()
+        said.append(f"{form}: {below} of {len(mine['gap'])} are below the range of the loss")
     within = Claim(
         "Every gap is at most its bound.",
         Effect.of_gaps(gap, rows["gap_low"], high, bound),
@@ -296,8 +296,8 @@ def _scatter(
 ) -> None:  # fmt: skip
     """A mark for each setting, hollow where the bound exceeds the range of the loss.
 
-    Intervals (`reach`) end at the axis. A gap that is not positive stands at the upper end of its
-    interval, which goes on to the left.
+    Intervals (`reach`) are cut at the axes. A gap that is not positive has no place on a log axis,
+    so its mark is drawn at the upper end of its interval.
     """
     (value, low, high), (bound, top) = _points(settings, form)
     at = np.where(value > least, value, np.maximum(high, least))

@@ -93,7 +93,7 @@ def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
 
 
 def printed(rows: Columns, suite: str, column: str) -> float:
-    """What Table 2 has; nan where it has nothing."""
+    """The value that 001, Table 2 prints; nan if it prints none."""
     return float(where(rows, suite=suite)[f"published_{column}"][0])
 
 

@@ -393,8 +393,8 @@ def available() -> list[tuple[str, bool, str]]:
     images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
     mend = "set [data] folder to its files, or make some up by `fedmuon make-text`"
     tables = [(name, found_folder(name), mend) for name in TABLES]
-    mend = "set [data] folder to the task's folder of GLUE"
-    tables += [(name, found_folder(name), mend) for name in GLUE]
+    in_glue = "set [data] folder to the folder of that GLUE task"
+    tables += [(name, found_folder(name), in_glue) for name in GLUE]
     files = [
         ("idx", None, "set [data] folder to a folder of IDX files"),
         ("text", None, "set [data] folder to a text file, or to a folder of them"),

@@ -287,9 +287,12 @@ def _decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
-    """The same for windows of text, begun from stored weights if there are any, or with adapters of
-    that `rank` beside them; of `tables` with sentences only the sentences are predicted, and of
-    what is `classified` into so many classes, with so many sentences, the label."""
+    """The same for windows of text.
+
+    Stored weights, if there are any, are the start; with a `rank`, adapters train beside them. For
+    `tables` with sentences, the task predicts the sentences only. `classified` is the number of
+    classes and of sentences of a GLUE task, which predicts the label.
+    """
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
         known = decoders.matching_weights(read_weights(weights), module, form.padded)

@@ -29,8 +29,8 @@ def as_factor(found: Any) -> float | str:
 def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
     """From 1 down to `floor` along half a cosine, which would end in the round after the last.
 
-    In the `warm` rounds before it, the factor rises as in `warm_up`. DiSK (C.1) takes a twentieth
-    of the rounds.
+    During the first `warm` rounds the factor rises as in `warm_up`. DiSK (C.1) sets `warm` to a
+    twentieth of all rounds.
     """
     if not 0 <= warm < rounds:
         raise InputError(

@@ -138,7 +138,7 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """What T equal steps spend at delta; that of a run is `federated.accountant.epsilons`.
+    """Compute the epsilon of T equal steps; `federated.accountant.epsilons` is that of a run.
 
     Args:
         noise_multiplier: Noise of each block over its clipping bound.
