@@ -61,8 +61,8 @@ docs: $(DOCS_STAMP) ## the site in build/docs, which reads without a network: li
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
 	$(BIN)/python -m docs.making.check $(SITE)
 
-results: $(STAMP) ## all suites at full scale, kept in docs/results: ONLY="A1 dp-bias", BUDGET=seconds; Ctrl-C, then go on
-	$(BIN)/python -m docs.making.regenerate $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET))
+results: $(STAMP) ## all suites at full scale, kept in docs/results: ONLY="A1 dp-bias", BUDGET=seconds, JOBS=16; Ctrl-C, then go on
+	$(BIN)/python -m docs.making.regenerate $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(JOBS),--jobs $(JOBS))
 
 chaos: $(STAMP) ## kill, fill, flip, interrupt at random: the same bytes or a refusal, as a table
 	$(BIN)/python -m tests.chaos

@@ -3,6 +3,7 @@
 python -m docs.making.regenerate --list               what is kept, and how long each took
 python -m docs.making.regenerate --only dp-bias A1    those alone
 python -m docs.making.regenerate --budget 600         stops after so many seconds
+python -m docs.making.regenerate --jobs 16            cells of all suites, 16 at a time
 
 What was computed stays in runs/results/SOURCES/SUITE, from where the next call goes on. SOURCES is
 a digest of the files that compute, so that no result is of two states of them, nor taken from a run
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -27,8 +30,10 @@ from fedmuon.data import readers
 from fedmuon.experiments.cli.options import console
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import OF_RUNS, find
-from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.suite import Work, execute
+from fedmuon.experiments.suites import contents, suite
+from fedmuon.experiments.suites.suite import Cell, Opened, Work, execute
+from fedmuon.experiments.suites.workers import Workers
+from fedmuon.runs.directory import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs", "results")
@@ -36,6 +41,7 @@ COMPUTE = ("fedmuon", "analysis/theory", "experiments/stability", "experiments/s
            "experiments/studies")  # fmt: skip
 TELL = "_findings.py"  # of a study: what is said of rows that are computed
 FASHION = "fashion-mnist"
+TIMED = ("batch", "wall-clock")  # suites that measure seconds: nothing runs beside them
 
 
 @cache
@@ -111,6 +117,57 @@ def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Pa
     return results.keep(folder, into, {"sources": state_of_sources(), "commit": commit()})
 
 
+@dataclass(frozen=True)
+class Part:
+    """A cell of one of several suites; it costs its share of the seconds that its suite took."""
+
+    cell: Cell
+    suite: str
+    cost: float
+
+    @property
+    def name(self) -> str:
+        """The suite's name and the cell's."""
+        return f"{self.suite}/{self.cell.name}"
+
+    @property
+    def size(self) -> int:
+        """Its weight among all."""
+        return round(self.cost)
+
+    def compute(self) -> Record:
+        """The record of the cell, with its seconds."""
+        return suite.timed(self.cell)
+
+
+def together(
+    names: Sequence[str], jobs: int, runs: Path = RUNS, into: Path = results.FOLDER
+) -> None:
+    """Compute what all these suites lack in `jobs` processes; the longest cells begin first.
+
+    Each cell is saved in its suite's folder as soon as it is computed: `regenerate` needs only to
+    write the tables. A suite that was never kept counts as long as the longest that was.
+    """
+    with Workers(jobs) as workers, ExitStack() as held:
+        suites: dict[str, Opened] = {}
+        for name in names:
+            folder = place_of(name, runs)
+            begun = (folder / "suite.lock").exists()
+            suites[name] = held.enter_context(suite.opened(work_of(name), folder, begun))
+        longest = max([one for name in names if (one := cost(name, into)) < math.inf], default=1.0)
+        parts = []
+        for name, one in suites.items():
+            seconds = min(cost(name, into), longest) / sum(map(suite.cost, one.cells))
+            parts += [Part(cell, name, seconds * suite.cost(cell)) for cell in one.pending]
+        with Progress(console, "seconds", lines=True) as progress:
+            done = 0.0
+            progress.on_start(0, round(sum(part.cost for part in parts)))
+            for part, record in workers(parts):
+                suites[part.suite].save(part.cell, record)
+                done += part.cost
+                progress.on_round_end({"done": round(done), "cell": part.name})
+
+
 def stop(*_: object) -> NoReturn:
     """As Ctrl-C does."""
     raise KeyboardInterrupt
@@ -127,6 +184,9 @@ def main(words: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGALRM, stop)
         signal.setitimer(signal.ITIMER_REAL, asked.budget)
     try:
+        if asked.jobs > 1:
+            lacking = [name for name in names if asked.again or state(name) != "kept"]
+            together([name for name in lacking if name not in TIMED], asked.jobs)
         return max([one_by_one(name, asked.again) for name in names], default=0)
     except KeyboardInterrupt:
         print("Stopped. What was computed is saved: the same command goes on from there.")
@@ -155,10 +215,13 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make results", description="Run suites, keep results.")
     parser.add_argument("--only", nargs="+", choices=sorted(contents.shipped()), metavar="SUITE")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="stop after so many")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, of all suites")
     parser.add_argument("--list", action="store_true", help="say what is kept, and its seconds")
     parser.add_argument("--again", action="store_true", help="also what is kept of these sources")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from docs.making import regenerate as itself  # whose cells other processes can import
+
+    sys.exit(itself.main())

@@ -11,6 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -148,6 +149,43 @@ def execute(
     Raises:
         InputError: If `out` holds something else, or is damaged.
     """
+    with opened(work, out, resume) as suite:
+        cells = suite.cells
+        count = sum(one.size for one in cells if one.name in suite.done)
+        on_start(count, sum(one.size for one in cells))
+        for one, record in by(suite.pending):
+            suite.save(one, record)
+            count += one.size
+            on_round_end({"done": count, "cell": one.name})
+        return _write(work, out, [suite.done[one.name] for one in cells])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A suite's folder that this process holds: what is computed, and where the rest is saved."""
+
+    work: Work
+    out: Path
+    cells: Sequence[Cell]  # in their folders
+    places: Mapping[str, Path]
+    done: dict[str, Record]
+
+    @property
+    def pending(self) -> list[Cell]:
+        """The cells that are not computed yet."""
+        return [one for one in self.cells if one.name not in self.done]
+
+    def save(self, cell: Cell, record: Record) -> None:
+        """Write the record of a cell to its file."""
+        require_place(self.out)
+        line = files.sealed(record, self.work.seal(cell))
+        files.write_bytes(self.places[cell.name], line.encode())
+        self.done[cell.name] = record
+
+
+@contextmanager
+def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
+    """Hold the folder of a suite, which is new or, with `resume`, holds cells of it already."""
     with held(out):
         cells, places, done = work.within(out), _open(work, out, resume), {}
         for one in work.cells:
@@ -165,15 +203,7 @@ def execute(
             before = files.read_bytes(lock)
         if (both := work.joined(before)) is not None and both != before:
             files.write_bytes(lock, both)
-        count = sum(one.size for one in cells if one.name in done)
-        on_start(count, sum(one.size for one in cells))
-        for one, record in by([one for one in cells if one.name not in done]):
-            require_place(out)
-            line = files.sealed(record, work.seal(one))
-            files.write_bytes(places[one.name], line.encode())
-            done[one.name], count = record, count + one.size
-            on_round_end({"done": count, "cell": one.name})
-        return _write(work, out, [done[one.name] for one in cells])
+        yield Opened(work, out, cells, places, done)
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:

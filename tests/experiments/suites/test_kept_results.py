@@ -18,7 +18,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.suite import Work
+from fedmuon.experiments.suites.suite import Work, execute
 from fedmuon.runs import provenance
 
 GAIN = {"name": "gain", "value": 2.0, "low": 1.5, "high": 2.5, "at": "here"}
@@ -66,6 +66,29 @@ def test_a_stopped_suite_goes_on_and_is_kept(
     assert regenerate.state("ranks", *places) == "kept at scale small"
     file.write_text(json.dumps(found | {"sources": "others"}))
     assert regenerate.state("ranks", *places).startswith("kept of other sources, ")
+
+
+def test_cells_of_several_suites_are_computed_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each cell once, the longest first, and the tables are those of one process."""
+    runs, alone, kept_in = tmp_path / "runs", tmp_path / "alone", tmp_path / "kept"
+    names = "dp-vanishing", "dp-muon-printed"
+    monkeypatch.setattr(regenerate, "work_of", lambda name: find(name, None, "small", {}))
+    seconds = {"dp-vanishing": 9.0}
+    monkeypatch.setattr(regenerate, "cost", lambda name, *_: seconds.get(name, float("inf")))
+    regenerate.together(names, 2, runs, kept_in)
+    assert re.search(r"^seconds (\d+)/\1 ", capsys.readouterr().out, re.MULTILINE)
+    for name in names:
+        work = regenerate.work_of(name)
+        folder = regenerate.place_of(name, runs)
+        files = {one: (folder / "cells" / f"{one.name}.json") for one in work.cells}
+        before = {file: file.stat().st_mtime_ns for file in files.values()}
+        regenerate.regenerate(work, runs, kept_in)
+        assert {file: file.stat().st_mtime_ns for file in files.values()} == before
+        execute(work, alone / name)
+        for table in folder.glob("*.csv"):
+            assert table.read_bytes() == (alone / name / table.name).read_bytes()
 
 
 def test_sources_are_those_that_compute(tmp_path: Path) -> None:
