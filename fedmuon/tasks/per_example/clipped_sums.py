@@ -132,8 +132,10 @@ class ClippedSums:
         """Cut samples into even parts with totals of their own.
 
         The number of parts is a power of two, depends on sizes alone, and is small enough that
-        adding the totals costs little.
+        adding the totals costs little. A GPU has no use for parts: each would be launched alone.
         """
+        if self.device.type == "cuda":
+            return even(rows, 1) if rows else []
         weights = sum(value.numel() for value in params.values())
         work = rows * (1 + 64 * self.kept / weights)  # products per number of the totals
         many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)

@@ -1,6 +1,7 @@
 """Work in pieces: in order, whoever does it; errors as if in turn; threads as before."""
 
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
@@ -318,7 +319,10 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(clipped_sums.MOST, "cpu", 5)
     monkeypatch.setattr(clipped_sums, "LANE", 8.0)
     alone = {name: value[0] for name, value in start.items()}
-    assert len(task.clipped_sums()._lanes(alone, 37)) == 4
+    here = task.clipped_sums()
+    assert len(here._lanes(alone, 37)) == 4
+    on_gpu = dataclasses.replace(here, device=torch.device("cuda"))
+    assert on_gpu._lanes(alone, 37) == [slice(0, 37)]  # parts would only be launched one by one
     by_threads(in_bytes)
     several = sums()
     assert any(not torch.equal(several[name], value) for name, value in whole.items())
