@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -146,15 +146,17 @@ def together(
     """Compute what all these suites lack in `jobs` processes; the longest cells begin first.
 
     Each cell is saved in its suite's folder as soon as it is computed: `regenerate` needs only to
-    write the tables. A suite that was never kept counts as long as the longest that was.
+    write the tables. A suite that was never kept counts as long as the longest that was. One that
+    is refused, as its data are not here, is left out.
     """
     with Workers(jobs) as workers, ExitStack() as held:
         suites: dict[str, Opened] = {}
         for name in names:
             folder = place_of(name, runs)
             begun = (folder / "suite.lock").exists()
-            suites[name] = held.enter_context(suite.opened(work_of(name), folder, begun))
-        longest = max([one for name in names if (one := cost(name, into)) < math.inf], default=1.0)
+            with suppress(InputError):  # `one_by_one` says why
+                suites[name] = held.enter_context(suite.opened(work_of(name), folder, begun))
+        longest = max([one for name in suites if (one := cost(name, into)) < math.inf], default=1.0)
         parts = []
         for name, one in suites.items():
             seconds = min(cost(name, into), longest) / sum(map(suite.cost, one.cells))
@@ -175,7 +177,10 @@ def stop(*_: object) -> NoReturn:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Keep what is asked for; 1 if a suite was refused, 130 if it was stopped."""
-    asked = arguments().parse_args(words)
+    parser = arguments()
+    asked = parser.parse_args(words)
+    if asked.jobs < 1:
+        parser.error(f"--jobs {asked.jobs} computes nothing: give at least 1")
     names = sorted(asked.only or contents.shipped(), key=lambda name: (cost(name), name))
     if asked.list:
         print(*listed(names), sep="\n")
