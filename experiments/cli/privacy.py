@@ -247,7 +247,7 @@ def cut_of(
         )
     if most < lot:
         raise InputError(f"--max-lot {most} is below --lot {lot:g}: raise it, or leave it out")
-    return steps * cut_probability(population, rate(lot, population), most)
+    return min(1.0, steps * cut_probability(population, rate(lot, population), most))
 
 
 @app.command(cls=WithKeys)
@@ -301,8 +301,8 @@ def epsilon(
     )
     if cut and math.isinf(answer.upper):
         raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability {cut:.2g}, which leaves nothing of "
-            f"delta = {delta:g}: raise it"
+            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which leaves "
+            f"nothing of delta = {delta:g}: raise it"
         )
     more = {"lots_cut_with_probability": cut} if max_lot else {}
     show({**vars(answer), "sampling": sampling, **more}, delta, population, as_json)
@@ -339,7 +339,7 @@ def sigma(
     left = delta_left(delta, cut, epsilon)
     if cut and left < composition.LEAST_DELTA:
         raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability {cut:.2g}, which at epsilon = "
+            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which at epsilon = "
             f"{epsilon:g} leaves nothing of delta = {delta:g}: raise it"
         )
     noise, answer = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)

@@ -38,9 +38,9 @@ RELEASES = (
     "run would release it without noise: set clients = false"
 )
 CUT = (
-    "[privacy] max-lot counts how often a lot of all samples of a client is too large, so their "
-    "number must be public and that of both data sets: leave rate and population out, and "
-    "adjacency = 'add-remove' with them, or set max-lot = 0"
+    "[privacy] max-lot counts how often a lot from all samples of a client is too large, so their "
+    "number must be public and the same in both data sets: leave rate and population out and set "
+    "adjacency to 'zero-out' or 'replace-one', or set max-lot = 0"
 )
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 

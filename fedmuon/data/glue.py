@@ -67,9 +67,10 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
 def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
     """Sentences that fit into T tokens with an END after each, without the ends that do not."""
     sizes, room = [len(one) for one in sentences], context - len(sentences)
-    if room < 0:
+    if room < len(sentences):
         raise InputError(
-            f"[data] context = {context} has no room for {len(sentences)} sentences: raise it"
+            f"[data] context = {context} has no room for {len(sentences)} sentences: give at least "
+            f"{2 * len(sentences)}"
         )
     while sum(sizes) > room:
         sizes[sizes.index(max(sizes))] -= 1
@@ -87,8 +88,8 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
         lines = read_text(file, "utf-8-sig", newline="\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} cannot be read as UTF-8 ({error}): {name} has its training part in train.tsv "
-            f"and its held-out part in {form.held_out}"
+            f"{file} cannot be read as UTF-8 ({error}): set [data] folder to a folder with the "
+            f"train.tsv and {form.held_out} of {name}"
         ) from None
     head = lines[0].rstrip("\r").split("\t")
     wanted = (*form.sentences, form.label)

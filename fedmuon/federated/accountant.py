@@ -133,7 +133,10 @@ class PerExample:
         taken = rounds_taken(self.experiment).tolist()
         return max(
             (
-                rounds * steps * cut_probability(size, mechanism.rate(size), mechanism.max_lot)
+                min(
+                    1.0,
+                    rounds * steps * cut_probability(size, mechanism.rate(size), mechanism.max_lot),
+                )
                 for size, rounds in set(zip(self.sizes.tolist(), taken, strict=True))
                 if rounds and size
             ),
@@ -355,10 +358,11 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
     left = delta_left(delta, cut, epsilon)
     if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
         at = "this noise" if math.isinf(epsilon) else f"epsilon = {epsilon:.3g}"
+        helps = ", or the noise" if 4 * cut < delta else ""  # at best, epsilon = 0
         raise InputError(
             f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with probability "
-            f"{cut:.2g}, which at {at} uses up more than half of delta = {delta:.2g}: raise "
-            "max-lot, or the noise"
+            f"up to {cut:.2g}, which at {at} uses up more than half of delta = {delta:.2g}: raise "
+            f"max-lot{helps}"
         )
     return left
 

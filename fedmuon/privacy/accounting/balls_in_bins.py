@@ -47,6 +47,7 @@ from fedmuon.core.errors import InputError
 
 CHUNK = 4_000_000  # numbers that are drawn at once
 MOST_NUMBERS = 4e10  # trials times bins: some minutes
+MOST_BINS = 4000  # whose Gram matrix is decomposed
 
 
 class Estimate(NamedTuple):
@@ -187,5 +188,7 @@ def _require_sound(
             f"least 1 trial, and at most {MOST_NUMBERS:g} numbers of trials times bins and 1e8 of "
             "steps times bins"
         )
+    if bins > MOST_BINS:
+        raise InputError(f"{bins:,} bins are too many: give larger lots, for {MOST_BINS:,} at most")
     if not 0 < confidence < 1:
         raise InputError(f"confidence = {confidence} must lie in (0, 1)")

@@ -112,7 +112,7 @@ def optimized(
             square over all steps.
     """
     if not 1 <= count <= MOST_BUFFERS:
-        raise InputError(f"{count} buffers are none that are optimized: give 1 to {MOST_BUFFERS}")
+        raise InputError(f"buffers = {count} is refused: give 1 to {MOST_BUFFERS}")
     _require_steps(steps, apart)
     objective = _of_buffers(*_problem(steps, apart, memory, ahead, last), count)
     starts = []

@@ -142,6 +142,7 @@ def test_what_trials_cannot_show() -> None:
         ({"trials": 1000}, "cannot show delta = 1e-05"),
         ({"trials": 0}, "are none or too many"),
         ({"trials": 10**12}, "are none or too many"),
+        ({"bins": 4001}, "4,001 bins are too many"),
         ({"confidence": 1.0}, "must lie in"),
         ({"noise": 0.0}, "must be positive"),
         ({"delta": 0.0}, "must lie in"),
