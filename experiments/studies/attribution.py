@@ -243,10 +243,11 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Some participants' samples, and the client of every sample [n]."""
-    shards, plan = run.experiment.shards, run.experiment.plan
-    owner = np.repeat(np.arange(plan.clients), np.diff(shards.offsets))
-    used = np.flatnonzero(np.isin(owner, plan.schedule()))
+    """Some participants' samples, none of which is its client's only one, and the client of every
+    sample [n]."""
+    sizes, plan = np.diff(run.experiment.shards.offsets), run.experiment.plan
+    owner = np.repeat(np.arange(plan.clients), sizes)
+    used = np.flatnonzero(np.isin(owner, plan.schedule()) & (sizes[owner] > 1))
     rng = generator(run.seed, Draw.NEIGHBOUR)
     return rng.choice(used, min(settings.left_out, len(used)), replace=False), owner
 

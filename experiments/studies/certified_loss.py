@@ -23,6 +23,7 @@ from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, counted
 from fedmuon.config.load import Config
 from fedmuon.config.schema import C_HP, Chance, Count, Natural, Positive
 from fedmuon.core.tables import Table
+from fedmuon.data.federated import split
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability.endings import Ending, endings
 from fedmuon.experiments.studies.study import Study, distinct, heading
@@ -177,6 +178,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
         one = Searched(slug, size, head, cell(every), every, settings)
         config = one._config((settings.lrs[0], settings.lambdas[0]), longest, settings.seeds[0])
         contents.require_read("[base]", settings.base, [config])
+        source = read_source(resolve(config))  # sizes that do not fit are rejected here
+        split(source.labels, source.official_test, samples, config.data.test, settings.seeds[0])
         found.append(Searched(slug, size, head, config, every, settings))
     return found
 

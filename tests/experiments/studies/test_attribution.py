@@ -114,6 +114,17 @@ def test_one_sample_is_left_out() -> None:
         assert np.abs(fedavg(run(), np.arange(90) != row, sizes) - whole - change).max() > 1e-6
 
 
+def test_the_only_sample_of_a_client_stays() -> None:
+    """Without it, the client would have no gradient."""
+    uneven = small(data={"alpha": 0.05, "minimum": 1, "train": 40}, federation={"clients": 10})
+    found = attribution.train(uneven, ASKED.tests)
+    sizes = np.diff(found.experiment.shards.offsets)
+    asked = ASKED.model_copy(update={"left_out": 40})
+    rows, owner = attribution.chosen_rows(found, asked)
+    assert (sizes == 1).any() and (sizes[owner[rows]] > 1).all()
+    assert np.isfinite(attribution.leave_one_out(found, asked)[0]).all()
+
+
 def test_one_sample_is_zeroed_out() -> None:
     sizes = np.diff(run().experiment.shards.offsets)
     changes, weights = attribution.zero_out(run(), ASKED)

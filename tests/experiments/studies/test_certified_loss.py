@@ -116,6 +116,15 @@ def test_what_the_study_settles_is_refused_below_it(tmp_path: Path) -> None:
         find.find(str(file), None, "full", {"local": {"schedule": "cosine"}})
 
 
+def test_sizes_that_do_not_fit_are_rejected_before_anything_is_computed(tmp_path: Path) -> None:
+    file = tmp_path / "suite.toml"
+    file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1737]"))
+    assert len(find.find(str(file), None, "full", {}).cells) == 2  # 1,797 digits, 60 held out
+    file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1738]"))
+    with pytest.raises(InputError, match="train = 1738 and test = 60 do not fit in 1797"):
+        find.find(str(file), None, "full", {})
+
+
 def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
     """Three seeds of each form at two sizes, with this ratio by variance at the larger one."""
     forms = np.tile(["explicit", "sharp", "variance"], 6)
