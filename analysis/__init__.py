@@ -1,58 +1,131 @@
-"""The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004)."""
+"""The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004).
 
-from fedmuon.analysis.theory.corollaries import (
-    Rate,
-    Realized,
-    Run,
-    Uniform,
-    certificate,
-    full_participation,
-    gaussian_smoothed_sign,
-    newton_schulz,
-    partial_participation,
-    smoothed_polar,
-    stability,
-    theorem,
-)
-from fedmuon.analysis.theory.exact_polar import (
-    Obstruction,
-    Tube,
-    path_certificate,
-    scalar_obstruction,
-    tube_certificate,
-)
-from fedmuon.analysis.theory.generalization import (
-    Bound,
-    MeasuredGap,
-    bound,
-    g_alone,
-    label_shares,
-    measured_gap,
-)
-from fedmuon.analysis.theory.recursion import (
-    Method,
-    aligned_amplification,
-    amplification,
-    batch_exposure,
-    exposure,
-    full_batch_sensitivity,
-    loss_stability,
-    mini_batch_sensitivity,
-    perturbation,
-    psi,
-    spectral_radius,
-    spectral_radius_bound,
-    step_amplification,
-    transition,
-)
-from fedmuon.analysis.theory.stationarity import (
-    Noise,
-    Schedule,
-    Stationarity,
-    alpha_free,
-    heavy_tailed,
-    nesterov_muon,
-)
+A name is loaded when it is first used (PEP 562): reports also lie in this package, and a command
+that shows a run does not wait for numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmuon.analysis.theory.corollaries import (
+        Rate,
+        Realized,
+        Run,
+        Uniform,
+        certificate,
+        full_participation,
+        gaussian_smoothed_sign,
+        newton_schulz,
+        partial_participation,
+        smoothed_polar,
+        stability,
+        theorem,
+    )
+    from fedmuon.analysis.theory.exact_polar import (
+        Obstruction,
+        Tube,
+        path_certificate,
+        scalar_obstruction,
+        tube_certificate,
+    )
+    from fedmuon.analysis.theory.generalization import (
+        Bound,
+        MeasuredGap,
+        bound,
+        g_alone,
+        label_shares,
+        measured_gap,
+    )
+    from fedmuon.analysis.theory.recursion import (
+        Method,
+        aligned_amplification,
+        amplification,
+        batch_exposure,
+        exposure,
+        full_batch_sensitivity,
+        loss_stability,
+        mini_batch_sensitivity,
+        perturbation,
+        psi,
+        spectral_radius,
+        spectral_radius_bound,
+        step_amplification,
+        transition,
+    )
+    from fedmuon.analysis.theory.stationarity import (
+        Noise,
+        Schedule,
+        Stationarity,
+        alpha_free,
+        heavy_tailed,
+        nesterov_muon,
+    )
+else:
+    _NAMES = {
+        "corollaries": (
+            "Rate",
+            "Realized",
+            "Run",
+            "Uniform",
+            "certificate",
+            "full_participation",
+            "gaussian_smoothed_sign",
+            "newton_schulz",
+            "partial_participation",
+            "smoothed_polar",
+            "stability",
+            "theorem",
+        ),
+        "exact_polar": (
+            "Obstruction",
+            "Tube",
+            "path_certificate",
+            "scalar_obstruction",
+            "tube_certificate",
+        ),
+        "generalization": (
+            "Bound",
+            "MeasuredGap",
+            "bound",
+            "g_alone",
+            "label_shares",
+            "measured_gap",
+        ),
+        "recursion": (
+            "Method",
+            "aligned_amplification",
+            "amplification",
+            "batch_exposure",
+            "exposure",
+            "full_batch_sensitivity",
+            "loss_stability",
+            "mini_batch_sensitivity",
+            "perturbation",
+            "psi",
+            "spectral_radius",
+            "spectral_radius_bound",
+            "step_amplification",
+            "transition",
+        ),
+        "stationarity": (
+            "Noise",
+            "Schedule",
+            "Stationarity",
+            "alpha_free",
+            "heavy_tailed",
+            "nesterov_muon",
+        ),
+    }
+    _PLACES = {name: module for module, names in _NAMES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        """The object of that name, stored for the next use."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.theory.{_PLACES[name]}")
+        return globals().setdefault(name, getattr(module, name))
+
 
 __all__ = [
     "Bound",

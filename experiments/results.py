@@ -12,8 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from fedmuon.config.load import Config, flatten, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
@@ -183,6 +181,8 @@ class StabilityResult(Result):
 
     def plot(self) -> "Figure":
         """Perturbations by client with their certificates."""
+        import numpy as np  # not to list or compare runs
+
         from fedmuon.experiments.stability.figure import census_figure  # loads matplotlib
 
         columns = {

@@ -1,24 +1,84 @@
 """The `fedmuon` command: its subcommands, and its exit codes."""
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
+import click
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 import fedmuon
 from fedmuon.core.errors import AGAIN, InputError, Interrupted
 from fedmuon.core.registry import blame
 from fedmuon.core.signals import interruptible
-from fedmuon.experiments.cli.keys import app as config
-from fedmuon.experiments.cli.keys import names
-from fedmuon.experiments.cli.look import compare, ls, report, show, watch
 from fedmuon.experiments.cli.options import WithKeys, complain
-from fedmuon.experiments.cli.privacy import app as privacy
-from fedmuon.experiments.cli.project import doctor, make_text, new, score_text
-from fedmuon.experiments.cli.runs import deploy_demo, plan, run, stability, suite, sweep, unlearn
-from fedmuon.experiments.cli.theory import bound, flops, stationarity
+
+# Command, in the order of the help -> its file here, and its name there if that is another.
+PLACES = {
+    "run": "runs",
+    "watch": "look",
+    "plan": "runs",
+    "stability": "runs",
+    "unlearn": "runs",
+    "suite": "runs",
+    "sweep": "runs",
+    "show": "look",
+    "ls": "look",
+    "compare": "look",
+    "report": "look",
+    "bound": "theory",
+    "stationarity": "theory",
+    "flops": "theory",
+    "make-text": "project",
+    "score-text": "project",
+    "deploy-demo": "runs",
+    "new": "project",
+    "doctor": "project",
+    "list": "keys:names",
+    "config": "keys:app",
+    "privacy": "privacy:app",
+}
+
+
+class Commands(Mapping[str, click.Command]):
+    """Name -> command. The file of a command is imported when the command is looked up, so that
+    `fedmuon show` does not wait for the theory."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            file, _, inside = PLACES[name].partition(":")
+            module = import_module(f"{__name__}.{file}")
+            found = getattr(module, inside or name.replace("-", "_"))
+            one = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+            if isinstance(found, typer.Typer):
+                one.add_typer(found, name=name)
+            else:
+                one.command(name, cls=WithKeys)(found)
+            self._made[name] = typer.main.get_group(one).commands[name]
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+
+class Laboratory(TyperGroup):
+    """The command `fedmuon`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Commands()
+
 
 app = typer.Typer(
+    cls=Laboratory,
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
     "learning: simulate rounds, and check what the theory promises against what happens.",
     no_args_is_help=True,
@@ -26,31 +86,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    run,
-    watch,
-    plan,
-    stability,
-    unlearn,
-    suite,
-    sweep,
-    show,
-    ls,
-    compare,
-    report,
-    bound,
-    stationarity,
-    flops,
-    make_text,
-    score_text,
-    deploy_demo,
-    new,
-    doctor,
-):
-    app.command(cls=WithKeys)(command)
-app.command("list", cls=WithKeys)(names)
-app.add_typer(config, name="config")
-app.add_typer(privacy, name="privacy")
 
 
 @app.callback(invoke_without_command=True)

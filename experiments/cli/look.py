@@ -10,7 +10,6 @@ from rich.measure import Measurement
 from rich.text import Text
 from typer import Argument, Option
 
-from fedmuon.analysis.report.tables import read_json
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
@@ -69,6 +68,8 @@ def show(
 
 def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
     """Print the table and the best points of a finished sweep again."""
+    from fedmuon.analysis.report.tables import read_json  # numpy
+
     if asked:
         raise InputError(f"{asked[0]} is of one run, and {folder} is a sweep: name a run below "
                          f"{folder / 'runs'}")  # fmt: skip

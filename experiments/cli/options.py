@@ -1,8 +1,9 @@
 """What several commands share: types of options, the console, and how results are printed.
 
-The files of the commands import at their top what needs only numpy and rich, and the rest when a
-command runs, so that `fedmuon --help` answers in a fifth of a second. A comment at such an import
-names what it loads that is slower: the config (pydantic), torch, scipy, Ray, Flower, matplotlib.
+A command loads its own file only. The files import at their top what needs only numpy and rich, and
+the rest when a command runs, so that `fedmuon --help`, which loads all of them, is quick. A comment
+at such an import names what it loads that is slower: the config (pydantic), torch, scipy, Ray,
+Flower, matplotlib. Looking at runs (`look.py`) does not even load numpy.
 """
 
 import contextlib

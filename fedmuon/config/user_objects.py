@@ -30,8 +30,6 @@ from fedmuon.core.registry import (
     takes_anything,
 )
 from fedmuon.core.tables import attribute
-from fedmuon.data.partition import PARTITIONS
-from fedmuon.data.readers import READERS
 
 Config = Any  # a `fedmuon.config.load.Config`, which holds what was given
 
@@ -244,7 +242,10 @@ def asks(kind: str, found: Any, key: str) -> bool:
 
 def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
     """Reject options that nothing named in the table takes, and values of another type."""
-    # These packages stand below this one, and register their values when they are imported.
+    # Packages below this one, which register their values when they are imported; and numpy, which
+    # few configs need: most have no options.
+    from fedmuon.data.partition import PARTITIONS
+    from fedmuon.data.readers import READERS
     from fedmuon.optim.aggregators import AGGREGATORS
     from fedmuon.optim.schedules import SCHEDULES
     from fedmuon.runs.callbacks import CALLBACKS

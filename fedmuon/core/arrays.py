@@ -1,7 +1,7 @@
 """Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors.
 
 Tensors are written as the numpy arrays that share their memory, so that only who reads tensors
-loads torch.
+loads torch. Only who writes loads numpy: a command that shows a run reads numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, require_regular
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
     """Arrays as the bytes of an .npz; the same arrays give the same bytes."""
+    import numpy as np  # not to show a run
+
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
@@ -34,6 +35,8 @@ def array_bytes(**arrays: np.ndarray) -> bytes:
 
 def npy_bytes(array: np.ndarray) -> bytes:
     """An array as the bytes of an .npy file."""
+    import numpy as np  # not to show a run
+
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
@@ -41,7 +44,18 @@ def npy_bytes(array: np.ndarray) -> bytes:
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Tensors as the bytes of a safetensors file, without a replica axis of length 1."""
-    return save(to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()}))
+    return safetensors_bytes(
+        to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()})
+    )
+
+
+def safetensors_bytes(
+    arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None
+) -> bytes:
+    """Arrays, and what is said of them, as the bytes of a safetensors file."""
+    from safetensors.numpy import save  # numpy, not to show a run
+
+    return save({**arrays}, None if about is None else {**about})
 
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -54,7 +68,7 @@ def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str])
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(arrays.items()):
         found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
-        found.update(value.reshape(-1).view(np.uint8).data)
+        found.update(value.reshape(-1).view("uint8").data)
     return found.hexdigest()
 
 

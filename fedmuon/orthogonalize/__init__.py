@@ -1,16 +1,16 @@
 """Orthogonalizers on stacks of matrices [..., m, n], and their Lipschitz constants.
 
-An orthogonalizer needs torch, so it is imported when it is first used (PEP 562). Coefficients and
-certificates, and hence configs and bounds, work without torch.
+An orthogonalizer needs torch, and a certificate numpy, so each is imported when it is first used
+(PEP 562). Coefficients, and hence configs, work without either, and bounds without torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, NORMALIZATIONS, schedule, with_safety
-from fedmuon.orthogonalize.lipschitz_constants import Uncertified, lipschitz
 
 if TYPE_CHECKING:
+    from fedmuon.orthogonalize.lipschitz_constants import Uncertified, lipschitz
     from fedmuon.orthogonalize.polar import (
         clipped_sign,
         exact_sign,
@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from fedmuon.orthogonalize.randomized import randomized_polar
 else:
     # A module must not have the name of a function: importing it would hide the function.
-    _MODULES = {"newton_schulz": "polynomial", "randomized_polar": "randomized"}
+    _MODULES = {
+        "Uncertified": "lipschitz_constants",
+        "lipschitz": "lipschitz_constants",
+        "newton_schulz": "polynomial",
+        "randomized_polar": "randomized",
+    }
 
     def __getattr__(name: str) -> object:
-        """The orthogonalizer of that name, stored for the next use."""
+        """The object of that name, stored for the next use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")

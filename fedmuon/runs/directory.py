@@ -9,21 +9,22 @@ no longer changes is named in `SHA256SUMS`.
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
-from safetensors.numpy import save
+from typing import TYPE_CHECKING
 
 from fedmuon.core import files
-from fedmuon.core.arrays import digest_of_arrays, read_arrays, read_metadata
+from fedmuon.core.arrays import digest_of_arrays, read_arrays, read_metadata, safetensors_bytes
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
-from fedmuon.privacy.ledger import Ledger
+
+if TYPE_CHECKING:  # only who writes a checkpoint, or reads one, waits for numpy
+    import numpy as np
 
 __all__ = ["Record", "RunDirectory"]
 
@@ -46,7 +47,7 @@ LOGS = "logs"  # of a deployment, which may have ended before the run began
 CLIENT_STATES = "client-states"  # the folder of states that belong to clients
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 NO_FILES: Mapping[str, bytes] = {}
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, str]]  # arrays, and what is said of them
+Checkpoint = tuple[dict[str, "np.ndarray"], dict[str, str]]  # arrays, and what is said of them
 logger = logging.getLogger(__name__)
 
 
@@ -89,6 +90,8 @@ class RunDirectory:
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return "ended, and its summary.json is gone: what it released is spent"
+        from fedmuon.privacy.ledger import Ledger  # numpy, to account for what it holds
+
         return Ledger.read(ledger).lost
 
     def require_resumable(self) -> None:
@@ -206,7 +209,7 @@ class RunDirectory:
         file = self.path / RUN_ID
         return files.read_text(file).strip() if file.exists() else self.mark
 
-    def checkpoint(self, round: int, arrays: Mapping[str, np.ndarray], ledger: str = "") -> None:
+    def checkpoint(self, round: int, arrays: Mapping[str, "np.ndarray"], ledger: str = "") -> None:
         """Replace the checkpoint by the arrays of a server state after that round; `ledger` is the
         head of a private run's."""
         require_place(self.path)
@@ -215,7 +218,7 @@ class RunDirectory:
             with mendable(log, "write"), open(log, "ab", opener=files.regular) as records:
                 os.fsync(records.fileno())  # those that the checkpoint has behind it
         about = {"round": str(round), "ledger": ledger, "run": self.mark}
-        content = save({**arrays}, {**about, "digest": digest_of_arrays(arrays, about)})
+        content = safetensors_bytes(arrays, {**about, "digest": digest_of_arrays(arrays, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)
         with mendable(last, "write"):
             if last.exists():
@@ -267,7 +270,7 @@ class RunDirectory:
     def is_finite(self) -> bool:
         """Whether all numbers of the last checkpoint are finite, if there is one."""
         arrays, _ = self.newest_checkpoint() or ({}, {})
-        return all(bool(np.isfinite(value).all()) for value in arrays.values())
+        return all(bool((abs(value) < math.inf).all()) for value in arrays.values())
 
     def ledger_head(self) -> str | None:
         """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import fedmuon
+
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("fedmuon", "clients", "server", "analysis", "experiments")  # installed in `fedmuon`
 # A package imports only packages above it. `fedmuon/__init__.py` and `__main__.py` load the public
@@ -130,12 +132,12 @@ def require_no_circle(graph: dict[str, set[str]]) -> None:
 
 @cache
 def loaded(code: str) -> set[str]:
-    """The modules that a process has loaded after that."""
-    code = f"import sys; {code}; print(*sys.modules)"
+    """The modules that a process has loaded after that, even if it exits."""
+    code = f"import sys\ntry:\n    {code}\nfinally:\n    print('\\n', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.PIPE
     )
-    return set(done.stdout.decode().split())
+    return set(done.stdout.decode().splitlines()[-1].split())
 
 
 WITH_TORCH = "import fedmuon.experiments.cli.show, fedmuon.experiments.run"
@@ -179,7 +181,9 @@ def test_packages_have_no_circles() -> None:
 
 @pytest.mark.parametrize(("code", "heavy"), [
     ("import fedmuon", "numpy pydantic torch typer rich"),
-    ("import fedmuon.experiments.cli", "pydantic torch scipy jinja2"),
+    ("import fedmuon.experiments.cli", "numpy pydantic torch scipy jinja2"),
+    ("import fedmuon.config.load, fedmuon.runs.directory", "numpy torch scipy"),
+    ("import fedmuon.analysis", "numpy"),
     pytest.param(WITH_TORCH, "scipy flwr pandas", marks=pytest.mark.slow),
     ("import fedmuon.experiments.cli.show, fedmuon.experiments.results", "torch scipy matplotlib"),
     ("import fedmuon.clients.client_app", "torch scipy"),
@@ -187,3 +191,42 @@ def test_packages_have_no_circles() -> None:
 def test_what_is_not_needed_is_not_loaded(code: str, heavy: str) -> None:
     """Before help is shown, and before a run begins, nobody should wait for it."""
     assert not set(heavy.split()) & loaded(code)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished run."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = {"name": "synthetic", "train": 40, "test": 20}
+    fedmuon.run({"data": data, "federation": {"clients": 2, "rounds": 2}}, out=folder / "a")
+    return folder
+
+
+@pytest.mark.parametrize(("arguments", "needed"), [
+    (["show", "{runs}/a"], "pydantic fedmuon.experiments.inspect.status"),
+    (["ls", "{runs}"], "pydantic fedmuon.experiments.inspect.listing"),
+    (["compare", "{runs}/a", "{runs}/a"], "pydantic fedmuon.experiments.results"),
+    (["show", "--help"], "rich fedmuon.experiments.cli.look"),
+    (["list", "recipes"], "rich fedmuon.experiments.cli.keys"),
+])  # fmt: skip
+def test_a_command_loads_only_what_it_needs(
+    finished: Path, arguments: list[str], needed: str
+) -> None:
+    """Commands that print numbers from files load no arrays, and not the files of the others."""
+    words = [one.format(runs=finished) for one in arguments]
+    found = loaded(f"from fedmuon.experiments.cli import main; main({words!r})")
+    assert set(needed.split()) <= found
+    heavy = {"numpy", "torch", "scipy", "matplotlib", "pandas", "ray", "flwr", "sklearn"}
+    heavy |= {f"fedmuon.experiments.cli.{name}" for name in ("theory", "privacy", "runs")}
+    assert not heavy & found
+    assert ("pydantic" in found) == ("pydantic" in needed)
+
+
+def test_the_help_names_every_command() -> None:
+    """The files of all commands are loaded to show it; a wrong place in the table would fail."""
+    found = loaded("from fedmuon.experiments.cli import main; main(['--help'])")
+    files = (ROOT / "experiments/cli").glob("*.py")
+    assert {f"fedmuon.experiments.cli.{file.stem}" for file in files} - found == {
+        "fedmuon.experiments.cli.__init__"
+    }
+    assert not {"pydantic", "torch", "scipy"} & found
