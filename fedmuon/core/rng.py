@@ -33,6 +33,8 @@ class Draw(IntEnum):
     ORDER = 13
     NODE = 14
     DROPOUT = 15
+    COMPRESSION = 16
+    BROADCAST = 17
 
 
 def generator(

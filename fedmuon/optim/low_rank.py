@@ -41,7 +41,7 @@ def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return left[..., :rank] * values[..., None, :rank], right[..., :rank, :]
 
 
-def _cut(value: Tensor, rank: int) -> tuple[int, int] | None:
+def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
     """m and n of a tensor [S, m, ...] that is sent as factors of that rank."""
     if value.ndim < 3:
         return None
@@ -62,7 +62,7 @@ def low_rank(rank: int) -> Codec:
     def encode(state: Params) -> Params:
         sent: Params = {}
         for name, value in state.items():
-            if _cut(value, rank) is None:
+            if factors_fit(value, rank) is None:
                 sent[name] = value
             else:
                 sent[name + LEFT], sent[name + RIGHT] = factors(value.flatten(2), rank)
@@ -80,7 +80,7 @@ def low_rank(rank: int) -> Codec:
     def template(like: Params) -> Params:
         found: Params = {}
         for name, value in like.items():
-            if (size := _cut(value, rank)) is None:
+            if (size := factors_fit(value, rank)) is None:
                 found[name] = value
             else:
                 found[name + LEFT] = value.new_empty(len(value), size[0], rank)

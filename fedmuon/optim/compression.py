@@ -1,0 +1,504 @@
+"""Compressors: how the update of a client is written in its message, with bytes that are counted.
+
+A `Compressor` turns one tensor into the small tensors of a message, and back. All but `identity`
+lose something: C(x) is what a receiver reads. A contractive compressor has
+E||C(x) - x||^2 <= e ||x||^2 with e < 1, an unbiased one has E C(x) = x. `Compression` says which
+of them the clients and the server of a run use, and what clients do with what was lost.
+
+Tensors have a leading axis of replicas [S, ...]. Each is compressed by itself, and all share the
+draws of a compressor, which come from the generator that it is given.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.optim.low_rank import factors, factors_fit
+from fedmuon.tasks.base import Params, split_statistics
+
+Trees = Mapping[str, Params]  # "model", or the name of a link -> its tensors
+DrawOf = Callable[[int, int], np.random.Generator]  # numbers of the tree and tensor -> its draws
+Parts = dict[str, Tensor]  # the tensors of a message that stand for one tensor, by what they are
+WHOLE = ""  # the part of a tensor that is sent as it is
+MODEL = "model"
+FEEDBACK = "compression"  # what a client keeps of its updates
+ESTIMATE = "ef21-"  # and the name of a tree: the server's mean of the clients' estimates
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """A way to write tensors in messages.
+
+    Attributes:
+        name: What it is called in [compression].
+        encode: (tensor [S, ...], generator) -> its parts.
+        decode: (parts, a tensor like the one that was sent) -> C(x).
+        template: a tensor -> tensors like its parts.
+        error: a tensor -> e, the bound on E||C(x) - x||^2 / ||x||^2 for tensors like it.
+        unbiased: Whether E C(x) = x.
+    """
+
+    name: str
+    encode: Callable[[Tensor, np.random.Generator], Parts]
+    decode: Callable[[Parts, Tensor], Tensor]
+    template: Callable[[Tensor], Parts]
+    error: Callable[[Tensor], float] = field(default=lambda like: 0.0)
+    unbiased: bool = False
+
+
+def identity() -> Compressor:
+    """Send tensors as they are."""
+    return Compressor(
+        "none",
+        lambda value, rng: {WHOLE: value},
+        lambda parts, like: parts[WHOLE],
+        lambda like: {WHOLE: like},
+        unbiased=True,
+    )
+
+
+# Some of the entries, or of the rows
+
+
+def _count(share: float, size: int) -> int:
+    """How many of so many a share is: at least one."""
+    return max(1, min(size, round(share * size)))
+
+
+def _index_type(size: int) -> torch.dtype:
+    """The smallest type of positions below `size`."""
+    return torch.int16 if size <= 1 << 15 else torch.int32 if size <= 1 << 31 else torch.int64
+
+
+def _positions(indices: Tensor, size: int) -> Tensor:
+    """Positions from a message, which may hold anything."""
+    found = indices.long()
+    if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
+        raise InputError(f"a compressed tensor names entries outside its {size}")
+    return found
+
+
+def _require_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise InputError(f"the share of {name} is {share}: give a number above 0, at most 1")
+
+
+def _largest(sizes: Tensor, count: int) -> Tensor:
+    """Positions [S, k] of the largest of sizes [S, d], in ascending order; of equal ones the first,
+    on every machine."""
+    order = sizes.sort(dim=1, descending=True, stable=True).indices
+    return order[:, :count].sort(dim=1).values
+
+
+def _sparse(
+    name: str, share: float, encode: Callable[[Tensor, np.random.Generator], Parts]
+) -> dict[str, Callable]:
+    """What compressors share that send k of d entries with their positions."""
+    _require_share(name, share)
+
+    def decode(parts: Parts, like: Tensor) -> Tensor:
+        found = like.new_zeros(like.flatten(1).shape)
+        where = _positions(parts["indices"].to(like.device), found.shape[1])
+        return found.scatter_(1, where, parts["values"].to(like.device)).view(like.shape)
+
+    def template(like: Tensor) -> Parts:
+        size = like[0].numel()
+        values = like.new_empty((len(like), _count(share, size)))
+        return {"values": values, "indices": values.to(_index_type(size))}
+
+    return {"encode": encode, "decode": decode, "template": template}
+
+
+def top_k(share: float) -> Compressor:
+    """Send the entries of largest absolute value, a share of all, with their positions."""
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        flat = value.flatten(1)
+        where = _largest(flat.abs(), _count(share, flat.shape[1]))
+        return {"values": flat.gather(1, where), "indices": where.to(_index_type(flat.shape[1]))}
+
+    def error(like: Tensor) -> float:
+        return 1 - _count(share, like[0].numel()) / like[0].numel()
+
+    return Compressor("top-k", **_sparse("top-k", share, encode), error=error)
+
+
+def random_k(share: float) -> Compressor:
+    """Send k of the d entries, drawn uniformly, times d / k, with their positions."""
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        flat = value.flatten(1)
+        size, count = flat.shape[1], _count(share, flat.shape[1])
+        drawn = np.sort(rng.choice(size, count, replace=False))
+        where = torch.from_numpy(drawn).to(flat.device).expand(len(flat), count)
+        values = flat.gather(1, where) * (size / count)
+        return {"values": values, "indices": where.to(_index_type(size))}
+
+    def error(like: Tensor) -> float:
+        return like[0].numel() / _count(share, like[0].numel()) - 1
+
+    made = _sparse("random-k", share, encode)
+    return Compressor("random-k", **made, error=error, unbiased=True)
+
+
+def _is_matrix(like: Tensor) -> bool:
+    return like.ndim >= 3
+
+
+def rows(share: float) -> Compressor:
+    """Send the rows of largest Euclidean norm, a share of all, with their numbers.
+
+    A tensor [S, m, ...] is a stack of matrices with m rows; vectors are sent as they are. Dion2
+    (arXiv:2512.16928) selects rows of the momentum like this, and keeps the others for later steps,
+    as error feedback does.
+    """
+    _require_share("rows", share)
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        if not _is_matrix(value):
+            return {WHOLE: value}
+        matrix = value.flatten(2)
+        where = _largest(matrix.square().sum(2), _count(share, matrix.shape[1]))
+        taken = matrix.gather(1, where[..., None].expand(-1, -1, matrix.shape[2]))
+        return {"rows": taken, "indices": where.to(_index_type(matrix.shape[1]))}
+
+    def decode(parts: Parts, like: Tensor) -> Tensor:
+        if WHOLE in parts:
+            return parts[WHOLE]
+        found = like.new_zeros(like.flatten(2).shape)
+        where = _positions(parts["indices"].to(like.device), found.shape[1])
+        where = where[..., None].expand(-1, -1, found.shape[2])
+        return found.scatter_(1, where, parts["rows"].to(like.device)).view(like.shape)
+
+    def template(like: Tensor) -> Parts:
+        if not _is_matrix(like):
+            return {WHOLE: like}
+        m, n = like.shape[1], like[0, 0].numel()
+        taken = like.new_empty((len(like), _count(share, m), n))
+        return {"rows": taken, "indices": taken[..., 0].to(_index_type(m))}
+
+    def error(like: Tensor) -> float:
+        return 1 - _count(share, like.shape[1]) / like.shape[1] if _is_matrix(like) else 0.0
+
+    return Compressor("rows", encode, decode, template, error)
+
+
+# All entries with few bits
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers [S, d] below 2^bits as bytes [S, ceil(d bits / 8)]."""
+    places = torch.arange(bits, device=codes.device)
+    planes = ((codes.unsqueeze(-1) >> places) & 1).to(torch.uint8).flatten(1)
+    planes = torch.nn.functional.pad(planes, (0, -planes.shape[1] % 8)).unflatten(1, (-1, 8))
+    weights = 1 << torch.arange(8, device=codes.device)
+    return (planes * weights).sum(-1).to(torch.uint8)
+
+
+def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
+    """The numbers [S, size] that were packed."""
+    places = torch.arange(8, device=packed.device)
+    planes = ((packed.long().unsqueeze(-1) >> places) & 1).flatten(1)[:, : size * bits]
+    weights = 1 << torch.arange(bits, device=packed.device)
+    return (planes.unflatten(1, (size, bits)) * weights).sum(-1)
+
+
+def _scaled_codes(
+    encode: Callable[[Tensor, np.random.Generator], Parts],
+    value_of: Callable[[Tensor], Tensor],
+    bits: int,
+) -> dict[str, Callable]:
+    """What compressors share that send one scale [S, 1] and a code of some bits for each entry."""
+
+    def decode(parts: Parts, like: Tensor) -> Tensor:
+        codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
+        return (value_of(codes).to(like.dtype) * parts["scale"].to(like.device)).view(like.shape)
+
+    def template(like: Tensor) -> Parts:
+        length = -(-like[0].numel() * bits // 8)
+        codes = torch.empty((len(like), length), dtype=torch.uint8, device=like.device)
+        return {"scale": like.new_empty((len(like), 1)), "codes": codes}
+
+    return {"encode": encode, "decode": decode, "template": template}
+
+
+def qsgd(levels: int) -> Compressor:
+    """QSGD: send the norm, and each entry rounded at random to one of s levels and its sign.
+
+    |x_j| / ||x|| lies between two multiples of 1/s, and one of them is drawn so that its mean is
+    right (Alistarh et al. 2017, section 3.1). An entry has ceil(log2(2 s + 1)) bits.
+
+    Args:
+        levels: s.
+    """
+    if not isinstance(levels, int) or not 1 <= levels < 1 << 15:
+        raise InputError(f"qsgd has {levels} levels: give a whole number from 1 to {(1 << 15) - 1}")
+    bits = (2 * levels).bit_length()
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        flat = value.flatten(1)
+        scale = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        ratio = (flat / torch.where(scale > 0, scale, 1)).double()
+        drawn = torch.from_numpy(rng.random(flat.shape[1])).to(flat.device)
+        level = (ratio.abs() * levels + drawn).floor().clamp(max=levels)
+        codes = (level * ratio.sign()).long() + levels
+        return {"scale": scale, "codes": _pack(codes, bits)}
+
+    def error(like: Tensor) -> float:
+        size = like[0].numel()
+        return min(size / levels**2, math.sqrt(size) / levels)
+
+    made = _scaled_codes(encode, lambda codes: (codes - levels).double() / levels, bits)
+    return Compressor("qsgd", **made, error=error, unbiased=True)
+
+
+def sign() -> Compressor:
+    """Send the signs, and the mean absolute value as their one scale.
+
+    ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / d (Karimireddy et al. 2019, arXiv:1901.09847).
+    """
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        flat = value.flatten(1)
+        scale = flat.abs().mean(1, keepdim=True)
+        return {"scale": scale, "codes": _pack((flat >= 0).long(), 1)}
+
+    made = _scaled_codes(encode, lambda codes: 2.0 * codes - 1, 1)
+    return Compressor("sign", **made, error=lambda like: 1 - 1 / like[0].numel())
+
+
+def svd(rank: int) -> Compressor:
+    """Send matrices as the two factors of their nearest matrix of rank r.
+
+    Vectors, and matrices whose factors would be no smaller, are sent as they are.
+
+    Args:
+        rank: r.
+    """
+    if not isinstance(rank, int) or rank < 1:
+        raise InputError(f"the rank of low-rank is {rank}: give a whole number of 1 or more")
+
+    def encode(value: Tensor, rng: np.random.Generator) -> Parts:
+        if factors_fit(value, rank) is None:
+            return {WHOLE: value}
+        left, right = factors(value.flatten(2), rank)
+        return {"left": left, "right": right}
+
+    def decode(parts: Parts, like: Tensor) -> Tensor:
+        if WHOLE in parts:
+            return parts[WHOLE]
+        left, right = parts["left"].to(like.device), parts["right"].to(like.device)
+        return (left @ right).view(like.shape)
+
+    def template(like: Tensor) -> Parts:
+        if (size := factors_fit(like, rank)) is None:
+            return {WHOLE: like}
+        left = like.new_empty((len(like), size[0], rank))
+        return {"left": left, "right": like.new_empty((len(like), rank, size[1]))}
+
+    def error(like: Tensor) -> float:
+        size = factors_fit(like, rank)
+        return 0.0 if size is None else 1 - rank / min(size)
+
+    return Compressor("low-rank", encode, decode, template, error)
+
+
+# Trees of tensors: a model and the states of links
+
+
+def _flat_name(name: str, part: str) -> str:
+    return f"{name}:{part}" if part else name
+
+
+def encoded(compressor: Compressor, trees: Trees, like: Params, draw: DrawOf) -> dict[str, Params]:
+    """The tensors of a message that carries these trees.
+
+    Tensors of the names and shapes of `like` are compressed; all others, such as running statistics
+    of BatchNorm or counts of steps, are sent as they are.
+    """
+    found: dict[str, Params] = {}
+    for number, (tree, held) in enumerate(sorted(trees.items())):
+        found[tree] = {}
+        for block, (name, value) in enumerate(sorted(held.items())):
+            if not compressible(value, name, like):
+                found[tree][name] = value
+                continue
+            parts = compressor.encode(value, draw(number, block))
+            found[tree] |= {_flat_name(name, part): one for part, one in parts.items()}
+    return found
+
+
+def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
+    """The trees that a message carries."""
+    found: dict[str, Params] = {}
+    for tree, held in trees.items():
+        rest = dict(held)
+        found[tree] = {}
+        for name, value in like.items():
+            names = {part: _flat_name(name, part) for part in compressor.template(value)}
+            if all(one in rest for one in names.values()):
+                parts = {part: rest.pop(one) for part, one in names.items()}
+                found[tree][name] = compressor.decode(parts, value)
+        found[tree] |= rest
+    return found
+
+
+def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
+    """Tensors like those of a message that carries trees like these."""
+    found: dict[str, Params] = {}
+    for tree, held in trees.items():
+        found[tree] = {}
+        for name, value in held.items():
+            parts = compressor.template(value) if compressible(value, name, like) else {"": value}
+            found[tree] |= {_flat_name(name, part): one for part, one in parts.items()}
+    return found
+
+
+def compressible(value: Tensor, name: str, like: Params) -> bool:
+    """Whether a tensor of that name belongs to a learned parameter."""
+    return name in like and value.shape == like[name].shape and value.dtype == like[name].dtype
+
+
+def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
+    """The draws of a message: each tensor has its own generator."""
+    return lambda tree, block: generator(
+        seed, what, round=round, client=client, step=tree, block=block
+    )
+
+
+# What clients and the server of a run do
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How the messages of a run are compressed.
+
+    The update u of a client is what it returns minus what it received: of the model, and of each
+    state that is sent and returned. A state that is only returned is an update itself. The server
+    adds C(u) to what it sent, and its rule sees the sum. With feedback, a client keeps a memory e
+    of the same shapes, which is 0 at first:
+
+    - "error" (EF14): the message is c = C(u + e), and e <- u + e - c.
+    - "ef21": the message is c = C(u - e), and e <- e + c. The server holds g, the mean of the e of
+      all N clients: g <- g + (1/N) sum of the c, and its rule sees what it sent plus g.
+
+    Sources: Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847) for "error";
+    Richtarik et al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for
+    "ef21", with partial participation.
+
+    Attributes:
+        uplink: Compressor of the clients.
+        downlink: Compressor of the server, for the model and the states that it sends.
+        feedback: "none", "error" or "ef21".
+        seed: Seed of the draws.
+        clients: N, the number of all clients, which "ef21" counts on.
+    """
+
+    uplink: Compressor = field(default_factory=identity)
+    downlink: Compressor = field(default_factory=identity)
+    feedback: str = "none"
+    seed: int = 0
+    clients: int = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether the messages of clients are compressed."""
+        return self.uplink.name != "none"
+
+    @property
+    def down(self) -> bool:
+        """Whether the messages of the server are compressed."""
+        return self.downlink.name != "none"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep a memory of what they sent."""
+        return self.feedback != "none"
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the server keeps the mean of the clients' memories."""
+        return self.feedback == "ef21"
+
+    def message(
+        self, returned: Trees, received: Trees, memory: Params, round: int, client: int
+    ) -> tuple[dict[str, Params], Params]:
+        """The trees of a client's message, and its memory after it (empty without feedback).
+
+        Args:
+            returned: The client's model and states at the end of its round.
+            received: Those that it began with.
+            memory: Its memory, by `tree.name`; empty is 0.
+            round: The round, for the draws.
+            client: The client, for the draws.
+        """
+        like, sign = split_statistics(received[MODEL])[0], 1 if self.feedback == "error" else -1
+        target: dict[str, Params] = {}
+        for tree, held in returned.items():
+            target[tree] = dict(held)
+            for name, value in held.items():
+                if not compressible(value, name, like):
+                    continue
+                before = received.get(tree, {}).get(name)
+                target[tree][name] = value if before is None else value - before
+                if (kept := memory.get(f"{tree}.{name}")) is not None:
+                    target[tree][name] = target[tree][name] + sign * kept.to(value)
+        draw = draws_of(self.seed, Draw.COMPRESSION, round, client)
+        message = encoded(self.uplink, target, like, draw)
+        if not self.keeps:
+            return message, {}
+        after: Params = {}
+        for tree, held in decoded(self.uplink, message, like).items():
+            for name, found in held.items():
+                if not compressible(found, name, like):
+                    continue
+                of = f"{tree}.{name}"
+                if self.feedback == "error":
+                    after[of] = target[tree][name] - found
+                else:
+                    after[of] = memory[of].to(found) + found if of in memory else found
+        return message, after
+
+    def replies(
+        self, messages: Sequence[Trees], sent: Trees, mean: Trees
+    ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
+        """What the server takes for the clients' models and states, and g after the round.
+
+        Args:
+            messages: The clients' messages, in the order of the clients.
+            sent: What the clients received.
+            mean: g before the round, by tree; empty without "ef21".
+        """
+        like = split_statistics(sent[MODEL])[0]
+        share = len(messages) / self.clients if self.estimates else 1.0
+        found, after = [], {tree: dict(held) for tree, held in mean.items()}
+        for message in messages:
+            trees = decoded(self.uplink, message, like)
+            for tree, held in trees.items():
+                for name, change in held.items():
+                    if not compressible(change, name, like):
+                        continue
+                    base = sent.get(tree, {}).get(name)
+                    if self.estimates:
+                        g = mean[tree][name]
+                        after[tree][name] = after[tree][name] + change / self.clients
+                        change = g + share * change
+                    held[name] = change if base is None else base + change
+            found.append(trees)
+        return found, after
+
+    def broadcast(self, trees: Trees, round: int) -> dict[str, Params]:
+        """The trees of the server's message."""
+        like = split_statistics(trees[MODEL])[0]
+        return encoded(self.downlink, trees, like, draws_of(self.seed, Draw.BROADCAST, round))
+
+
+def payload_bytes(*trees: Mapping[str, Tensor]) -> int:
+    """The bytes that tensors take in a message, without names and shapes."""
+    return sum(value.nbytes for held in trees for value in held.values())

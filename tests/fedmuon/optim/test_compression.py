@@ -1,0 +1,244 @@
+"""Compressors against loops in float64: means by Monte Carlo, errors against their bounds."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmuon.core.errors import InputError
+from fedmuon.optim.compression import (
+    Compression,
+    Compressor,
+    identity,
+    payload_bytes,
+    qsgd,
+    random_k,
+    rows,
+    sign,
+    svd,
+    top_k,
+)
+
+CONTRACTIVE = [top_k(0.3), top_k(0.01), rows(0.4), sign(), svd(1), svd(2)]
+UNBIASED = [random_k(0.25), random_k(1.0), qsgd(1), qsgd(3), qsgd(40), identity()]
+EVERY = [*CONTRACTIVE, *UNBIASED]
+
+
+def matrices(seed: int, shape: tuple[int, ...] = (2, 7, 5)) -> Tensor:
+    """Heavy-tailed entries, so that selections differ from draws at random."""
+    return torch.from_numpy(np.random.default_rng(seed).standard_t(2, shape))
+
+
+def through(compressor: Compressor, value: Tensor, seed: int = 0) -> Tensor:
+    parts = compressor.encode(value, np.random.default_rng(seed))
+    return compressor.decode(parts, value)
+
+
+def means(compressor: Compressor, value: Tensor, count: int = 4000) -> tuple[Tensor, Tensor]:
+    """The z-score of each entry's mean error, and the mean squared error over ||x||^2."""
+    rng = np.random.default_rng(5)
+    errors = torch.stack(
+        [compressor.decode(compressor.encode(value, rng), value) - value for _ in range(count)]
+    )
+    spread = errors.std(0).clamp(min=1e-300) / math.sqrt(count)
+    squares = errors.flatten(2).square().sum(2).mean(0) / value.flatten(1).square().sum(1)
+    return errors.mean(0) / spread, squares
+
+
+@pytest.mark.parametrize("compressor", UNBIASED[:-1], ids=lambda one: one.name)
+def test_means_are_right_and_errors_below_their_bound(compressor: Compressor) -> None:
+    value = matrices(1)
+    scores, squares = means(compressor, value)
+    scores = scores[scores.abs() < 1e10]  # entries that are never wrong but by rounding
+    assert scores.numel() == 0 or scores.abs().max() < 4.5  # of 70
+    assert (squares <= 1.05 * compressor.error(value) + 1e-20).all()
+
+
+@pytest.mark.parametrize("compressor", CONTRACTIVE, ids=lambda one: one.name)
+def test_selections_are_biased_and_contract(compressor: Compressor) -> None:
+    """The control of the test above: their z-scores are large."""
+    value = matrices(2)
+    assert not compressor.unbiased
+    scores, _ = means(compressor, value, 50)
+    assert scores.abs().max() > 100
+    for seed in range(200):
+        for shape in ((2, 7, 5), (1, 4, 3, 2), (3, 9)):
+            one = matrices(seed, shape)
+            lost = (through(compressor, one) - one).flatten(1).square().sum(1)
+            bound = compressor.error(one) * one.flatten(1).square().sum(1)
+            assert (lost <= bound * (1 + 1e-12) + 1e-25).all(), (seed, shape)
+    assert 0 < compressor.error(value) < 1
+
+
+def test_the_bounds_are_attained() -> None:
+    """A smaller bound would be wrong: equal entries for top-k, one entry for sign, and so on."""
+    equal, one = torch.ones(1, 4, 4).double(), torch.zeros(1, 4, 4).double()
+    one[0, 0, 0] = 1
+    for compressor, value in ((top_k(0.25), equal), (rows(0.25), equal), (sign(), one)):
+        lost = (through(compressor, value) - value).square().sum() / value.square().sum()
+        assert float(lost) == pytest.approx(compressor.error(value), rel=1e-12, abs=0)
+    wide = torch.eye(4, 12).double()[None]
+    lost = (through(svd(1), wide) - wide).square().sum() / 4
+    assert float(lost) == pytest.approx(svd(1).error(wide), rel=1e-12, abs=0)
+
+
+def naive_top(flat: np.ndarray, count: int) -> np.ndarray:
+    found = np.zeros_like(flat)
+    for j in sorted(range(len(flat)), key=lambda j: (-abs(flat[j]), j))[:count]:
+        found[j] = flat[j]
+    return found
+
+
+def test_values_against_loops() -> None:
+    value = matrices(3)
+    for s, matrix in enumerate(value.numpy()):
+        flat = matrix.ravel()
+        assert (through(top_k(0.2), value)[s].numpy().ravel() == naive_top(flat, 7)).all()
+        signs = np.where(flat >= 0, 1.0, -1.0) * np.abs(flat).mean()
+        assert np.allclose(through(sign(), value)[s].numpy().ravel(), signs, rtol=1e-14)
+        kept = naive_top(np.linalg.norm(matrix, axis=1), 3) > 0
+        assert (through(rows(0.4), value)[s].numpy() == matrix * kept[:, None]).all()
+        drawn = np.random.default_rng(9).random(len(flat))
+        norm = np.sqrt((flat**2).sum())
+        level = np.sign(flat) * np.floor(np.abs(flat) / norm * 3 + drawn)
+        assert np.allclose(through(qsgd(3), value, 9)[s].numpy().ravel(), norm * level / 3)
+        left, values, right = np.linalg.svd(matrix)
+        cut = values[0] * np.outer(left[:, 0], right[0])
+        assert np.allclose(through(svd(1), value)[s].numpy(), cut)
+    some = through(random_k(0.2), value) / value
+    assert set(some.numpy().round(12).ravel()) == {0.0, 5.0}
+    assert (some[0] == some[1]).all()  # replicas share a draw
+
+
+@pytest.mark.parametrize("compressor", EVERY, ids=lambda one: one.name)
+@pytest.mark.parametrize("shape", [(2, 7, 5), (1, 3), (1, 6, 2, 2), (1, 300, 200)], ids=str)
+def test_messages_are_as_templates_say(compressor: Compressor, shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        value = matrices(4, shape).to(dtype)
+        parts = compressor.encode(value, np.random.default_rng(0))
+        like = compressor.template(value)
+        assert {n: (p.shape, p.dtype) for n, p in parts.items()} == {
+            n: (p.shape, p.dtype) for n, p in like.items()
+        }
+        found = compressor.decode(parts, value)
+        assert found.shape == value.shape and found.dtype == dtype
+        zero = through(compressor, torch.zeros_like(value))
+        assert (zero == 0).all()
+
+
+def test_bytes_are_what_the_formulas_say() -> None:
+    """Of 300 x 200 numbers with 4 bytes each; positions below 2^15 have 2 bytes, others 4."""
+    value = matrices(0, (1, 300, 200)).float()
+
+    def size(compressor: Compressor) -> int:
+        return payload_bytes(compressor.encode(value, np.random.default_rng(0)))
+
+    assert size(identity()) == 240_000
+    assert size(top_k(0.01)) == size(random_k(0.01)) == 600 * (4 + 4)
+    assert size(rows(0.1)) == 30 * (200 * 4 + 2)
+    assert size(sign()) == 60_000 // 8 + 4
+    assert size(qsgd(1)) == 60_000 * 2 // 8 + 4
+    assert size(qsgd(7)) == 60_000 * 4 // 8 + 4  # 15 codes
+    assert size(qsgd(8)) == 60_000 * 5 // 8 + 4  # 17 codes
+    assert size(svd(4)) == 4 * (300 + 200) * 4
+    assert payload_bytes(top_k(0.1).encode(value[:, :10, :20], np.random.default_rng(0))) == 20 * 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: top_k(0.0), lambda: random_k(1.5), lambda: rows(math.nan), lambda: qsgd(0),
+     lambda: qsgd(1 << 15), lambda: svd(0), lambda: qsgd(2.5)],  # type: ignore[arg-type]
+)  # fmt: skip
+def test_bad_parameters_are_rejected(make: Callable[[], Compressor]) -> None:
+    with pytest.raises(InputError, match="give a"):
+        make()
+
+
+def test_a_message_with_wrong_positions_is_rejected() -> None:
+    value = matrices(0)
+    for compressor in (top_k(0.3), rows(0.3)):
+        for odd in (-1, 35):
+            parts = compressor.encode(value, np.random.default_rng(0))
+            parts["indices"][0, 0] = odd
+            with pytest.raises(InputError, match="outside"):
+                compressor.decode(parts, value)
+
+
+# Feedback: n clients hold the gradients of ||x - a_i||^2 / 2, against loops of plain arrays
+
+
+def feedback_loop(kind: str, rounds: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """The server's x after each round, by `Compression`, and by the loops of the papers."""
+    centres = np.random.default_rng(7).standard_normal((4, 6))
+    table = Compression(top_k(1 / 6), feedback=kind, clients=4)
+    x, memory = torch.zeros(1, 6).double(), [{} for _ in centres]
+    mean = {"model": {"w": torch.zeros(1, 6).double()}} if kind == "ef21" else {}
+    y, e = np.zeros(6), np.zeros((4, 6))
+    found, naive = [], []
+    for r in range(rounds):
+        who = [i for i in range(4) if (i + r) % 2] if r % 3 else [0, 1, 2, 3]
+        sent, messages = {"model": {"w": x}}, []
+        for i in who:
+            returned = {"model": {"w": x - rate * (x - torch.from_numpy(centres[i]))}}
+            message, memory[i] = table.message(returned, sent, memory[i], r, i)
+            messages.append(message)
+        models, mean = table.replies(messages, sent, mean)
+        x = torch.stack([one["model"]["w"] for one in models]).mean(0)
+        found.append(x[0].numpy())
+        total = np.zeros(6)
+        for i in who:
+            u = rate * (centres[i] - y)
+            c = naive_top(u + e[i] if kind == "error" else u - e[i] if kind == "ef21" else u, 1)
+            e[i] = {"error": u + e[i] - c, "ef21": e[i] + c, "none": 0 * c}[kind]
+            total += c / len(who)
+        y = y + (e.mean(0) if kind == "ef21" else total)
+        naive.append(y)
+    assert np.abs(x[0].numpy() - centres.mean(0)).max() < 5  # it did not explode
+    return np.array(found), np.array(naive)
+
+
+@pytest.mark.parametrize("kind", ["none", "error", "ef21"])
+def test_feedback_is_the_papers_loop(kind: str) -> None:
+    found, naive = feedback_loop(kind, 60, 0.05)
+    assert np.abs(found - naive).max() < 1e-12
+    assert np.abs(found[1:] - found[:-1]).max() > 1e-3
+
+
+def test_feedback_reaches_the_mean_and_selection_alone_does_not() -> None:
+    """Full participation: EF21 and EF14 end near the mean of the centres; top-1 alone stalls."""
+    centres = np.array([[10.0, 1.0], [-10.0, 1.0]])
+    errors = {}
+    for kind in ("none", "error", "ef21"):
+        table = Compression(top_k(0.5), feedback=kind, clients=2)
+        x, memory = torch.zeros(1, 2).double(), [{}, {}]
+        mean = {"model": {"w": torch.zeros(1, 2).double()}} if kind == "ef21" else {}
+        for r in range(600):
+            sent, messages = {"model": {"w": x}}, []
+            for i in range(2):
+                returned = {"model": {"w": x - 0.05 * (x - torch.from_numpy(centres[i]))}}
+                message, memory[i] = table.message(returned, sent, memory[i], r, i)
+                messages.append(message)
+            models, mean = table.replies(messages, sent, mean)
+            x = torch.stack([one["model"]["w"] for one in models]).mean(0)
+        errors[kind] = float((x[0] - torch.tensor([0.0, 1.0])).abs().max())
+    assert errors["none"] == 1.0  # the second entry is never sent
+    assert errors["ef21"] < 1e-9 and errors["error"] < 0.3
+
+
+def test_what_is_no_parameter_is_sent_as_it_is() -> None:
+    """Running statistics, and states with other shapes."""
+    model = {"w": matrices(0, (1, 3, 8)), "bn.running_mean": matrices(1, (1, 3))}
+    states = {"momentum": {"w": matrices(2, (1, 3, 8)), "count": torch.ones(1)}}
+    table = Compression(svd(1), svd(1))
+    message, memory = table.message({"model": model, **states}, {"model": model}, {}, 0, 0)
+    assert set(message["model"]) == {"w:left", "w:right", "bn.running_mean"}
+    assert set(message["momentum"]) == {"w:left", "w:right", "count"} and not memory
+    assert (message["model"]["bn.running_mean"] == model["bn.running_mean"]).all()
+    (found,), _ = table.replies([message], {"model": model}, {})
+    assert (found["momentum"]["count"] == 1).all()
+    assert (found["model"]["w"] - model["w"]).abs().max() < 1e-14  # nothing moved
+    cut = through(svd(1), states["momentum"]["w"])
+    assert (found["momentum"]["w"] - cut).abs().max() < 1e-14
