@@ -19,6 +19,7 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
+from fedmuon.experiments.inspect.status import traffic_of
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
 from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records
 
@@ -419,7 +420,7 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         words = {key: key.partition(".")[2] for key in of}
         named = {key: word if short[word] == 1 else key for key, word in words.items()}
         titles.append(", ".join(f"{named[key]}={value}" for key, value in of.items()))
-    rows, curves, folders = [], {}, {}
+    rows, sent, curves, folders = [], [], {}, {}
     for (key, members), title in zip(groups.items(), titles, strict=True):
         label, folder = key[0], members[0].folder
         name = title or folder.name
@@ -430,8 +431,11 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         name = f"{name} ({folder})" if name in curves else name
         row = {"run": name, **changed[key], **_spent(members)}
         rows.append({**row, "seeds": len(members), **_measures(members)})
+        sent.append(_traffic(members))
         curves[name] = [one.rounds for one in members]
         folders[name] = [one.folder for one in members]
+    if any(one != sent[0] for one in sent):  # else they tell nothing
+        rows = [row | one for row, one in zip(rows, sent, strict=True)]
     return Comparison(rows, curves, note, folders, left)
 
 
@@ -464,6 +468,16 @@ def _spent(members: Sequence[Finished]) -> Record:
         "level": "client" if worst.get("unit") == "client" else "example",
         "certified": all(one["certified"] for one in accounts),
     }
+
+
+def _traffic(members: Sequence[Finished]) -> Record:
+    """The mean over runs of the megabytes of all messages; nothing if a record lacks them."""
+    known = [traffic_of(one.rounds) for one in members]
+    totals = [one for one in known if one is not None]
+    if len(totals) < len(known):
+        return {}
+    means = (statistics.fmean(one) / 1e6 for one in zip(*totals, strict=True))
+    return dict(zip(("MB down", "MB up"), means, strict=True))
 
 
 def _measures(members: Sequence[Finished]) -> Record:

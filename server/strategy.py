@@ -33,6 +33,7 @@ from fedmuon.federated.rounds import (
     mean_loss,
     returned_like,
     server_update,
+    traffic,
 )
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
@@ -73,10 +74,11 @@ class FedMuonStrategy(Strategy):
             replies, faults = self._collect(grid, [int(i) for i in participants])
             self._remember(grid, replies)
             told = client_records(self.state, replies) if self.experiment.measured else ()
+            sizes = traffic(recipe, self.state, len(participants), replies)
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])
             loss = mean_loss(replies)
-            yield Round(self.state, participants, answered, loss, tuple(faults), told)
+            yield Round(self.state, participants, answered, loss, tuple(faults), told, **sizes)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

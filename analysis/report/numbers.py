@@ -45,3 +45,12 @@ def quantity(value: float, unit: str) -> str:
     """`1.2 accuracy points`, `0.31 (ratio)`; the value counts units."""
     plain = unit in ("ratio", "slope", "loss")
     return f"{number(value)} ({unit})" if plain else f"{number(value)} {unit}".strip()
+
+
+def in_bytes(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} EB"

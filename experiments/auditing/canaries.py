@@ -53,6 +53,7 @@ from fedmuon.federated.rounds import (
     privatize_reply,
     run_rounds,
     server_update,
+    traffic,
 )
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.recipe import Recipe, ServerRule
@@ -405,8 +406,9 @@ class ClientAuditor:
             if self.level.shared:
                 self._look_behind(found, rates)
             watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
+            sizes = traffic(recipe, state, len(participants), found)
             state = server_update(watched, state, found, plan.factor_at(number))
-            yield Round(state, participants, participants, mean_loss(found))
+            yield Round(state, participants, participants, mean_loss(found), **sizes)
 
     def _replies(
         self, experiment: Experiment, participants: list[int], sent: Broadcast

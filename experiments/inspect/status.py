@@ -2,11 +2,12 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from fedmuon.analysis.report.numbers import digits
+from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.load import Config, load
 from fedmuon.config.schema import reads
@@ -20,7 +21,7 @@ from fedmuon.experiments.tables import NOT_RELEASED
 from fedmuon.runs.directory import Record, RunDirectory
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
-NO_MEASURES = ("round", "train_seconds", "seconds")
+NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
 Changed = tuple[tuple[int, int], ...]  # time of the last change and size of each file of a folder
 
 # A line of the card -> the keys that it shows, if they are read.
@@ -164,6 +165,9 @@ class RunStatus:
             done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
             total = self.config.federation.rounds
             lines["state"] += f", {done} of {total} rounds in {digits(seconds)} s"
+            if sent := traffic_of(self.rounds):
+                down, up = (in_bytes(one) for one in sent)
+                lines["traffic"] = f"{down} down, {up} up"
         if self.summary is not None:
             lines["stopped"] = str(self.summary.get("stopped", ""))
             lines["commit"] = str(self.summary["git_commit"] or "")[:12]
@@ -204,6 +208,15 @@ def _changes(folder: Path, changed: Changed, brief: bool) -> str:
 def _is_finite(folder: Path, changed: Changed) -> bool:
     """Whether the last checkpoint is finite."""
     return RunDirectory(folder).is_finite()
+
+
+def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
+    """Bytes of all messages of a run, down and up; None if a round of an earlier version says
+    nothing of them."""
+    if not all("bytes_up" in one for one in rounds):
+        return None
+    down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
+    return down, up
 
 
 def is_run(folder: Path) -> bool:

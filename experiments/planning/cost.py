@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedmuon.analysis.report.numbers import in_bytes
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import quiet_ray
@@ -229,12 +230,3 @@ def tables(record: Record) -> list[Table | str]:
 def in_seconds(value: float) -> str:
     """Three digits, or whole seconds."""
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
-
-
-def in_bytes(count: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.0f} EB"

@@ -244,6 +244,7 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
     directory, federation = run.directory, run.config.federation
     chosen = list(range(federation.per_round))
     record = {"round": 1, "participants": chosen, "client_loss": 0.5, "seconds": 1.0}
+    record |= {"bytes_down": 1 << 20, "bytes_up": 1 << 20}
     added = seconds(lambda: directory.append(record))
     ledger, summed = _ledger(run, state) if run.experiment.recipe.private else (0.0, 0.0)
     arrays = to_numpy(named(state.params, state.states))

@@ -148,7 +148,7 @@ def suite_of(content: dict[str, Any]) -> Suite:
 
 # A cell: one run in its own run directory.
 
-NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
+NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss", "bytes_down", "bytes_up")
 MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
 
 

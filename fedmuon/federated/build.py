@@ -35,10 +35,10 @@ from fedmuon.federated.client_data import (
     with_user_sizes,
 )
 from fedmuon.federated.plan import RandomnessPlan, schedule_of
-from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.rounds import Experiment, sent_like
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.optim.chain import Number, States
-from fedmuon.optim.recipe import Recipe, initial_states, shared_part
+from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
@@ -380,12 +380,7 @@ class LocalClient:
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
-    states = initial_states(recipe, params)
-    sent = {name: states[name] for name in recipe.sent}
-    sent |= {
-        name: recipe.codecs[name].template(sent[name]) for name in sent if name in recipe.codecs
-    }
-    return shared_part(recipe, params), sent
+    return sent_like(recipe, params, initial_states(recipe, params))
 
 
 def build_worker(config: Config, client: int) -> LocalClient:

@@ -111,6 +111,8 @@ class Round:
         loss: Mean loss of those that answered, per replica [S].
         faults: What went wrong on the way.
         clients: What was measured of each client that answered, if that was asked for.
+        bytes_down: Bytes of the arrays that the participants received, all together.
+        bytes_up: Bytes of the arrays in the replies that were used.
     """
 
     state: ServerState
@@ -119,6 +121,8 @@ class Round:
     loss: np.ndarray
     faults: tuple[Fault, ...] = ()
     clients: tuple[dict[str, Any], ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
@@ -152,7 +156,8 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
             experiment, state, [(int(i), shard_of(int(i))) for i in participants]
         )
         told = client_records(before, replies) if experiment.measured else ()
-        yield Round(state, participants, participants, mean_loss(replies), clients=told)
+        sizes = traffic(experiment.recipe, before, len(participants), replies)
+        yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
 
 
 def run_round(
@@ -285,6 +290,27 @@ def simulate(
     return state
 
 
+def traffic(
+    recipe: Recipe, state: ServerState, asked: int, replies: Sequence[Reply]
+) -> dict[str, int]:
+    """The bytes of a round's arrays, down and up: models and states as messages carry them.
+
+    Args:
+        recipe: The recipe.
+        state: The state before the round.
+        asked: How many clients received the model. Repeated messages do not count.
+        replies: The replies that were used, as they were sent.
+    """
+    down = payload_bytes(*sent_like(recipe, state.params, state.states))
+    up = sum(payload_bytes(reply.params, reply.states) for reply in replies)
+    return {"bytes_down": asked * down, "bytes_up": up}
+
+
+def payload_bytes(params: Params, states: States) -> int:
+    """The bytes of the arrays of a message, without their names and shapes."""
+    return sum(value.nbytes for tree in (params, *states.values()) for value in tree.values())
+
+
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
     """The mean loss of the replies, per replica [S]; NaN if there are none."""
     if not replies:
@@ -382,6 +408,15 @@ def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """The model and the states that come back: everything that a client's update is part of."""
     learned, _ = split_statistics(params)
     return {"model": params, **{name: states.get(name, learned) for name in recipe.returned}}
+
+
+def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
+    """Tensors like those of a broadcast, to fit received arrays to."""
+    found = {name: states[name] for name in recipe.sent}
+    found |= {
+        name: recipe.codecs[name].template(found[name]) for name in found if name in recipe.codecs
+    }
+    return shared_part(recipe, params), found
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:

@@ -97,9 +97,13 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
 
 
 def _sparse(
-    name: str, share: float, encode: Callable[[Tensor, np.random.Generator], Parts]
-) -> dict[str, Callable]:
-    """What compressors share that send k of d entries with their positions."""
+    name: str,
+    share: float,
+    encode: Callable[[Tensor, np.random.Generator], Parts],
+    error: Callable[[Tensor], float],
+    unbiased: bool,
+) -> Compressor:
+    """A compressor that sends k of d entries with their positions."""
     _require_share(name, share)
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ def _sparse(
         values = like.new_empty((len(like), _count(share, size)))
         return {"values": values, "indices": values.to(_index_type(size))}
 
-    return {"encode": encode, "decode": decode, "template": template}
+    return Compressor(name, encode, decode, template, error, unbiased)
 
 
 def top_k(share: float) -> Compressor:
@@ -126,7 +130,7 @@ def top_k(share: float) -> Compressor:
     def error(like: Tensor) -> float:
         return 1 - _count(share, like[0].numel()) / like[0].numel()
 
-    return Compressor("top-k", **_sparse("top-k", share, encode), error=error)
+    return _sparse("top-k", share, encode, error, unbiased=False)
 
 
 def random_k(share: float) -> Compressor:
@@ -143,8 +147,7 @@ def random_k(share: float) -> Compressor:
     def error(like: Tensor) -> float:
         return like[0].numel() / _count(share, like[0].numel()) - 1
 
-    made = _sparse("random-k", share, encode)
-    return Compressor("random-k", **made, error=error, unbiased=True)
+    return _sparse("random-k", share, encode, error, unbiased=True)
 
 
 def _is_matrix(like: Tensor) -> bool:
@@ -210,11 +213,14 @@ def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
 
 
 def _scaled_codes(
+    name: str,
+    bits: int,
     encode: Callable[[Tensor, np.random.Generator], Parts],
     value_of: Callable[[Tensor], Tensor],
-    bits: int,
-) -> dict[str, Callable]:
-    """What compressors share that send one scale [S, 1] and a code of some bits for each entry."""
+    error: Callable[[Tensor], float],
+    unbiased: bool,
+) -> Compressor:
+    """A compressor that sends one scale [S, 1] and a code of some bits for each entry."""
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
@@ -225,7 +231,7 @@ def _scaled_codes(
         codes = torch.empty((len(like), length), dtype=torch.uint8, device=like.device)
         return {"scale": like.new_empty((len(like), 1)), "codes": codes}
 
-    return {"encode": encode, "decode": decode, "template": template}
+    return Compressor(name, encode, decode, template, error, unbiased)
 
 
 def qsgd(levels: int) -> Compressor:
@@ -254,8 +260,10 @@ def qsgd(levels: int) -> Compressor:
         size = like[0].numel()
         return min(size / levels**2, math.sqrt(size) / levels)
 
-    made = _scaled_codes(encode, lambda codes: (codes - levels).double() / levels, bits)
-    return Compressor("qsgd", **made, error=error, unbiased=True)
+    def value_of(codes: Tensor) -> Tensor:
+        return (codes - levels).double() / levels
+
+    return _scaled_codes("qsgd", bits, encode, value_of, error, unbiased=True)
 
 
 def sign() -> Compressor:
@@ -269,8 +277,10 @@ def sign() -> Compressor:
         scale = flat.abs().mean(1, keepdim=True)
         return {"scale": scale, "codes": _pack((flat >= 0).long(), 1)}
 
-    made = _scaled_codes(encode, lambda codes: 2.0 * codes - 1, 1)
-    return Compressor("sign", **made, error=lambda like: 1 - 1 / like[0].numel())
+    def error(like: Tensor) -> float:
+        return 1 - 1 / like[0].numel()
+
+    return _scaled_codes("sign", 1, encode, lambda codes: 2.0 * codes - 1, error, unbiased=False)
 
 
 def svd(rank: int) -> Compressor:
@@ -497,8 +507,3 @@ class Compression:
         """The trees of the server's message."""
         like = split_statistics(trees[MODEL])[0]
         return encoded(self.downlink, trees, like, draws_of(self.seed, Draw.BROADCAST, round))
-
-
-def payload_bytes(*trees: Mapping[str, Tensor]) -> int:
-    """The bytes that tensors take in a message, without names and shapes."""
-    return sum(value.nbytes for held in trees for value in held.values())

@@ -276,6 +276,7 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
         record["faults"] = [dataclasses.asdict(fault) for fault in result.faults]
     if dropped := sorted(set(record["participants"]) - set(result.answered.tolist())):
         record["dropped"] = dropped
+    record |= {"bytes_down": result.bytes_down, "bytes_up": result.bytes_up}
     if state.round % run.config.output.evaluate_every == 0 or (
         state.round == run.config.federation.rounds
     ):

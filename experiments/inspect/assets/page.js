@@ -1,8 +1,8 @@
 "use strict";
 const LOSSES = { train_loss: "a", test_loss: "b", client_loss: "c" }, POINTS = 1500;
 const RECENT = 20, FEW = 12;  // rounds that tell the rate, and evaluations that are marked
-const LEFT_OUT = ["round", "faults", "dropped", "train_seconds", "seconds", "test_gap",
-  ...Object.keys(LOSSES)];
+const LEFT_OUT = ["round", "faults", "dropped", "bytes_down", "bytes_up", "train_seconds",
+  "seconds", "test_gap", ...Object.keys(LOSSES)];
 const WORDS = { finished: "✓ finished", running: "● running", unfinished: "■ unfinished",
   failed: "✗ failed", lost: "✗ lost", damaged: "✗ damaged" };
 const known = new Map(), main = document.querySelector("main");
