@@ -31,7 +31,7 @@ from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.build import LocalClient, build_worker
-from fedmuon.federated.rounds import Broadcast, Reply, client_updates, risk
+from fedmuon.federated.rounds import Broadcast, Reply, client_updates, compressed, risk
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.recipe import Recipe
@@ -113,6 +113,7 @@ def train_together(
         own = {one.client: one.recall(round) for one in memories}
         measured = stack == 1 and setup.measured  # no neighbours
         found = client_updates(recipe, task, plan, pairs, sent, own, measured)
+        found = compressed(recipe, task, plan, sent, found, own)
         for one, reply in zip(memories, found if memories else (), strict=True):
             one.keep(round, reply.own)
         if recipe.masked:

@@ -30,6 +30,7 @@ from fedmuon.federated.rounds import (
     ServerState,
     broadcast,
     client_records,
+    decompressed,
     mean_loss,
     returned_like,
     server_update,
@@ -37,8 +38,10 @@ from fedmuon.federated.rounds import (
 )
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
+from fedmuon.optim.compression import MODEL, decoded
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
+from fedmuon.tasks.base import split_statistics
 
 MOST_METRICS, LONGEST_NAME = 100, 100  # of what a client measures
 PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
@@ -73,7 +76,9 @@ class FedMuonStrategy(Strategy):
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
             self._remember(grid, replies)
-            told = client_records(self.state, replies) if self.experiment.measured else ()
+            told = ()
+            if self.experiment.measured:
+                told = client_records(self.state, decompressed(recipe, self.state, replies)[0])
             sizes = traffic(recipe, self.state, len(participants), replies)
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])
@@ -270,6 +275,9 @@ class FedMuonStrategy(Strategy):
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
                 raise InputError("it does not return one loss a replica")
+            if recipe.compression is not None and recipe.compression.up:
+                learned, _ = split_statistics(self.state.params)  # reading it rejects odd positions
+                decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
             size = self.experiment.shards.size(client)
             steps = self.experiment.plan.steps_of(size)
             metrics = _metrics(content) if self.experiment.measured else {}

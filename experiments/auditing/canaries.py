@@ -49,6 +49,7 @@ from fedmuon.federated.rounds import (
     begin,
     broadcast,
     client_updates,
+    compressed,
     mean_loss,
     privatize_reply,
     run_rounds,
@@ -432,7 +433,7 @@ class ClientAuditor:
                 found.append(privatize_reply(recipe, self.level, sent, own))
                 if self.level.trust == "local":
                     self._look(_apart(sent.params, found[-1].params), self.clients == client)
-        return found
+        return compressed(recipe, experiment.task, experiment.plan, sent, found)
 
     def _moved(self, params: Params, number: int) -> Params:
         """The model with the update of this canary."""

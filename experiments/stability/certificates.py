@@ -123,6 +123,11 @@ def method_of(config: Config) -> Method:
             "A run at client level has no certificate: the recursion of 001 has no clipped updates "
             "and no noise. Set [privacy] level = 'example'."
         )
+    if config.compression.uplink != "none" or config.compression.downlink != "none":
+        raise Uncertified(
+            "A run with compressed messages has no certificate: the recursion of 001 averages "
+            "models and momenta as they are. Leave [compression] out."
+        )
     if has_map(config) and local.adjust == "polargrad":
         raise Uncertified(
             "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, "

@@ -296,6 +296,8 @@ def require_smooth(
         why = "states that belong to clients carry them past rounds that nobody repeats here"
     elif compressed or config.local.recipe == "fedmuon-svd":
         why = "a momentum of low rank jumps where singular values are equal"
+    elif config.compression.uplink != "none" or config.compression.downlink != "none":
+        why = "compressed messages jump where another entry is selected, or rounded otherwise"
     else:
         return
     raise InputError(

@@ -91,6 +91,7 @@ def problems(config: Config) -> Iterator[str]:
             "choose it in (1, 2], or 0 if unknown"
         )
     yield from _text_problems(config)
+    yield from _compression_problems(config)
     if config.privacy.level == "client":
         yield from client_level_problems(config)
     elif config.local.recipe in PRIVATE:
@@ -99,6 +100,43 @@ def problems(config: Config) -> Iterator[str]:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
         yield f"[orthogonalizer] coefficients: {error}"
+
+
+def _compression_problems(config: Config) -> Iterator[str]:
+    """What does not go with compressed messages."""
+    table, privacy = config.compression, config.privacy
+    if table.uplink == table.downlink == "none":
+        return
+    way = "uplink" if table.uplink != "none" else "downlink"
+    named = f"[compression] {way} = '{getattr(table, way)}'"
+    if config.local.recipe == "fedmuon-svd":
+        yield (
+            f"{named} would compress what recipe = 'fedmuon-svd' has compressed: choose fedmuon, "
+            "or leave [compression] out"
+        )
+    if table.feedback == "ef21" and config.federation.aggregate != "mean":
+        yield (
+            f"[compression] feedback = 'ef21' keeps the plain mean of the clients' estimates, and "
+            f"[federation] aggregate = '{config.federation.aggregate}' is another one: set "
+            "aggregate = 'mean', or feedback = 'error'"
+        )
+    client_level = privacy.level == "client"
+    if table.feedback != "none" and (client_level or config.local.recipe in PRIVATE):
+        yield (
+            f"[compression] feedback = '{table.feedback}' keeps a client's states between rounds, "
+            "which no ledger of a private run counts: set feedback = 'none'"
+        )
+    if client_level and privacy.trust != "local":
+        yield (
+            f"{named} may follow the noise only, and with [privacy] trust = '{privacy.trust}' a "
+            "client's message has not all of its noise yet: set trust = 'local', or leave "
+            "[compression] out"
+        )
+    if client_level and table.downlink != "none":
+        yield (
+            f"[compression] downlink = '{table.downlink}' is not for [privacy] level = 'client', "
+            "whose releases are added to the exact model: set downlink = 'none'"
+        )
 
 
 def _row_and_shard_problems(config: Config) -> Iterator[str]:

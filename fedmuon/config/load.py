@@ -9,6 +9,7 @@ from pydantic import PrivateAttr, ValidationInfo, model_validator
 
 from fedmuon.config.incompatible import missing_noise, problems
 from fedmuon.config.schema import (
+    Compression,
     Data,
     Engine,
     Faults,
@@ -44,6 +45,7 @@ class Config(Table):
     orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
     privacy: Privacy = Privacy()
     engine: Engine = Engine()
+    compression: Compression = Compression()
     faults: Faults = Faults()
     stability: Stability = Stability()
     output: Output = Output()

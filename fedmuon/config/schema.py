@@ -337,7 +337,27 @@ DRAWN_NEIGHBOURS = ReadIf(
 )
 
 
+# [compression]
+def _compressed_by(names: tuple[str, ...]) -> ReadIf:
+    """That messages in one of the directions are compressed like this."""
+    words = f"{', '.join(names)} read" + "s" * (len(names) == 1)
+    down = ReadIf("compression.downlink", names, words)
+    return ReadIf("compression.uplink", names, words, unless=down)
+
+
+OF_A_SHARE = _compressed_by(("top-k", "random-k", "rows"))
+OF_LEVELS = _compressed_by(("qsgd",))
+OF_LOW_RANK = _compressed_by(("low-rank",))
+CONTRACTIVE_UPLINK = ReadIf(
+    "compression.uplink",
+    ("top-k", "rows", "sign", "low-rank"),
+    "top-k, rows, sign and low-rank read",
+)
+
+
 # The tables
+
+Compressor = Literal["none", "top-k", "random-k", "rows", "qsgd", "sign", "low-rank"]
 
 
 class Data(Table):
@@ -947,6 +967,41 @@ class Engine(Table):
     )
 
 
+class Compression(Table):
+    """How updates and models are compressed in messages. What a client sends is its update: what
+    it returns minus what it received. `rounds.jsonl` counts the bytes."""
+
+    uplink: Compressor = key(
+        "none",
+        "how clients compress their updates: top-k, random-k and rows send a `share` of the "
+        "entries or rows, the largest or random ones; qsgd rounds at random to `levels`; sign "
+        "sends one bit per entry; low-rank sends factors of `rank`. random-k and qsgd are unbiased",
+    )
+    downlink: Compressor = key(
+        "none",
+        "how the server compresses the model and the states that it sends; the server's own model "
+        "stays exact until clients return theirs",
+    )
+    share: Annotated[float, Field(gt=0, le=1)] = key(
+        0.1, "k / d, the share of entries or rows that are sent", read_if=OF_A_SHARE
+    )
+    levels: Annotated[int, Field(ge=1, le=(1 << 15) - 1)] = key(
+        7, "s, the levels of QSGD; an entry has ⌈log2(2 s + 1)⌉ bits", read_if=OF_LEVELS, symbol="s"
+    )
+    rank: Count = key(
+        4,
+        "r; matrices whose factors would be no smaller are sent as they are",
+        read_if=OF_LOW_RANK,
+        symbol="r",
+    )
+    feedback: Literal["none", "error", "ef21"] = key(
+        "none",
+        "what clients do with what compression lost: nothing; add it to the next update (EF14); or "
+        "send differences to an estimate that the server keeps, too (EF21)",
+        read_if=CONTRACTIVE_UPLINK,
+    )
+
+
 class Faults(Table):
     """What happens when a participant gives no sound reply (engines `ray` and `deployment`).
 
@@ -1059,6 +1114,7 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "orthogonalizer": OrthogonalizerTable,
     "privacy": Privacy,
     "engine": Engine,
+    "compression": Compression,
     "faults": Faults,
     "stability": Stability,
     "output": Output,
@@ -1077,6 +1133,7 @@ LATER = tuple(
         "task": ("head", "positions"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients"),
+        "compression": ("uplink", "downlink", "share", "levels", "rank", "feedback"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "center", "center-samples",
                  "pad-token"),

@@ -36,6 +36,7 @@ from fedmuon.optim.chain import (
     States,
     forbidden_gradient,
 )
+from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -110,6 +111,7 @@ def build_recipe(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
             "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
         )
+    found = _with_compression(config, found)
     _require_countable(config, found, hidden)
     _require_personal(config, found, task)
     _require_public(config, found)
@@ -146,6 +148,36 @@ def build_recipe(
         privacy.honest,
     )
     return replace(found, client_level=level)
+
+
+def _with_compression(config: Config, recipe: Recipe) -> Recipe:
+    """The recipe with the compressors of [compression]; the config has rejected what does not go
+    with built-in recipes."""
+    table = config.compression
+    if table.uplink == table.downlink == "none":
+        return recipe
+    if recipe.codecs:
+        raise InputError(
+            "[compression] would compress what the codecs of your recipe have compressed: leave "
+            "one of them out"
+        )
+    feedback = table.feedback if reads(config, "compression.feedback") else "none"
+    if feedback != "none" and recipe.private:
+        raise InputError(
+            f"[compression] feedback = '{feedback}' keeps a client's states between rounds, "
+            "which no ledger of a private recipe counts: set feedback = 'none'"
+        )
+    if feedback == "ef21" and not recipe.aggregate.averages:
+        raise InputError(
+            "[compression] feedback = 'ef21' keeps the plain mean of the clients' estimates, and "
+            "your recipe has another aggregate: set feedback = 'error'"
+        )
+    uplink, downlink = (
+        compressor(name, table.share, table.levels, table.rank)
+        for name in (table.uplink, table.downlink)
+    )
+    seed, clients = config.federation.seed, config.federation.clients
+    return replace(recipe, compression=Compression(uplink, downlink, feedback, seed, clients))
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:

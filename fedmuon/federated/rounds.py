@@ -29,6 +29,7 @@ from fedmuon.federated.client_metrics import MOMENTA, client_metrics, cosines_to
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient
+from fedmuon.optim.compression import ESTIMATE, FEEDBACK, MODEL, decoded, templates
 from fedmuon.optim.recipe import (
     Recipe,
     aggregate_state,
@@ -155,7 +156,9 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
         state, replies = run_round(
             experiment, state, [(int(i), shard_of(int(i))) for i in participants]
         )
-        told = client_records(before, replies) if experiment.measured else ()
+        told = ()
+        if experiment.measured:
+            told = client_records(before, decompressed(experiment.recipe, before, replies)[0])
         sizes = traffic(experiment.recipe, before, len(participants), replies)
         yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
 
@@ -168,6 +171,7 @@ def run_round(
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     sent = broadcast(recipe, state)
     replies = client_updates(recipe, experiment.task, plan, clients, sent, own, experiment.measured)
+    replies = compressed(recipe, experiment.task, plan, sent, replies, own)
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
@@ -177,7 +181,12 @@ def run_round(
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
     """What every participant of the next round receives."""
     states = {name: state.states[name] for name in recipe.sent}
-    return Broadcast(state.round, shared_part(recipe, state.params), recipe.encoded(states))
+    params, states = shared_part(recipe, state.params), recipe.encoded(states)
+    if recipe.compression is not None and recipe.compression.down:
+        trees = recipe.compression.broadcast({MODEL: params, **states}, state.round)
+        params = trees.pop(MODEL)
+        states = trees
+    return Broadcast(state.round, params, states)
 
 
 def client_update(
@@ -259,12 +268,14 @@ def server_update(
     """
     with in_round(state.round):
         ordered = sorted(replies, key=lambda reply: reply.client)
+        ordered, estimates = decompressed(recipe, state, ordered)
         if recipe.codecs:
             like = state.params
             ordered = [replace(one, states=recipe.decoded(one.states, like)) for one in ordered]
         if recipe.keeps_states:  # which an aggregator does not see on any engine
             ordered = [replace(reply, own={}) for reply in ordered]
         mean, states, kept = _combined(recipe, state, ordered)
+        kept |= estimates
         before = {name: one for name, one in state.states.items() if name not in kept}
         given: dict[str, Any] = {"factor": factor} if recipe.scaled else {}
         if recipe.counted:
@@ -367,7 +378,7 @@ def client_updates(
     compute a round a second time, with checks (`fedmuon.core.device`); a release that may be drawn
     only once is never repeated.
     """
-    level = recipe.client_level
+    level, sent = recipe.client_level, _decompressed_broadcast(recipe, task, plan, sent)
     entries = sum(value.numel() for value in sent.params.values())
     size = 1 if level is not None else max(1, task.stack_limit // entries)
     alike: dict[int, list[Client]] = {}
@@ -404,6 +415,76 @@ def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: 
     return replace(reply, params=states.pop("model"), states=states)
 
 
+# Messages that are compressed
+
+
+def compressed(
+    recipe: Recipe,
+    task: Task,
+    plan: RandomnessPlan,
+    sent: Broadcast,
+    replies: Sequence[Reply],
+    own: Mapping[int, States] = NO_STATES,
+) -> list[Reply]:
+    """The replies as their messages carry them, with what the clients keep of their updates."""
+    if recipe.compression is None or not recipe.compression.up:
+        return list(replies)
+    sent, found = _decompressed_broadcast(recipe, task, plan, sent), []
+    received = {MODEL: sent.params, **sent.states}
+    for reply in replies:
+        returned = {MODEL: reply.params, **reply.states}
+        tensors = [one for tree in returned.values() for one in tree.values()]
+        if not all(is_finite(one.sum()) for one in tensors):
+            raise NonFinite(
+                f"the update of client {reply.client} is not finite (round {sent.round}): lower "
+                "[local] lr"
+            )
+        memory = own.get(reply.client, {}).get(FEEDBACK, {})
+        trees, memory = recipe.compression.message(
+            returned, received, memory, sent.round, reply.client
+        )
+        kept = {**reply.own, FEEDBACK: memory} if recipe.compression.keeps else reply.own
+        found.append(replace(reply, params=trees.pop(MODEL), states=trees, own=kept))
+    return found
+
+
+def decompressed(
+    recipe: Recipe, state: ServerState, replies: Sequence[Reply]
+) -> tuple[list[Reply], States]:
+    """What the server takes for the clients' models and states, and its next states of EF21."""
+    if recipe.compression is None or not recipe.compression.up:
+        return list(replies), {}
+    like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
+    base = {MODEL: sent.params, **sent.states}
+    if recipe.compression.down:
+        base = decoded(recipe.compression.downlink, base, split_statistics(like)[0])
+    names = (MODEL, *recipe.returned) if recipe.compression.estimates else ()
+    mean = {name: state.states[f"{ESTIMATE}{name}"] for name in names}
+    messages = [{MODEL: reply.params, **reply.states} for reply in replies]
+    found, mean = recipe.compression.replies(messages, base, mean)
+    read = [
+        replace(reply, params=trees.pop(MODEL), states=trees)
+        for reply, trees in zip(replies, found, strict=True)
+    ]
+    return read, {f"{ESTIMATE}{name}": value for name, value in mean.items()}
+
+
+def _decompressed_broadcast(
+    recipe: Recipe, task: Task, plan: RandomnessPlan, sent: Broadcast
+) -> Broadcast:
+    """The model and states that clients compute with."""
+    if recipe.compression is None or not recipe.compression.down:
+        return sent
+    stack = len(next(iter(sent.params.values())))
+    like = shared_part(recipe, first_model(task, plan.seed, stack))
+    trees = decoded(
+        recipe.compression.downlink,
+        {MODEL: sent.params, **sent.states},
+        split_statistics(like)[0],
+    )
+    return Broadcast(sent.round, trees.pop(MODEL), trees)
+
+
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """The model and the states that come back: everything that a client's update is part of."""
     learned, _ = split_statistics(params)
@@ -416,7 +497,12 @@ def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, S
     found |= {
         name: recipe.codecs[name].template(found[name]) for name in found if name in recipe.codecs
     }
-    return shared_part(recipe, params), found
+    params = shared_part(recipe, params)
+    if recipe.compression is not None and recipe.compression.down:
+        like = split_statistics(params)[0]
+        found = templates(recipe.compression.downlink, {MODEL: params, **found}, like)
+        params = found.pop(MODEL)
+    return params, found
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
@@ -425,6 +511,9 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
     for name, codec in recipe.codecs.items():
         if name in found:  # else it is only sent
             found[name] = codec.template(found[name])
+    if recipe.compression is not None and recipe.compression.up:
+        like = split_statistics(found[MODEL])[0]
+        found = templates(recipe.compression.uplink, found, like)
     if recipe.masked:
         found = mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), found)
     return found.pop("model"), found

@@ -27,7 +27,7 @@ DrawOf = Callable[[int, int], np.random.Generator]  # numbers of the tree and te
 Parts = dict[str, Tensor]  # the tensors of a message that stand for one tensor, by what they are
 WHOLE = ""  # the part of a tensor that is sent as it is
 MODEL = "model"
-FEEDBACK = "compression"  # what a client keeps of its updates
+FEEDBACK = "compression"  # the name of what a client keeps of its updates
 ESTIMATE = "ef21-"  # and the name of a tree: the server's mean of the clients' estimates
 
 
@@ -317,6 +317,22 @@ def svd(rank: int) -> Compressor:
         return 0.0 if size is None else 1 - rank / min(size)
 
     return Compressor("low-rank", encode, decode, template, error)
+
+
+def compressor(name: str, share: float = 0.1, levels: int = 7, rank: int = 4) -> Compressor:
+    """The compressor of that name in [compression]; each reads its own argument."""
+    makers: dict[str, Callable[[], Compressor]] = {
+        "none": identity,
+        "top-k": lambda: top_k(share),
+        "random-k": lambda: random_k(share),
+        "rows": lambda: rows(share),
+        "qsgd": lambda: qsgd(levels),
+        "sign": sign,
+        "low-rank": lambda: svd(rank),
+    }
+    if name not in makers:
+        raise InputError(f"there is no compressor {name!r}: name one of {', '.join(makers)}")
+    return makers[name]()
 
 
 # Trees of tensors: a model and the states of links

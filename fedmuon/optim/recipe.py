@@ -28,6 +28,7 @@ from fedmuon.optim.chain import (
     per_replica,
     zeros,
 )
+from fedmuon.optim.compression import ESTIMATE, MODEL, Compression
 from fedmuon.optim.low_rank import Codec
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
@@ -73,6 +74,7 @@ class Recipe:
         codecs: How messages carry states that are sent or returned, by name; those with shapes of
             the model alone. Others are sent as they are.
         clients: The number of all clients N that the rule assumes, 0 if it assumes none.
+        compression: How messages are compressed, if they are; [compression] sets it.
     """
 
     chain: Chain
@@ -93,6 +95,7 @@ class Recipe:
     personal: tuple[str, ...] = ()
     codecs: Mapping[str, Codec] = field(default_factory=dict, hash=False)
     clients: int = 0
+    compression: Compression | None = None
 
     def encoded(self, states: States) -> States:
         """The states as messages carry them."""
@@ -111,7 +114,8 @@ class Recipe:
     @property
     def keeps_states(self) -> bool:
         """Whether anything belongs to a client and lasts while it sits rounds out."""
-        return bool(self.persistent or self.personal)
+        remembers = self.compression is not None and self.compression.keeps
+        return bool(self.persistent or self.personal) or remembers
 
     @property
     def personalizes(self) -> bool:
@@ -309,6 +313,8 @@ def initial_states(recipe: Recipe, params: Params) -> States:
     made = {link.name: link.init for link in recipe.chain.links}
     made |= recipe.initial
     states = {name: made.get(name, zeros)(learned) for name in recipe.kept}
+    if recipe.compression is not None and recipe.compression.estimates:
+        states |= {f"{ESTIMATE}{tree}": zeros(learned) for tree in (MODEL, *recipe.returned)}
     if recipe.aggregate.init is None:
         return states
     first = _declared_state(recipe.aggregate, params)

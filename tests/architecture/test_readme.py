@@ -24,7 +24,7 @@ ELSEWHERE = {
 LONG = (
     "fedmuon suite", "fedmuon doctor", "--worst", "--all", "name=network", "level=client", "runs/k",
     "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds", "--max-lot",
-    "balls-in-bins",
+    "balls-in-bins", "compression.", "runs/whole",
 )  # fmt: skip
 
 

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import small
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from test_messages import CLIENT, answer, request, strategy
 
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.inspect.status import RunStatus, traffic_of
 from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
+from fedmuon.federated.wire import pack
 from fedmuon.server.ray.flower_internals import identify
 from fedmuon.server.strategy import FedMuonStrategy
 
@@ -21,6 +24,10 @@ CASES: list[dict[str, Any]] = [
     {"local": {"recipe": "fedmuon"}},
     {"local": {"recipe": "fedmuon-svd", "rank": 1}, "data": {"classes": 4}},
     {"local": {"recipe": "scaffold"}, "engine": {"dtype": "float32"}},
+    {"compression": {"uplink": "top-k", "share": 0.2, "feedback": "ef21"}},
+    {"compression": {"uplink": "random-k", "downlink": "sign"}, "local": {"recipe": "scaffold"}},
+    {"compression": {"uplink": "qsgd", "downlink": "low-rank", "rank": 1}},
+    {"compression": {"uplink": "rows", "feedback": "error"}, "local": {"recipe": "fedavg"}},
 ]
 
 
@@ -65,3 +72,14 @@ def test_show_and_compare_tell_the_bytes(tmp_path: Path) -> None:
     assert [row["MB up"] for row in rows] == [up / 2e6, up / 1e6]
     assert "MB up" not in comparison({"": [tmp_path / "fedavg"]}).rows[0]
     assert traffic_of([{"round": 1}, *rounds[1:]]) is None  # an earlier version began it
+
+
+def test_a_reply_with_wrong_positions_is_a_fault_of_its_client() -> None:
+    server, _, reply = served(CASES[4])
+    sound = server._read(reply, CLIENT)
+    indices = sound.params["weight:indices"]
+    assert indices.dtype == torch.int16 and indices.numel() == 4
+    odd = {**sound.params, "weight:indices": torch.full_like(indices, 21)}
+    reply.content["arrays"] = ArrayRecord(pack(odd, sound.states))
+    with pytest.raises(InputError, match="outside its 21"):
+        server._read(reply, CLIENT)

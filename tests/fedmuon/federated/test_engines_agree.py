@@ -102,6 +102,9 @@ PERSISTENT = [
     {"local": {"recipe": recipe, "steps": 2, "batch": 4}, "federation": {"rounds": 12}}
     for recipe in ("scaffold", "fedmuon-corrected")
 ]
+SPARSE = {"uplink": "top-k", "share": 0.3, "downlink": "qsgd", "levels": 1000, "feedback": "ef21"}
+PERSISTENT.append({**PERSISTENT[0], "compression": SPARSE})
+PERSISTENT.append({**PERSISTENT[0], "local": {"steps": 2}, "compression": SPARSE})
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},
@@ -140,7 +143,7 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     assert taken[0] == taken[1]
 
 
-@pytest.mark.parametrize("tables", quick(PERSISTENT, [PERSISTENT[0]]))
+@pytest.mark.parametrize("tables", quick(PERSISTENT, [PERSISTENT[0], PERSISTENT[-1]]))
 def test_states_of_clients_on_ray_are_those_inline(
     live: LiveGrid, tmp_path: Path, tables: dict
 ) -> None:
@@ -158,6 +161,8 @@ def test_states_of_clients_on_ray_are_those_inline(
         live.do(lambda grid: train(run, engine(run.config, grid), stop))
     on_ray(live, small(**tables), ray, resume=True)
     assert distance(inline, ray) == 0
+    sent = [[(one["bytes_down"], one["bytes_up"]) for one in records(run)] for run in (inline, ray)]
+    assert sent[0] == sent[1] and min(sent[0][0]) > 0
     assert not (ray / "client-states").exists()
 
 

@@ -1,0 +1,230 @@
+"""Runs with compressed messages: bytes, engines, resume, and what is rejected."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from safetensors.numpy import load_file
+
+from fedmuon.config.load import Config, load
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability.certificates import Uncertified, method_of
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.rounds import (
+    ServerState,
+    begin,
+    broadcast,
+    client_updates,
+    compressed,
+    decompressed,
+    run_rounds,
+    simulate,
+)
+from fedmuon.optim.compression import Compression, identity
+from fedmuon.runs.loop import prepare, train
+
+TOP = {"uplink": "top-k", "share": 0.3}
+LOCAL = {"steps": 2, "batch": 4}
+
+
+def config(compression: dict[str, Any], **tables: dict[str, Any]) -> Config:
+    return small({"local": LOCAL}, compression=compression, **tables)
+
+
+def ended(table: Config, change: Callable[[Any], Any] = lambda made: made) -> ServerState:
+    made = change(build_experiment(resolve(table)))
+    return simulate(made, begin(made.recipe, made.task, table.federation.seed))
+
+
+def distance(one: ServerState, other: ServerState) -> float:
+    return float((one.params["weight"] - other.params["weight"]).abs().max())
+
+
+def test_identity_is_no_compression_to_the_bit() -> None:
+    """Also as a whole share, up to rounding; a smaller share is not."""
+
+    def with_identity(made: Any) -> Any:
+        table = Compression(identity(), identity(), clients=made.plan.clients)
+        return replace(made, recipe=replace(made.recipe, compression=table))
+
+    plain = ended(config({}))
+    assert distance(plain, ended(config({}), with_identity)) == 0
+    for name in ("top-k", "random-k", "rows"):
+        whole = ended(config({"uplink": name, "share": 1.0}))
+        assert distance(plain, whole) < 1e-14
+        assert distance(plain, ended(config({"uplink": name, "share": 0.3}))) > 1e-4
+    for kind in ("error", "ef21"):  # nothing is lost, so feedback has nothing to do
+        fed = config({"uplink": "rows", "share": 1.0, "feedback": kind})
+        every = small({"local": LOCAL, "federation": {"per-round": 6, "clients": 6}})
+        table = every.model_copy(update={"compression": fed.compression})
+        assert distance(ended(every), ended(table)) < 1e-13
+
+
+def test_a_round_is_the_naive_loop() -> None:
+    """FedMuon with top-k up and error feedback: models and momenta of plain arrays."""
+    table = config({**TOP, "feedback": "error"})
+    made, bare = (build_experiment(resolve(one)) for one in (table, config({})))
+    state = begin(made.recipe, made.task, table.federation.seed)
+    memory: dict[tuple[int, str], np.ndarray] = {}
+    for result in run_rounds(made, state):
+        sent = broadcast(bare.recipe, state)
+        totals = {"model": np.zeros((7, 3)), "momentum": np.zeros((7, 3))}
+        for client in result.participants.tolist():
+            (reply,) = client_updates(
+                bare.recipe, bare.task, bare.plan, [(client, bare.shards[client])], sent
+            )
+            for tree, after, before in (
+                ("model", reply.params, sent.params),
+                ("momentum", reply.states["momentum"], sent.states["momentum"]),
+            ):
+                update = (after["weight"] - before["weight"])[0].numpy()
+                update = update + memory.get((client, tree), 0)
+                order = np.argsort(-np.abs(update.ravel()), kind="stable")[: round(0.3 * 21)]
+                kept = np.zeros(21)
+                kept[order] = update.ravel()[order]
+                memory[client, tree] = update - kept.reshape(7, 3)
+                totals[tree] += kept.reshape(7, 3) / len(result.participants)
+        found = {"model": result.state.params, "momentum": result.state.states["momentum"]}
+        held = {"model": state.params, "momentum": state.states["momentum"]}
+        for tree, total in totals.items():
+            expected = held[tree]["weight"][0].numpy() + total
+            assert np.abs(found[tree]["weight"][0].numpy() - expected).max() < 1e-13
+        state = result.state
+
+
+@pytest.mark.parametrize("feedback", ["error", "ef21"])
+def test_a_stopped_run_resumes_bit_identically(feedback: str, tmp_path: Path) -> None:
+    """What clients and the server keep is in the checkpoints."""
+    table = config({**TOP, "feedback": feedback}, output={"checkpoint-every": 1})
+    execute(table, tmp_path / "whole")
+    run = prepare(resolve(table), tmp_path / "stopped")
+
+    def stop(record: Any) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, run_rounds, stop)
+    execute(table, tmp_path / "stopped", resume=True)
+    whole, stopped = (
+        load_file(tmp_path / name / "model.safetensors")["weight"] for name in ("whole", "stopped")
+    )
+    assert (whole == stopped).all()
+    other = ended(config(TOP)).params["weight"].numpy()
+    assert np.abs(other - whole).max() > 1e-6  # the memory matters
+
+
+def test_fewer_bytes_go_up_and_down(tmp_path: Path) -> None:
+    def sizes(name: str, compression: dict[str, Any]) -> tuple[int, int]:
+        execute(config(compression), tmp_path / name)
+        line = json.loads((tmp_path / name / "rounds.jsonl").read_text().splitlines()[0])
+        return line["bytes_down"], line["bytes_up"]
+
+    whole = sizes("whole", {})
+    count = 2 * whole[0] // (8 * 21 * 2)  # models and momenta of participants
+    assert whole[0] == whole[1] == count * 8 * 21
+    assert sizes("top", TOP) == (whole[0], count * 6 * (8 + 2))
+    both = sizes("qsgd", {"uplink": "qsgd", "downlink": "qsgd", "levels": 7})
+    assert both == (count * (8 + 11), count * (8 + 11))  # 21 codes of 4 bits, and a scale
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [{"downlink": "qsgd", "levels": 100}, {"uplink": "random-k", "share": 0.5},
+     {**TOP, "feedback": "ef21"}, {"uplink": "sign", "feedback": "error", "downlink": "low-rank"}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "fedmuon", "ditto", "dp-sgd"])
+def test_every_kind_of_recipe_runs(recipe: str, compression: dict[str, Any]) -> None:
+    private = {"noise": 0.5, "lot": 8.0, "insecure-reproducible-noise": True}
+    tables: dict[str, Any] = {"local": {"recipe": recipe, "steps": 2}}
+    if recipe == "dp-sgd":
+        tables["privacy"] = private
+        if "feedback" in compression:
+            return
+    if recipe == "ditto":
+        tables["data"] = {"client-test": 0.3}
+    found = ended(small(compression=compression, **tables))
+    assert torch.isfinite(found.params["weight"]).all()
+
+
+CLIENTS = {"level": "client", "noise": 0.5, "bound": 0.3, "insecure-reproducible-noise": True}
+REJECTED: list[tuple[dict[str, Any], str]] = [
+    ({"local": {"recipe": "fedmuon-svd"}, "compression": TOP}, "has compressed"),
+    ({"compression": {"uplink": "top-k", "share": 0.0}}, "share = 0.0"),
+    ({"compression": {"uplink": "top-k", "share": 1.5}}, "share = 1.5"),
+    ({"compression": {"uplink": "qsgd", "levels": 0}}, "levels = 0"),
+    ({"compression": {"uplink": "qsgd", "share": 0.2}}, "share = 0.2 has no effect"),
+    ({"compression": {"uplink": "qsgd", "feedback": "error"}}, "feedback = 'error' has no effect"),
+    ({"compression": {"feedback": "ef21"}}, "feedback = 'ef21' has no effect"),
+    ({"compression": {"uplink": "gzip"}}, "uplink = 'gzip'"),
+    ({"federation": {"aggregate": "median"}, "compression": {**TOP, "feedback": "ef21"}}, "mean"),
+    ({"privacy": CLIENTS, "local": {"recipe": "fedavg"}, "compression": TOP}, "trust = 'local'"),
+    ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
+      "compression": {"downlink": "qsgd"}}, "downlink = 'none'"),
+    ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
+      "compression": {**TOP, "feedback": "error"}}, "no ledger"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tables", "said"), REJECTED, ids=lambda one: str(one)[:40])
+def test_what_does_not_fit_is_rejected(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("[", r"\[")) as caught:
+        small(**tables)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_rejected_run_ends_with_code_2_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended_by:
+        main(["run", "--set=compression.uplink=top-k", "--set=compression.share=7",
+              "--out", str(out)])  # fmt: skip
+    assert ended_by.value.code == 2 and not out.exists()
+    assert "share = 7" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_certificate_covers_compressed_messages() -> None:
+    assert method_of(config({}))
+    for table in (TOP, {"downlink": "qsgd"}):
+        with pytest.raises(Uncertified, match="compressed messages"):
+            method_of(config(table))
+
+
+def test_local_trust_compresses_what_is_noisy_already() -> None:
+    """The message is C of the noisy update, and nothing else of the client."""
+    privacy = {**CLIENTS, "trust": "local", "cohorts": "fixed"}
+    table = small(local={"recipe": "fedavg"}, privacy=privacy, compression=TOP)
+    made = build_experiment(resolve(table))
+    state = begin(made.recipe, made.task, table.federation.seed)
+    sent = broadcast(made.recipe, state)
+    clients = [(i, made.shards[i]) for i in (0, 1)]
+    noisy = client_updates(made.recipe, made.task, made.plan, clients, sent)
+    replies = compressed(made.recipe, made.task, made.plan, sent, noisy)
+    read, _ = decompressed(made.recipe, state, replies)
+    for before, after in zip(noisy, read, strict=True):
+        update, found = (
+            (one.params["weight"] - sent.params["weight"]).flatten() for one in (before, after)
+        )
+        largest = update.abs().topk(6).indices
+        assert (found != 0).sum() == 6 and (found[largest] - update[largest]).abs().max() < 1e-14
+    assert ended(table).params["weight"].isfinite().all()
+
+
+def test_an_older_config_has_no_compression(tmp_path: Path) -> None:
+    execute(config({}), tmp_path)
+    file = tmp_path / "config.toml"
+    text = file.read_text()
+    start = text.index("[compression]")
+    older = text[:start] + text[text.index("[", start + 1) :]
+    (tmp_path / "older.toml").write_text(older)
+    assert load(tmp_path / "older.toml").compression == config({}).compression
