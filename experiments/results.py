@@ -19,9 +19,8 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
-from fedmuon.experiments.inspect.status import traffic_of
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
-from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records
+from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records, traffic_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

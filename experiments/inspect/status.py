@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
 from fedmuon.experiments.tables import NOT_RELEASED
-from fedmuon.runs.directory import Record, RunDirectory
+from fedmuon.runs.directory import Record, RunDirectory, traffic_of
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
@@ -208,15 +207,6 @@ def _changes(folder: Path, changed: Changed, brief: bool) -> str:
 def _is_finite(folder: Path, changed: Changed) -> bool:
     """Whether the last checkpoint is finite."""
     return RunDirectory(folder).is_finite()
-
-
-def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
-    """Bytes of all messages of a run, down and up; None if a round of an earlier version says
-    nothing of them."""
-    if not all("bytes_up" in one for one in rounds):
-        return None
-    down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
-    return down, up
 
 
 def is_run(folder: Path) -> bool:

@@ -403,6 +403,15 @@ def client_records(folder: Path) -> list[Record]:
     return directory.client_records()
 
 
+def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
+    """Bytes of all messages of a run, down and up; None if a round of an earlier version says
+    nothing of them."""
+    if not all("bytes_up" in one for one in rounds):
+        return None
+    down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
+    return down, up
+
+
 def answered(record: Record) -> list[int]:
     """The clients whose replies a round used, in order."""
     return sorted(set(record["participants"]) - set(record.get("dropped", ())))

@@ -11,10 +11,11 @@ from flwr.app import ArrayRecord, Message
 from test_messages import CLIENT, answer, request, strategy
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.inspect.status import RunStatus, traffic_of
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
 from fedmuon.federated.wire import pack
+from fedmuon.runs.directory import traffic_of
 from fedmuon.server.ray.flower_internals import identify
 from fedmuon.server.strategy import FedMuonStrategy
 
