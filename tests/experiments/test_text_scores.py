@@ -82,6 +82,17 @@ def test_cider_by_hand() -> None:
     assert cider(["a", "e f"], [["a b"], ["e f"]]) == pytest.approx((shorter + 5) / 2)
 
 
+def test_repeated_words_and_references_of_different_lengths() -> None:
+    """By separate loops over lists of n-grams: repeated words count as often as one reference has
+    them, and NIST compares the length with the mean of the references."""
+    written = ["the the the cat sat", "a dog barked"]
+    references = [
+        ["the cat sat on the mat .", "the cat is on the mat"], ["a dog barked loudly"],
+    ]  # fmt: skip
+    assert nist(written, references) == pytest.approx(2.588030744824033, rel=1e-12)
+    assert cider(written, references) == pytest.approx(4.18414343605887, rel=1e-12)
+
+
 def test_meteor_by_hand() -> None:
     """All words match, one by its stem, in one chunk; then in two; then without a match."""
     assert meteor(["the cats sat"], [["the cat sat"]]) == pytest.approx(1 - 0.5 * (1 / 3) ** 3)

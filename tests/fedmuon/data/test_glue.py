@@ -71,8 +71,20 @@ def test_folders_are_read_as_they_were_published(tmp_path: Path) -> None:
         glue("sst-2", tmp_path, 24)
     with pytest.raises(InputError, match="has no column sentence, label in its first line"):
         glue("sst-2", folder_of("qqp", tmp_path / "other"), 24)
-    with pytest.raises(InputError, match="line 3: sentence and a label of 0, 1 are needed"):
-        glue("sst-2", folder_of("sst-2", tmp_path / "bad", ["a\t1", "b\t2"]), 24)
+    for label in ("2", "-", ""):
+        with pytest.raises(InputError, match="line 3: sentence and a label of 0, 1 are needed"):
+            glue("sst-2", folder_of("sst-2", tmp_path / "bad", ["a\t1", f"b\t{label}"]), 24)
+
+
+def test_lines_end_as_on_any_system_and_nowhere_else(tmp_path: Path) -> None:
+    """Windows' files have the same rows, and a carriage return inside a sentence stays there."""
+    place = folder_of("sst-2", tmp_path)
+    plain = glue("sst-2", place, 24)
+    for file in ("train.tsv", "dev.tsv"):
+        (place / file).write_bytes((place / file).read_bytes().replace(b"\n", b"\r\n"))
+    np.testing.assert_array_equal(glue("sst-2", place, 24).inputs, plain.inputs)
+    (place / "train.tsv").write_bytes(b"sentence\tlabel\na\rb\t1\n")
+    assert told(glue("sst-2", place, 24).inputs[0]).startswith("a\rb|")
 
 
 def test_long_sentences_are_cut_and_the_longer_one_first() -> None:

@@ -110,6 +110,10 @@ def test_delta_of_lots_that_are_cut_is_at_most_what_is_claimed(most: int) -> Non
     assert answer.certified and answer.lower <= answer.upper
     forth, back = exact_delta(size, rate, most, noise, answer.upper)
     assert max(forth, back) <= delta
+    # What cutting adds could as well have been taken away.
+    wider = delta + cut * (1 + math.exp(answer.upper))
+    assert answer.lower == account([Event(rate, noise)], wider).lower
+    assert max(exact_delta(size, rate, most, noise, answer.lower)) >= delta
     # delta_0, by an integral, and what cutting adds: the account is the least that meets both.
     uncut = max(hockey(noise, rate, answer.upper))
     assert uncut + cut * (1 + math.exp(answer.upper)) == pytest.approx(delta, rel=0.02)
