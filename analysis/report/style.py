@@ -252,7 +252,7 @@ def image(figure: Figure, kind: str) -> bytes:
 
 
 Records = Sequence[Mapping[str, Any]]
-LEFT_OUT = ("train_seconds", "seconds", "round", "test_gap", "client_loss")
+LEFT_OUT = ("train_seconds", "seconds", "simulated_seconds", "round", "test_gap", "client_loss")
 Look = tuple[str, str, float]  # the line's style, its marks where they are few, its width
 PLAIN: Look = ("-", "o", 1.2)
 LOSSES: dict[str, Look] = {

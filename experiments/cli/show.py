@@ -42,6 +42,7 @@ NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "larges
 HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and minimum characters of a curve, and between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
 SIGNED = ("test_gap",)
+NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
 def brief_routes(table: str) -> str:
@@ -337,7 +338,7 @@ def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
         lines += [("machine", by), ("versions", packages)]
     yield facts(plain(run.path, None), lines)
 
-    known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name != "test_gap"]
+    known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name not in NO_CURVES]
     curves = {name.replace("_", " "): run.curve(name) for name in known}
     across = max(1, (width + GAP) // (WIDTH + GAP))
     each = (width - GAP * (across - 1)) // across

@@ -33,14 +33,14 @@ from fedmuon.analysis.theory.generalization import (
 from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
-from fedmuon.config.schema import OrthogonalizerTable, reads
+from fedmuon.config.schema import OrthogonalizerTable, biased_participation, reads
 from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.federated.plan import RandomnessPlan, schedule_of
+from fedmuon.federated.plan import BIASED, RandomnessPlan, schedule_of
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 from fedmuon.tasks.constants import Constants, constants
@@ -352,6 +352,8 @@ def certify(case: CertifiedSetting) -> Certificate:
             raise Uncertified(UNPROVED)
         if case.refusal:
             raise Uncertified(case.refusal)
+        if biased_participation(case.config):
+            raise Uncertified(BIASED)
         if case.stopped:
             raise Uncertified(STOPPED)
         if case.dropped:

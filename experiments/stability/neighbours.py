@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedmuon.analysis.report.numbers import written
 from fedmuon.config.load import Config, load
+from fedmuon.config.schema import biased_participation
 from fedmuon.config.user_objects import NOTHING
 from fedmuon.core import files
 from fedmuon.core.errors import InputError, NonFinite
@@ -43,6 +44,7 @@ from fedmuon.experiments.stability.influence import (
     stored_ranking,
 )
 from fedmuon.experiments.tables import facts, unreleased
+from fedmuon.federated.plan import BIASED
 from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
@@ -115,6 +117,8 @@ def require_measurable(config: Config) -> None:
         raise InputError(ONE_MODEL)
     if privacy.level == "client" and privacy.cohorts == "poisson":
         raise InputError(SECRET_COHORTS)
+    if biased_participation(config):
+        raise InputError(BIASED)
     if table.realized:
         realized.require_covered(config)
     if table.neighbours == "worst":

@@ -146,7 +146,7 @@ def locked(config: Config) -> dict[str, Any]:
     for table, key in LATER:
         if is_default(f"{table}.{key}", tables[table][key]):
             del tables[table][key]
-    return tables
+    return {table: keys for table, keys in tables.items() if keys}
 
 
 def cell(*layers: Tables) -> Config:

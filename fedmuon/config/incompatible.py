@@ -92,6 +92,7 @@ def problems(config: Config) -> Iterator[str]:
         )
     yield from _text_problems(config)
     yield from _compression_problems(config)
+    yield from _device_problems(config)
     if config.privacy.level == "client":
         yield from client_level_problems(config)
     elif config.local.recipe in PRIVATE:
@@ -173,6 +174,43 @@ def _row_and_shard_problems(config: Config) -> Iterator[str]:
             f"[orthogonalizer] {stateful[0]} adds a state to recipe = 'muon' that noise would "
             "spoil at [privacy] level = 'client': choose fedmuon, whose rounds begin it anew, or "
             "leave it out"
+        )
+
+
+def _device_problems(config: Config) -> Iterator[str]:
+    """What simulated devices cannot be combined with."""
+    table, federation, privacy = config.devices, config.federation, config.privacy
+    if table.mode == "none":
+        return
+    if table.mode == "deadline" and not (table.select or table.deadline):
+        yield (
+            "[devices] mode = 'deadline' needs deadline, or select above [federation] per-round: "
+            "set one of them, or mode = 'synchronous'"
+        )
+    if table.select and not federation.per_round <= table.select <= federation.clients:
+        yield (
+            f"[devices] select = {table.select} must be from per-round = {federation.per_round} to "
+            f"clients = {federation.clients}: change it, or set 0 for per-round"
+        )
+    if privacy.level == "client":
+        yield (
+            f"[devices] mode = '{table.mode}' would publish times that tell how many samples "
+            "clients have, which [privacy] level = 'client' is to hide: set mode = 'none'"
+        )
+    chosen = [
+        named
+        for named, selects in (
+            (f"availability = '{table.availability}'", table.availability != "always"),
+            (f"dropout = {table.dropout:g}", table.dropout > 0),
+            (f"mode = '{table.mode}'", table.mode != "synchronous"),
+        )
+        if selects
+    ]
+    if config.local.recipe in PRIVATE and chosen:
+        yield (
+            f"[devices] {chosen[0]} decides who takes part, and the account of a private run "
+            "covers the schedule that is sampled uniformly: set mode = 'synchronous', "
+            "availability = 'always' and dropout = 0"
         )
 
 

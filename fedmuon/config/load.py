@@ -11,6 +11,7 @@ from fedmuon.config.incompatible import missing_noise, problems
 from fedmuon.config.schema import (
     Compression,
     Data,
+    Devices,
     Engine,
     Faults,
     Federation,
@@ -31,7 +32,8 @@ from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validat
 
 OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
 NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
-PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"))
+PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
+         ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip
 UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
 
 
@@ -47,6 +49,7 @@ class Config(Table):
     engine: Engine = Engine()
     compression: Compression = Compression()
     faults: Faults = Faults()
+    devices: Devices = Devices()
     stability: Stability = Stability()
     output: Output = Output()
     _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it

@@ -329,6 +329,28 @@ SECRET_NOISE = ReadIf(
     "set insecure-reproducible-noise = false",
 )
 
+# [devices]
+CLOCK = ReadIf(
+    "devices.mode", "none".__ne__, "runs with a virtual clock read", "set mode = 'synchronous'"
+)
+DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode deadline reads")
+HARDWARE_TRACE = (
+    CLOCK,
+    ReadIf(
+        "devices.speeds",
+        ("trace",),
+        "speeds or bandwidths of a trace read",
+        unless=ReadIf("devices.bandwidths", ("trace",), ""),
+    ),
+)
+DRAWN_SPEED = CLOCK, ReadIf("devices.speeds", "trace".__ne__, "speeds without a trace read")
+DRAWN_BANDWIDTH = (
+    CLOCK,
+    ReadIf("devices.bandwidths", "trace".__ne__, "bandwidths without a trace read"),
+)
+SPREADS = ("log-normal", "pareto")
+DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "days and nights read")
+
 # [engine] and [stability]
 RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine ray reads")
 REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes read")
@@ -1021,6 +1043,118 @@ class Faults(Table):
     )
 
 
+Distribution = Literal["constant", "log-normal", "pareto", "trace"]
+
+
+class Devices(Table):
+    """A virtual clock: simulated devices, and how long each takes for a round.
+
+    A client takes latency + bytes / bandwidth-down + steps · batch · cost / speed + bytes /
+    bandwidth-up seconds. The times are simulated, so they are the same on every machine and engine.
+    """
+
+    mode: Literal["none", "synchronous", "deadline"] = key(
+        "none",
+        "none has no clock; synchronous waits for all clients of a round; deadline uses the first "
+        "`per-round` replies of `select` clients, or those that arrive within `deadline`",
+    )
+    select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
+        0,
+        "K′, the clients that are asked in a round, of which the first `per-round` count; 0 asks "
+        "`per-round`",
+        values="0, or `per-round` to `clients`",
+        read_if=DEADLINE,
+    )
+    deadline: Amount = key(
+        0.0,
+        "simulated seconds after which a round ends; 0 has no deadline",
+        read_if=DEADLINE,
+    )
+    latency: Amount = key(
+        0.1, "simulated seconds of each client and round, whatever it does", read_if=CLOCK
+    )
+    cost: Positive = key(1.0, "operations for one sample in one local step", read_if=CLOCK)
+    speeds: Distribution = key(
+        "constant",
+        "how speed differs from client to client; pareto has a few very slow clients; trace reads "
+        "a file",
+        read_if=CLOCK,
+    )
+    speed: Positive = key(
+        100.0,
+        "operations per second: of all (constant), the median (log-normal) or the fastest (pareto)",
+        read_if=DRAWN_SPEED,
+    )
+    speed_spread: Amount = key(
+        0.5,
+        "standard deviation of the logarithm (log-normal), or 1 / shape (pareto)",
+        read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn read")),
+    )
+    bandwidths: Distribution = key(
+        "constant", "the same choices for bandwidths; down and up are drawn apart", read_if=CLOCK
+    )
+    bandwidth_down: Positive = key(
+        1e6,
+        "bytes per second from the server, as `speed`",
+        read_if=DRAWN_BANDWIDTH,
+    )
+    bandwidth_up: Positive = key(
+        1e6,
+        "bytes per second to the server, as `speed`",
+        read_if=DRAWN_BANDWIDTH,
+    )
+    bandwidth_spread: Amount = key(
+        0.5,
+        "the same as `speed-spread`, for bandwidths",
+        read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn read")),
+    )
+    trace: Text = key(
+        "",
+        "a CSV file with the columns client, speed, bandwidth-down, bandwidth-up",
+        read_if=HARDWARE_TRACE,
+        values="a path",
+    )
+    availability: Literal["always", "bernoulli", "day-night", "trace"] = key(
+        "always",
+        "which clients can be asked in a round: all; each by chance; those whose local time is "
+        "within the first part of a day; those in an interval of a file, which repeats",
+        read_if=CLOCK,
+    )
+    available: Annotated[float, Field(gt=0, le=1)] = key(
+        0.5,
+        "the chance (bernoulli) or the share of a day (day-night) for which a client is there",
+        read_if=(
+            CLOCK,
+            ReadIf(
+                "devices.availability", ("bernoulli", "day-night"), "bernoulli and day-night read"
+            ),
+        ),
+    )
+    day: Positive = key(
+        86400.0,
+        "simulated seconds of a day; the clients' time zones are uniform over it",
+        read_if=DAYS,
+    )
+    availability_trace: Text = key(
+        "",
+        "a CSV file with the columns client, start, end in simulated seconds; it repeats after its "
+        "last end",
+        read_if=(
+            CLOCK,
+            ReadIf("devices.availability", ("trace",), "availability by a trace reads"),
+        ),
+        values="a path",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0, "the chance that a client is lost during a round and never replies", read_if=CLOCK
+    )
+
+    @property
+    def reads_trace(self) -> bool:
+        """Whether speeds or bandwidths come from `trace`."""
+        return "trace" in (self.speeds, self.bandwidths)
+
+
 C_HP = ("explicit", "sharp", "variance")
 
 
@@ -1116,6 +1250,7 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "engine": Engine,
     "compression": Compression,
     "faults": Faults,
+    "devices": Devices,
     "stability": Stability,
     "output": Output,
 }
@@ -1137,6 +1272,7 @@ LATER = tuple(
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "center", "center-samples",
                  "pad-token"),
+        "devices": tuple(FIELDS["devices"]),
     }.items()
     for key in keys
 )  # fmt: skip
@@ -1165,6 +1301,17 @@ def _unmet(config: Config, name: str) -> ReadIf | None:
     if table == "task" and key != "model" and is_own(config.task.name):
         return None  # which may ask for any
     return next((need for need in NEEDS[table][key] if not need.met(config)), None)
+
+
+def biased_participation(config: Config) -> bool:
+    """Whether availability, lost clients or a deadline select who takes part in a round, so that
+    it is not sampled uniformly."""
+    table = config.devices
+    selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)
+    late = table.mode == "deadline" and (
+        table.deadline > 0 or table.select not in (0, config.federation.per_round)
+    )
+    return selects or late
 
 
 def is_default(name: str, value: Any) -> bool:

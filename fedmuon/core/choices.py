@@ -14,6 +14,7 @@ Arithmetic = Literal["auto", "continuous", "grid"]
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
     "train_seconds", "seconds",
+    "simulated_seconds",
 )  # fmt: skip
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",

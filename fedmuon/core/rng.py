@@ -35,6 +35,7 @@ class Draw(IntEnum):
     DROPOUT = 15
     COMPRESSION = 16
     BROADCAST = 17
+    DEVICE = 18
 
 
 def generator(

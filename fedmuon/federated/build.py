@@ -4,6 +4,7 @@
 `build_worker` what one client needs in another process.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config, absolute_paths
-from fedmuon.config.schema import reads
+from fedmuon.config.schema import biased_participation, reads
 from fedmuon.config.user_objects import guard, make_named, user_objects, with_defaults
 from fedmuon.core.choices import GLUE, TABLES, is_own
 from fedmuon.core.errors import InputError
@@ -34,8 +35,9 @@ from fedmuon.federated.client_data import (
     targets_on,
     with_user_sizes,
 )
+from fedmuon.federated.clock import Timetable, timetable
 from fedmuon.federated.plan import RandomnessPlan, schedule_of
-from fedmuon.federated.rounds import Experiment, sent_like
+from fedmuon.federated.rounds import Experiment, begin, payload_bytes, returned_like, sent_like
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.optim.chain import Number, States
 from fedmuon.optim.recipe import Recipe, initial_states
@@ -189,7 +191,27 @@ def build_experiment(
     recipe = build_recipe(config, task, lr, regularization)
     require_memoryless(config, recipe, task)
     shards = Shards.of(data, task.dtype, task.device, neighbours)
-    return Experiment(recipe, task, build_plan(config), shards)
+    plan = build_plan(config)
+    if config.devices.mode != "none":
+        clock = _timetable(config, plan, recipe, task, data.sizes)
+        plan = dataclasses.replace(plan, timetable=clock)
+    return Experiment(recipe, task, plan, shards)
+
+
+def _timetable(
+    config: Config, plan: RandomnessPlan, recipe: Recipe, task: Task, sizes: np.ndarray
+) -> Timetable:
+    """The rounds of simulated devices, by the tensors of a message and of a reply."""
+    state = begin(recipe, task, plan.seed)
+    down, up = (
+        payload_bytes(*like(recipe, state.params, state.states))
+        for like in (sent_like, returned_like)
+    )
+    batch = np.minimum(plan.batch or sizes, sizes).astype(float)
+    if recipe.mechanism is not None:
+        batch = np.full(len(sizes), recipe.mechanism.lot)  # the expected size, which is public
+    steps = np.array([plan.steps_of(int(size)) for size in sizes])
+    return timetable(config, steps, batch, (down, up))
 
 
 def build_plan(config: Config) -> RandomnessPlan:
@@ -206,6 +228,7 @@ def build_plan(config: Config) -> RandomnessPlan:
         factor=schedule_of(config),
         poisson=privacy.level == "client" and privacy.cohorts == "poisson",
         secret="" if privacy.insecure_reproducible_noise else privacy.noise_source,
+        biased=biased_participation(config),
     )
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,15 @@ from fedmuon.core.registry import require_callable
 from fedmuon.core.rng import Draw, generator, sample_keys
 from fedmuon.optim.schedules import SCHEDULES, as_factor
 from fedmuon.privacy.noise import poisson_rows, secret_stream
+
+if TYPE_CHECKING:
+    from fedmuon.federated.clock import Timetable
+
+BIASED = (
+    "[devices] availability, dropout, deadline or select decide who takes part in a round, and the "
+    "theorems and neighbours need a schedule that is sampled uniformly: set availability = "
+    "'always', dropout = 0 and mode = 'synchronous' or 'none'"
+)
 
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:
@@ -44,6 +54,8 @@ class RandomnessPlan:
     factor: Callable[[int], float] | None = None  # what step sizes are times, by round
     poisson: bool = False  # each client with K / N, on its own, drawn round by round
     secret: str = ""  # of Poisson cohorts: not from the seed, but from this noise source
+    biased: bool = False  # whether simulated devices decide who takes part
+    timetable: "Timetable | None" = None  # of simulated devices, once the data are known
     _cohorts: dict[int, np.ndarray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -67,9 +79,12 @@ class RandomnessPlan:
 
     def participants(self, round: int) -> np.ndarray:
         """C_r [K], sorted: K of N uniformly without replacement, in memory O(K); or a Poisson
-        cohort, maybe empty, the same until `forget`."""
+        cohort, maybe empty, the same until `forget`. With simulated devices, those whose replies
+        count."""
         if self.fixed is not None:
             return np.sort(self.fixed[round])
+        if self.timetable is not None:
+            return self.timetable.answered[round]
         if round in self._cohorts:
             return self._cohorts[round]
         if self.poisson and self.secret:
@@ -93,6 +108,8 @@ class RandomnessPlan:
                 "[privacy] cohorts = 'poisson' are drawn round by round, and not known before: set "
                 "cohorts = 'fixed'"
             )
+        if self.biased:
+            raise InputError(BIASED)
         return self._schedule
 
     @cached_property

@@ -31,9 +31,10 @@ __all__ = ["Record", "RunDirectory"]
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 CLIENTS = "clients.jsonl"  # records of clients, if they are asked for
+CLOCK = "clock.npz"  # the timetable of simulated devices
 RUN_ID = "run-id.txt"  # by which nodes know the run, if they keep states of clients
 PERSONAL_MODELS = "personal.safetensors"
-MAYBE = ("routes.txt", "objects.json", RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv",
+MAYBE = ("routes.txt", "objects.json", CLOCK, RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv",
          PERSONAL_MODELS)  # fmt: skip
 # Of these, files that have a sum in finished runs only.
 LATE = ("ledger.jsonl", CLIENTS, "personal.csv", PERSONAL_MODELS)

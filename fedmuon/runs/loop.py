@@ -50,6 +50,7 @@ from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
 from fedmuon.runs.directory import (
     CLIENT_STATES,
+    CLOCK,
     NO_FILES,
     PERSONAL_MODELS,
     Record,
@@ -118,12 +119,15 @@ def prepare(
         directory.require_resumable()
     directory.create(resume)
     unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
+    uniform = not plan.poisson and not plan.biased
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
         "partition.npz": array_bytes(**_split(config, data)),
-        "schedule.npy": npy_bytes(unknown if plan.poisson else plan.schedule()),
+        "schedule.npy": npy_bytes(plan.schedule() if uniform else unknown),
         "initial.safetensors": tensor_bytes(fresh.params),
     }
+    if plan.timetable is not None:
+        fixed[CLOCK] = array_bytes(**plan.timetable.arrays())
     if isinstance(experiment.task, NetworkTask):
         fixed["routes.txt"] = _routes_bytes(config, experiment.task, out / "routes.txt")
     if experiment.recipe.keeps_states and config.engine.name != "inline":
@@ -270,13 +274,17 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
     """The line of a round in rounds.jsonl, with what was measured if it is to be evaluated."""
     state = result.state
     record: Record = {"round": state.round, "participants": result.participants.tolist()}
+    if (clock := run.experiment.plan.timetable) is not None:
+        record["participants"] = clock.selected[state.round - 1].tolist()
+        record["simulated_seconds"] = float(clock.seconds[state.round - 1])
     if np.isfinite(result.loss[0]):  # a private client tells no loss
         record["client_loss"] = float(result.loss[0])
     if result.faults:
         record["faults"] = [dataclasses.asdict(fault) for fault in result.faults]
     if dropped := sorted(set(record["participants"]) - set(result.answered.tolist())):
         record["dropped"] = dropped
-    record |= {"bytes_down": result.bytes_down, "bytes_up": result.bytes_up}
+    each = result.bytes_down // max(1, len(result.participants))  # also to those who were lost
+    record |= {"bytes_down": each * len(record["participants"]), "bytes_up": result.bytes_up}
     if state.round % run.config.output.evaluate_every == 0 or (
         state.round == run.config.federation.rounds
     ):
@@ -418,6 +426,8 @@ def _finish(
     summary = (summary or evaluate(run, state)) | of_clients
     if stopped:
         summary["stopped"] = stopped
+    if (clock := run.experiment.plan.timetable) is not None:
+        summary["simulated_seconds"] = float(clock.seconds[state.round - 1])
     if accountant:
         summary["privacy"] = accountant.summary(bool(stopped))
     records = run.directory.records()

@@ -84,6 +84,12 @@ OTHER: dict[str, Any] = {
     "compression.levels": 2, "compression.rank": 2, "compression.feedback": "ef21",
     "faults.policy": "drop", "faults.retries": 0, "faults.deadline": 7.0,
     "faults.patience": 8.0,
+    "devices.mode": "deadline", "devices.select": 5, "devices.deadline": 0.2,
+    "devices.latency": 0.2, "devices.cost": 2.0, "devices.speeds": "log-normal",
+    "devices.speed": 150.0, "devices.speed-spread": 0.7, "devices.bandwidths": "pareto",
+    "devices.bandwidth-down": 2e5, "devices.bandwidth-up": 2e5, "devices.bandwidth-spread": 0.7,
+    "devices.trace": "nowhere", "devices.availability": "bernoulli", "devices.available": 0.4,
+    "devices.day": 3.0, "devices.availability-trace": "nowhere", "devices.dropout": 0.3,
     "stability.trials": 3, "stability.neighbours": "all", "stability.delta": 0.2,
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
@@ -169,6 +175,18 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "task": {"name": "network", "model": "gpt", "width": 8, "depth": 1, "heads": 2},
         "local": {"recipe": "muon"},
     },
+    "clock": {"devices": {"mode": "synchronous"}},
+    "fleet": {
+        "devices": {
+            "mode": "deadline",
+            "select": 4,
+            "speeds": "log-normal",
+            "bandwidths": "log-normal",
+            "availability": "day-night",
+            "available": 0.9,
+            "day": 2.0,
+        }
+    },
     "private-muon": {
         **NETWORK,
         "local": {"recipe": "dp-muon", "route": "all-matrices"},
@@ -186,6 +204,7 @@ ELSEWHERE = {
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
     "stability.neighbours",
     "output.checkpoint-every", "output.callback", "privacy.level",
+    "devices.trace", "devices.availability-trace",  # tests/fedmuon/federated/test_clock.py
     "privacy.noise-source",
 }  # fmt: skip
 
@@ -221,7 +240,8 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     summary = untimed(json.loads((out / "summary.json").read_text()))
     if (clients := out / "clients.jsonl").exists():
         files["clients"] = clients.read_bytes()
-    known = not run.experiment.plan.poisson  # nobody knows who will take part, so there is no bound
+    plan = run.experiment.plan
+    known = not (plan.poisson or plan.biased)  # else there is no schedule that a bound could read
     bound = bound_of(run) if known else {}
     return {**files, "rounds": told, "summary": summary, "bound": bound}
 

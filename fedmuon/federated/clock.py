@@ -1,0 +1,303 @@
+"""The virtual clock: how long simulated devices take, who is there, and whose replies count.
+
+Time is simulated and never measured. It depends on the config, the sizes of messages and the
+numbers of samples only, not on what is learned. So `timetable` knows the whole run before its first
+round, and all engines agree on it.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmuon.config.load import Config
+from fedmuon.config.schema import biased_participation
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+
+HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")  # of a device; block of its draw
+ATTEMPTS = 100  # at a round that nobody answers
+ZONE, THERE = 3, 4  # blocks of the draws of time zones and of availability by chance
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """The rounds of a run with simulated devices.
+
+    Attributes:
+        selected: The clients that the server asked, by round, sorted.
+        answered: Those whose replies it used, by round, sorted.
+        seconds: The simulated time [R] at which each round ended.
+        drawn: Whether a cohort is as uniform as without devices.
+    """
+
+    selected: tuple[np.ndarray, ...]
+    answered: tuple[np.ndarray, ...]
+    seconds: np.ndarray
+    uniform: bool
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The same as arrays for a file; -1 fills short rounds up."""
+        widest = max(map(len, self.selected))
+
+        def table(rounds: Sequence[np.ndarray]) -> np.ndarray:
+            made = np.full((len(rounds), widest), -1, np.int64)
+            for row, clients in zip(made, rounds, strict=True):
+                row[: len(clients)] = clients
+            return made
+
+        return {
+            "selected": table(self.selected),
+            "answered": table(self.answered),
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of all clients: what each needs for a round, and when it is there.
+
+    Attributes:
+        seed: The run's.
+        needed: Seconds [N] from the server's message to the client's reply.
+        dropout: The chance that a client is lost during a round.
+        share: The chance to be there, or the share of a day.
+        day: Seconds of a day, or of a trace, which repeats.
+        zones: When each client's day begins [N], as a share of the day; None without days.
+        spans: Sorted intervals [T, 2] in which each client is there; None without a trace.
+    """
+
+    seed: int
+    needed: np.ndarray
+    dropout: float = 0.0
+    share: float = 1.0
+    day: float = 0.0
+    zones: np.ndarray | None = None
+    spans: tuple[np.ndarray, ...] | None = None
+
+    def until_there(self, now: float, round: int, attempt: int = 0) -> np.ndarray:
+        """Seconds [N] from `now` until each client is there; 0 if it is, infinite if that is not
+        known. By chance, each is there or not for a whole `attempt` at a `round`."""
+        many = len(self.needed)
+        if self.spans is not None:
+            return np.array([_wait(spans, now % self.day, self.day) for spans in self.spans])
+        if self.zones is not None:
+            phase = (now / self.day + self.zones) % 1.0
+            return np.where(phase < self.share, 0.0, (1.0 - phase) * self.day)
+        if self.share < 1.0:
+            rng = generator(self.seed, Draw.DEVICE, round=round, step=attempt, block=THERE)
+            return np.where(rng.random(many) < self.share, 0.0, math.inf)
+        return np.zeros(many)
+
+    def lost_after(self, client: int, round: int, attempt: int = 0) -> float:
+        """The seconds after which the client is lost in that round; infinite if it is not."""
+        if not self.dropout:
+            return math.inf
+        rng = generator(self.seed, Draw.DEVICE, round=round, client=client, step=attempt)
+        chance, when = rng.random(2)
+        return float(when * self.needed[client]) if chance < self.dropout else math.inf
+
+    def choose(
+        self, now: float, round: int, many: int, attempt: int = 0
+    ) -> tuple[float, np.ndarray]:
+        """Draw clients uniformly from those that are there, all if they are fewer; if nobody is, at
+        the next time at which somebody is. The time, and the clients, sorted; none if nobody is
+        there by chance."""
+        rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
+        if self.zones is None and self.spans is None and self.share == 1.0:
+            return now, np.sort(rng.choice(len(self.needed), many, replace=False))
+        waits = self.until_there(now, round, attempt)
+        if not math.isfinite(least := float(waits.min())):
+            return now, np.empty(0, np.int64)
+        there = np.flatnonzero(waits == least)
+        return now + least, np.sort(rng.choice(there, min(many, len(there)), replace=False))
+
+
+def _wait(spans: np.ndarray, now: float, day: float) -> float:
+    """Seconds until the next of these intervals; 0 within one."""
+    place = int(np.searchsorted(spans[:, 1], now, side="right"))
+    if place == len(spans):
+        return float(spans[0, 0] + day - now)
+    return max(0.0, float(spans[place, 0] - now))
+
+
+def timetable(
+    config: Config, steps: np.ndarray, samples: np.ndarray, sizes: tuple[int, int]
+) -> Timetable:
+    """Simulate the rounds of a run with `[devices]`.
+
+    Args:
+        config: The config.
+        steps: Local steps of each client [N].
+        samples: Samples of each client's step [N].
+        sizes: Bytes of a message to a client, and of its reply.
+
+    Raises:
+        InputError: If a trace is not usable, or if nobody answers in some round.
+    """
+    table, federation = config.devices, config.federation
+    devices = devices_of(config, steps * samples, sizes)
+    many, deadline = federation.per_round, math.inf
+    if table.mode == "deadline":
+        many, deadline = table.select or many, table.deadline or math.inf
+    now, selected, answered, ends = 0.0, [], [], []
+    if (fastest := float(devices.needed.min())) > deadline:
+        raise InputError(
+            f"[devices] deadline = {deadline:g} is met by none of the {len(steps)} clients, of "
+            f"which the fastest takes {fastest:.4g} s: raise deadline"
+        )
+    for round in range(federation.rounds):
+        for attempt in range(ATTEMPTS):
+            now, chosen = devices.choose(now, round, many, attempt)
+            took, used = round_of(devices, chosen, (round, attempt), federation.per_round, deadline)
+            now += took
+            if len(used):
+                break
+        else:
+            raise InputError(
+                f"round {round + 1} has no reply after {ATTEMPTS} attempts: raise [devices] "
+                "available, deadline or select, or lower dropout"
+            )
+        selected.append(chosen)
+        answered.append(used)
+        ends.append(now)
+    return Timetable(
+        tuple(selected), tuple(answered), np.array(ends), not biased_participation(config)
+    )
+
+
+def round_of(
+    devices: Devices, chosen: np.ndarray, number: tuple[int, int], wanted: int, deadline: float
+) -> tuple[float, np.ndarray]:
+    """How long an attempt at a round lasts, and whose replies it uses.
+
+    It ends with the reply that is the last one `wanted`, when all replied or were lost, or at the
+    deadline, whichever is first. Of replies at the same time, those of lower numbers come first.
+    """
+    if not len(chosen):
+        return 0.0, chosen
+    needed = devices.needed[chosen]
+    lost = np.array([devices.lost_after(int(client), *number) for client in chosen])
+    replied = np.flatnonzero((lost == math.inf) & (needed <= deadline))
+    used = replied[np.argsort(needed[replied], kind="stable")][:wanted]
+    if len(used) == wanted:
+        return float(needed[used[-1]]), np.sort(chosen[used])
+    return min(deadline, float(np.minimum(needed, lost).max())), np.sort(chosen[used])
+
+
+# From the config to devices
+
+
+def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devices:
+    """The devices of a config, for clients that compute so many samples a round [N]."""
+    table, seed = config.devices, config.federation.seed
+    clients = len(work)
+    speed, down, up = hardware(config, clients)
+    needed = table.latency + sizes[0] / down + work * table.cost / speed + sizes[1] / up
+    devices = Devices(seed, needed, table.dropout)
+    if table.availability == "bernoulli":
+        return Devices(seed, needed, table.dropout, table.available)
+    if table.availability == "day-night":
+        zones = generator(seed, Draw.DEVICE, block=ZONE).random(clients)
+        return Devices(seed, needed, table.dropout, table.available, table.day, zones)
+    if table.availability == "trace":
+        spans = _spans(table.availability_trace, clients)
+        day = max(float(own[-1, 1]) for own in spans)
+        return Devices(seed, needed, table.dropout, day=day, spans=spans)
+    return devices
+
+
+def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each client's speed, and bandwidths down and up [N]."""
+    table, found = config.devices, []
+    traced = _hardware_trace(table.trace, clients) if table.reads_trace else {}
+    for block, name in enumerate(HARDWARE):
+        median = getattr(table, name.replace("-", "_"))
+        kind = table.speeds if name == "speed" else table.bandwidths
+        spread = table.speed_spread if name == "speed" else table.bandwidth_spread
+        rng = generator(config.federation.seed, Draw.DEVICE, block=block)
+        if kind == "trace":
+            found.append(traced[name])
+        elif kind == "log-normal":
+            found.append(median * np.exp(spread * rng.standard_normal(clients)))
+        elif kind == "pareto":  # the time is a Pareto number of shape 1 / spread
+            found.append(median * (1.0 - rng.random(clients)) ** spread)
+        else:
+            found.append(np.full(clients, median))
+    speed, down, up = found
+    return speed, down, up
+
+
+def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, list[float]]]:
+    """The rows of a CSV trace: line, client and numbers."""
+    where, rows = f"[devices] {key}", []
+    if not path:
+        raise InputError(f"{where} names no file: set it to a CSV file with {', '.join(columns)}")
+    try:
+        lines = list(csv.reader(Path(path).read_text(encoding="utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: cannot read {path} ({error}): check the path") from None
+    if not lines or [cell.strip() for cell in lines[0]] != list(columns):
+        raise InputError(f"{path} does not begin with the line {','.join(columns)}: add it")
+    for number, cells in enumerate(lines[1:], 2):
+        if not cells:
+            continue
+        try:
+            client, *values = map(float, cells)
+        except ValueError:
+            client, values = math.nan, []
+        sound = len(values) == len(columns) - 1 and all(map(math.isfinite, values))
+        if not sound or client < 0 or client != int(client):
+            raise InputError(
+                f"{path}, line {number}: {','.join(cells)!r} is not a client's number and "
+                f"{len(columns) - 1} finite numbers ({','.join(columns)}): fix the line"
+            )
+        rows.append((number, int(client), values))
+    return rows
+
+
+def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
+    """Reject a trace with gaps."""
+    if missing := [client for client in range(clients) if client not in seen]:
+        raise InputError(
+            f"{path} has no line of client {missing[0]} ({len(missing)} of {clients} clients are "
+            f"missing): add lines for all clients from 0 to {clients - 1}"
+        )
+
+
+def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
+    """The columns of a trace of hardware, a line per client."""
+    seen: dict[int, list[float]] = {}
+    for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
+        if client in seen:
+            raise InputError(f"{path}, line {line}: client {client} has a line before: remove one")
+        if min(values) <= 0:
+            raise InputError(
+                f"{path}, line {line}: {min(values):g} is no speed or bandwidth of client "
+                f"{client}: give numbers above 0"
+            )
+        seen[client] = values
+    _require_all(path, seen, clients)
+    columns = np.array([seen[client] for client in range(clients)]).T
+    return dict(zip(HARDWARE, columns, strict=True))
+
+
+def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
+    """The intervals of each client [T, 2] in a trace of availability, sorted."""
+    seen: dict[int, list[list[float]]] = {}
+    for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
+        if not 0 <= start < end:
+            raise InputError(
+                f"{path}, line {line}: client {client} is there from {start:g} to {end:g} s: give "
+                "a start of 0 or more, and a later end"
+            )
+        seen.setdefault(client, []).append([start, end])
+    _require_all(path, seen, clients)
+    found = tuple(np.array(sorted(seen[client])) for client in range(clients))
+    for client, spans in enumerate(found):
+        if (spans[1:, 0] < spans[:-1, 1]).any():
+            raise InputError(f"{path}: intervals of client {client} overlap: join them")
+    return found

@@ -1,0 +1,311 @@
+"""Simulated devices against an oracle with a heap of events, a schedule by hand, and runs."""
+
+import heapq
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import certificates, finished_run, neighbours
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.clock import Devices, Timetable, devices_of, hardware, round_of, timetable
+from fedmuon.federated.rounds import run_rounds
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import prepare, train
+
+FLEET: dict[str, Any] = {
+    "mode": "deadline", "select": 5, "speeds": "log-normal", "speed-spread": 1.0,
+    "bandwidths": "pareto", "bandwidth-down": 3000.0, "bandwidth-up": 800.0, "latency": 0.05,
+}  # fmt: skip
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": {"mode": "synchronous"},
+    "first": {},
+    "deadline": {"select": 0, "deadline": 2.0},
+    "both": {"deadline": 1.8, "dropout": 0.3},
+    "chance": {"availability": "bernoulli", "available": 0.6, "dropout": 0.2},
+    "days": {"availability": "day-night", "available": 0.4, "day": 7.0, "deadline": 2.5},
+}
+
+
+def records(run: Path) -> list[Record]:
+    return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
+def fleet(**changes: Any) -> Config:
+    table = {key: value for key, value in ({**FLEET, **changes}).items() if value is not None}
+    if table["mode"] != "deadline":
+        table.pop("select")
+    return small(federation={"rounds": 30}, local={"steps": 2}, devices=table)
+
+
+STEPS, SAMPLES, SIZES = np.full(6, 2), np.array([5, 9, 14, 20, 30, 12]), (168, 336)
+
+
+def by_heap(config: Config, latency: float) -> tuple[list[list[int]], list[float]]:
+    """Whose replies count, and when each round ends: one event after the other."""
+    table, seed, clients = config.devices, config.federation.seed, 6
+    normal = generator(seed, Draw.DEVICE, block=0).standard_normal(clients)
+    down, up = (1 - generator(seed, Draw.DEVICE, block=b).random(clients) for b in (1, 2))
+    zones = generator(seed, Draw.DEVICE, block=3).random(clients)
+    needed = []
+    for i in range(clients):
+        compute = 2 * SAMPLES[i] * 1.0 / (100.0 * math.exp(1.0 * normal[i]))
+        moved = 168 / (3000.0 * down[i] ** 0.5) + 336 / (800.0 * up[i] ** 0.5)
+        needed.append(latency + compute + moved)
+    wanted = config.federation.per_round
+    asked = table.select or wanted if table.mode == "deadline" else wanted
+    limit = table.deadline or math.inf if table.mode == "deadline" else math.inf
+    now, found, ends = 0.0, [], []
+    attempts = ((r, a) for r in range(config.federation.rounds) for a in range(100))
+    for r, attempt in attempts:
+        if len(found) > r:
+            continue
+        there = list(range(clients))
+        if table.availability == "bernoulli":
+            chance = generator(seed, Draw.DEVICE, round=r, step=attempt, block=4).random(clients)
+            there = [i for i in there if chance[i] < table.available]
+        elif table.availability == "day-night":
+            local = [(now / table.day + zone) % 1 for zone in zones]
+            there = [i for i in there if local[i] < table.available]
+            assert there  # six zones of 0.4 of a day: somebody is always there with this seed
+        rng = generator(seed, Draw.SCHEDULE, round=r, step=attempt)
+        chosen = [there[k] for k in rng.choice(len(there), min(asked, len(there)), replace=False)]
+        events: list[tuple[float, int, str]] = [(limit, -1, "deadline")]
+        for i in chosen:
+            rng = generator(seed, Draw.DEVICE, round=r, client=i, step=attempt)
+            chance, when = rng.random(2)
+            if table.dropout and chance < table.dropout:
+                events.append((when * needed[i], i, "lost"))
+            else:
+                events.append((needed[i], i, "reply"))
+        heapq.heapify(events)
+        replied, open_, at = [], len(chosen), 0.0
+        while open_ and len(replied) < wanted:
+            at, client, kind = heapq.heappop(events)
+            if kind == "deadline":
+                break
+            open_ -= 1
+            if kind == "reply":
+                replied.append(client)
+        now += at
+        if replied:
+            found.append(sorted(replied))
+            ends.append(now)
+    return found, ends
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounds_and_times_are_those_of_a_heap_of_events(mode: str) -> None:
+    config = fleet(**MODES[mode])
+    found = timetable(config, STEPS, SAMPLES, SIZES)
+    replied, ends = by_heap(config, 0.05)
+    assert [one.tolist() for one in found.answered] == replied
+    assert found.seconds.tolist() == pytest.approx(ends, rel=1e-12)
+    assert len({tuple(one) for one in replied}) > 3
+    if mode not in ("days",):  # whose clients are there at other times
+        late = by_heap(config, 0.06)[1]
+        assert late[-1] != pytest.approx(ends[-1], rel=1e-6)  # the control
+    assert found.uniform == (mode == "synchronous")
+
+
+def test_two_clients_by_hand() -> None:
+    """Client 0 needs 0.5 + 100 / 50 + 10 · 3 / 6 + 40 / 20 = 9.5 s, and client 1 needs 4.5 s."""
+    config = small(
+        federation={"clients": 2, "per-round": 2, "rounds": 3},
+        devices={"mode": "synchronous", "latency": 0.5, "cost": 3.0, "speed": 6.0,
+                 "bandwidth-down": 50.0, "bandwidth-up": 20.0},
+    )  # fmt: skip
+    devices = devices_of(config, np.array([10.0, 0.0]), (100, 40))
+    assert devices.needed.tolist() == [9.5, 4.5]
+    both = np.array([0, 1])
+    assert round_of(devices, both, (0, 0), 2, math.inf) == (9.5, pytest.approx([0, 1]))
+    assert round_of(devices, both, (0, 0), 1, math.inf) == (4.5, pytest.approx([1]))
+    assert round_of(devices, both, (0, 0), 2, 6.0) == (6.0, pytest.approx([1]))
+    found = timetable(config, np.array([5, 0]), np.array([2, 0]), (100, 40))
+    assert found.seconds.tolist() == [9.5, 19.0, 28.5]
+
+
+def test_a_day_and_a_trace_by_hand() -> None:
+    """Client 0 is there in [2, 3), client 1 in [5, 8), of 8 seconds that repeat."""
+    spans = (np.array([[2.0, 3.0]]), np.array([[5.0, 8.0]]))
+    traced = Devices(0, np.ones(2), day=8.0, spans=spans)
+    cases = {0: [2, 5], 2: [0, 3], 3: [7, 2], 7.5: [2.5, 0], 8: [2, 5]}
+    for now, waits in cases.items():
+        assert traced.until_there(now, 0).tolist() == waits
+    assert traced.choose(3.0, 0, 2)[0] == 5.0 and traced.choose(3.0, 0, 2)[1].tolist() == [1]
+    days = Devices(0, np.ones(2), share=0.25, day=8.0, zones=np.array([0.0, 0.5]))
+    assert days.until_there(1.0, 0).tolist() == [0, 3]
+    assert days.until_there(2.0, 0).tolist() == [6, 2]
+
+
+def test_laws_of_speeds() -> None:
+    """Medians, spreads and the slowest, of 20,000 devices; another seed draws others."""
+    many = 20_000
+    speed, down, up = hardware(fleet(), many)
+    assert np.log(speed).mean() == pytest.approx(math.log(100), abs=4 / math.sqrt(many))
+    assert np.log(speed).std() == pytest.approx(1.0, abs=4 / math.sqrt(2 * many))
+    slower = 3000.0 / down  # a Pareto number of shape 2, P(> x) = x^-2
+    for x in (1.5, 3.0):
+        error = 4 * math.sqrt(x**-2 * (1 - x**-2) / many)
+        assert (slower > x).mean() == pytest.approx(x**-2, abs=error)
+    assert abs(np.corrcoef(down, up)[0, 1]) < 4 / math.sqrt(many)
+    other = small(federation={"seed": 4}, devices=FLEET)
+    assert not np.isclose(hardware(other, 6)[0], speed[:6]).any()
+    assert np.array_equal(hardware(fleet(), 6)[0], speed[:6])
+
+
+def test_equal_devices_change_no_number_of_a_run(tmp_path: Path) -> None:
+    """A clock alone, and one whose deadline mode asks no more clients than count."""
+    execute(small(), tmp_path / "none")
+    equal: dict[str, Any] = {"clock": {"mode": "synchronous"}}
+    equal["first"] = {"mode": "deadline", "deadline": 1e6}
+    equal["other"] = {"mode": "deadline", "select": 5, "speeds": "log-normal"}
+    for name, table in equal.items():
+        summary = execute(small(devices=table), tmp_path / name)
+        lines = records(tmp_path / name)
+        assert summary["simulated_seconds"] == lines[-1]["simulated_seconds"] > 0
+        same = [
+            (tmp_path / name / file).read_bytes() == (tmp_path / "none" / file).read_bytes()
+            for file in ("model.safetensors", "momentum.safetensors")
+        ]
+        assert same == [name != "other"] * 2
+        assert all("dropped" in one for one in lines) == (name == "other")
+    assert "simulated_seconds" not in records(tmp_path / "none")[-1]
+
+
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config = fleet(**MODES["both"])
+    execute(config, tmp_path / "whole")
+    run = prepare(resolve(config), tmp_path / "cut")
+
+    def stop(record: Record) -> None:
+        if record["round"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, run_rounds, stop)
+    execute(config, tmp_path / "cut", resume=True)
+    for file in ("model.safetensors", "momentum.safetensors", "clock.npz"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    times = [
+        [(one["participants"], one.get("dropped"), one["simulated_seconds"]) for one in records(at)]
+        for at in (tmp_path / "cut", tmp_path / "whole")
+    ]
+    assert times[0] == times[1] and len(times[0]) == 30
+
+
+def table_of(config: Config) -> Timetable:
+    found = build_experiment(resolve(config)).plan.timetable
+    assert found is not None
+    return found
+
+
+def test_times_follow_the_bytes_of_messages() -> None:
+    """FedMuon sends the model and a momentum both ways, FedAvg the model only; 21 float64 each."""
+    slow = {"mode": "synchronous", "latency": 0.0, "speed": 1e12, "bandwidth-down": 21.0,
+            "bandwidth-up": 42.0}  # fmt: skip
+    for recipe, trees in (("fedmuon", 2), ("fedavg", 1)):
+        found = table_of(small(local={"recipe": recipe}, devices=slow))
+        assert found.seconds[0] == pytest.approx(trees * (8 + 4), rel=1e-9)
+
+
+HEADS = {"trace": "client,speed,bandwidth-down,bandwidth-up",
+         "availability-trace": "client,start,end"}  # fmt: skip
+
+
+def with_trace(file: Path, key: str, *lines: str) -> Config:
+    file.write_text("\n".join([HEADS[key], *lines]) + "\n")
+    read = {"speeds": "trace", "bandwidths": "trace"}
+    read = read if key == "trace" else {"availability": "trace"}
+    return small(devices={"mode": "synchronous", key: str(file), **read})
+
+
+def test_traces_are_read(tmp_path: Path) -> None:
+    lines = [f"{i},{10 + i},{100 + i},{50 + i}" for i in reversed(range(6))]
+    speed, down, up = hardware(with_trace(tmp_path / "t.csv", "trace", *lines), 6)
+    assert speed.tolist() == [10, 11, 12, 13, 14, 15] and (down - up == 50).all()
+    there = [f"{i},{2 * i},{2 * i + 2}" for i in range(6)]  # one after the other
+    found = table_of(with_trace(tmp_path / "a.csv", "availability-trace", *there))
+    assert (
+        all(len(one) == 1 for one in found.answered)
+        and len({int(*one) for one in found.answered}) > 1
+    )
+
+
+WRONG = [
+    ("trace", ["0,1,1,1"], "has no line of client 1 (5 of 6 clients are missing)"),
+    ("trace", [f"{i},{i - 3},1,1" for i in range(6)], "-3 is no speed or bandwidth of client 0"),
+    ("trace", ["0,1,1"], "line 2: '0,1,1' is not a client's number and 3 finite numbers"),
+    ("trace", ["0,1,1,nan"], "finite numbers"),
+    ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 has a line before"),
+    ("availability-trace", ["0,5,4"], "client 0 is there from 5 to 4 s"),
+    ("availability-trace", ["0,1,2"], "has no line of client 1"),
+    ("availability-trace", [f"{i},{s},{s + 2}" for i in range(6) for s in (0, 1)], "overlap"),
+]
+
+
+@pytest.mark.parametrize(("key", "lines", "said"), WRONG)
+def test_wrong_traces_are_rejected(tmp_path: Path, key: str, lines: list[str], said: str) -> None:
+    with pytest.raises(InputError) as told:
+        prepare(resolve(with_trace(tmp_path / "t.csv", key, *lines)), tmp_path / "run")
+    assert said in str(told.value) and not (tmp_path / "run").exists()
+
+
+REFUSED = {
+    "speed=-1": "[devices] speed = -1 is refused: give a number above 0",
+    "mode=deadline": "needs deadline, or select above",
+    "mode=deadline select=2": "select = 2 must be from per-round = 5 to clients = 20",
+    "mode=deadline deadline=0.01": "is met by none of the 20 clients",
+    "availability=trace": "availability-trace names no file",
+    "speeds=trace trace=missing.csv": "cannot read",
+    "select=7": "select = 7 has no effect",
+    "dropout=0.9999": "round 1 has no reply after 100 attempts",
+}
+
+
+@pytest.mark.parametrize("sets", REFUSED)
+def test_what_cannot_run_is_one_sentence_and_exit_code_2(
+    sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    one = [f"devices.{one}" for one in ("mode=synchronous", *sets.split())]
+    command = ["run", "--data", "synthetic", *(word for each in one for word in ("--set", each))]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--out", str(tmp_path / "run")])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and REFUSED[sets] in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
+    """Where devices select; a private run with a clock alone is accepted, with the same ε."""
+    config = fleet(**MODES["both"])
+    with pytest.raises(InputError, match="decide who takes part"):
+        neighbours.require_measurable(config)
+    execute(config, tmp_path / "a")
+    verdict = certificates.certify(finished_run.from_directory(tmp_path / "a"))
+    assert "decide who takes part" in verdict.refusal and verdict.bound is None
+    execute(small(devices={"mode": "synchronous"}), tmp_path / "b")
+    assert not certificates.certify(finished_run.from_directory(tmp_path / "b")).refusal
+    secret = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 6.0}}
+    for table in ({"dropout": 0.1}, {"availability": "bernoulli"}):
+        with pytest.raises(InputError, match="the account of a private run"):
+            small(devices={"mode": "synchronous", **table}, **secret)
+    with pytest.raises(InputError, match="tell how many samples"):
+        small(devices={"mode": "synchronous"}, local={"recipe": "fedavg"},
+              privacy={"level": "client", "noise": 1.0, "bound": 1.0})  # fmt: skip
+    ends = [
+        execute(small(devices={"mode": mode}, **secret), tmp_path / mode)
+        for mode in ("none", "synchronous")
+    ]
+    assert ends[0]["privacy"]["epsilon"] == ends[1]["privacy"]["epsilon"]
