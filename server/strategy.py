@@ -32,8 +32,10 @@ from fedmuon.federated.rounds import (
     client_records,
     decompressed,
     mean_loss,
+    moved_to,
+    next_state,
     returned_like,
-    server_update,
+    starts,
     traffic,
 )
 from fedmuon.federated.wire import distrusted, pack, received
@@ -74,7 +76,13 @@ class FedMuonStrategy(Strategy):
             )
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
-            replies, faults = self._collect(grid, [int(i) for i in participants])
+            now, replies, faults = self.state, list[Reply](), list[Fault]()
+            for start, clients in starts(self.experiment.plan, now, participants.tolist()):
+                self.state = start  # which these clients are sent
+                found, wrong = self._collect(grid, clients)
+                replies += [moved_to(now, start, reply) for reply in found]
+                faults += wrong
+            self.state = now
             self._remember(grid, replies)
             told = ()
             if self.experiment.measured:
@@ -98,6 +106,11 @@ class FedMuonStrategy(Strategy):
             raise InputError(
                 "[output] clients = true writes records of clients, which Flower's own rounds do "
                 "not: use `fedmuon run`, or the ServerApp of this package"
+            )
+        if self.config.devices.mode == "fedbuff":
+            raise InputError(
+                "[devices] mode = 'fedbuff' sends older models, which Flower's own rounds do not: "
+                "use `fedmuon run`, or the ServerApp of this package"
             )
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
@@ -144,8 +157,8 @@ class FedMuonStrategy(Strategy):
 
     def _take(self, replies: list[Reply]) -> None:
         """Update the server's state."""
-        factor = self.experiment.plan.factor_at(self.state.round)
-        self.state = server_update(self.experiment.recipe, self.state, replies, factor)
+        recipe, plan = self.experiment.recipe, self.experiment.plan
+        self.state = next_state(recipe, plan, self.state, replies)
 
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the optimizer sends."""

@@ -192,6 +192,11 @@ def _device_problems(config: Config) -> Iterator[str]:
             f"[devices] select = {table.select} must be from per-round = {federation.per_round} to "
             f"clients = {federation.clients}: change it, or set 0 for per-round"
         )
+    if table.buffer > federation.per_round:
+        yield (
+            f"[devices] buffer = {table.buffer} exceeds [federation] per-round = "
+            f"{federation.per_round}, the clients that are at work: lower it, or raise per-round"
+        )
     if privacy.level == "client":
         yield (
             f"[devices] mode = '{table.mode}' would publish times that tell how many samples "

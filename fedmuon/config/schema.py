@@ -333,6 +333,7 @@ SECRET_NOISE = ReadIf(
 CLOCK = ReadIf(
     "devices.mode", "none".__ne__, "runs with a virtual clock read", "set mode = 'synchronous'"
 )
+FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode fedbuff reads")
 DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode deadline reads")
 HARDWARE_TRACE = (
     CLOCK,
@@ -1053,10 +1054,12 @@ class Devices(Table):
     bandwidth-up seconds. The times are simulated, so they are the same on every machine and engine.
     """
 
-    mode: Literal["none", "synchronous", "deadline"] = key(
+    mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
         "none has no clock; synchronous waits for all clients of a round; deadline uses the first "
-        "`per-round` replies of `select` clients, or those that arrive within `deadline`",
+        "`per-round` replies of `select` clients, or those that arrive within `deadline`; fedbuff "
+        "keeps `per-round` clients at work and updates the model with every `buffer` replies, also "
+        "with those that began with an older model (Nguyen et al. 2022)",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
@@ -1069,6 +1072,12 @@ class Devices(Table):
         0.0,
         "simulated seconds after which a round ends; 0 has no deadline",
         read_if=DEADLINE,
+    )
+    buffer: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
+        0,
+        "B, the replies of an update of the model; 0 is `per-round`",
+        values="0 to `per-round`",
+        read_if=FEDBUFF,
     )
     latency: Amount = key(
         0.1, "simulated seconds of each client and round, whatever it does", read_if=CLOCK
@@ -1311,7 +1320,7 @@ def biased_participation(config: Config) -> bool:
     late = table.mode == "deadline" and (
         table.deadline > 0 or table.select not in (0, config.federation.per_round)
     )
-    return selects or late
+    return selects or late or table.mode == "fedbuff"
 
 
 def is_default(name: str, value: Any) -> bool:

@@ -13,8 +13,7 @@ Arithmetic = Literal["auto", "continuous", "grid"]
 # Names in a round's record, and in a run's summary, that no metric of the user's may have.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
-    "train_seconds", "seconds",
-    "simulated_seconds",
+    "train_seconds", "seconds", "simulated_seconds", "staleness",
 )  # fmt: skip
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",

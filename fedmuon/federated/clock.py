@@ -6,8 +6,9 @@ round, and all engines agree on it.
 """
 
 import csv
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,20 @@ class Timetable:
         selected: The clients that the server asked, by round, sorted.
         answered: Those whose replies it used, by round, sorted.
         seconds: The simulated time [R] at which each round ended.
-        drawn: Whether a cohort is as uniform as without devices.
+        uniform: Whether a cohort is as uniform as without devices.
+        versions: The numbers of rounds before the models that those in `answered` began with;
+            empty if each begins with the newest.
     """
 
     selected: tuple[np.ndarray, ...]
     answered: tuple[np.ndarray, ...]
     seconds: np.ndarray
     uniform: bool
+    versions: tuple[np.ndarray, ...] = ()
+
+    def oldest(self, round: int) -> int:
+        """The oldest model that a reply in that round or later began with."""
+        return min((int(one.min()) for one in self.versions[round:]), default=round)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The same as arrays for a file; -1 fills short rounds up."""
@@ -53,6 +61,7 @@ class Timetable:
             "selected": table(self.selected),
             "answered": table(self.answered),
             "seconds": self.seconds,
+            **({"versions": table(self.versions)} if self.versions else {}),
         }
 
 
@@ -101,15 +110,16 @@ class Devices:
         return float(when * self.needed[client]) if chance < self.dropout else math.inf
 
     def choose(
-        self, now: float, round: int, many: int, attempt: int = 0
+        self, now: float, round: int, many: int, attempt: int = 0, barred: Collection[int] = ()
     ) -> tuple[float, np.ndarray]:
-        """Draw clients uniformly from those that are there, all if they are fewer; if nobody is, at
-        the next time at which somebody is. The time, and the clients, sorted; none if nobody is
-        there by chance."""
+        """Draw clients uniformly from those that are there and not barred, all if they are fewer;
+        if nobody is, at the next time at which somebody is. The time, and the clients, sorted; none
+        if nobody is there by chance."""
         rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
-        if self.zones is None and self.spans is None and self.share == 1.0:
+        if not barred and self.zones is None and self.spans is None and self.share == 1.0:
             return now, np.sort(rng.choice(len(self.needed), many, replace=False))
         waits = self.until_there(now, round, attempt)
+        waits[[*barred]] = math.inf
         if not math.isfinite(least := float(waits.min())):
             return now, np.empty(0, np.int64)
         there = np.flatnonzero(waits == least)
@@ -149,6 +159,8 @@ def timetable(
             f"[devices] deadline = {deadline:g} is met by none of the {len(steps)} clients, of "
             f"which the fastest takes {fastest:.4g} s: raise deadline"
         )
+    if table.mode == "fedbuff":
+        return buffered(devices, federation.rounds, many, table.buffer or many)
     for round in range(federation.rounds):
         for attempt in range(ATTEMPTS):
             now, chosen = devices.choose(now, round, many, attempt)
@@ -167,6 +179,50 @@ def timetable(
     return Timetable(
         tuple(selected), tuple(answered), np.array(ends), not biased_participation(config)
     )
+
+
+def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
+    """The updates of FedBuff: so `many` clients are at work, and each `size` replies are a round.
+
+    A client begins when another one has replied or is lost. Replies at the same time arrive in the
+    order of the clients, and before anybody begins. A client whose reply waits in the buffer does
+    not begin anew, because it would repeat its draws.
+    """
+    now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round that it began in
+    working: list[tuple[float, int, int, bool]] = []  # when it ends, who, the round, whether lost
+    answered, versions, ends = [], [], []
+    while len(ends) < rounds:
+        if starts > ATTEMPTS * (rounds + 1) * many:
+            raise InputError(
+                f"update {len(ends) + 1} has too few replies after {starts} attempts: raise "
+                "[devices] available, or lower dropout"
+            )
+        busy = [client for _, client, _, _ in working]
+        then, chosen = devices.choose(
+            now, starts, many - len(busy), barred=(*sorted(busy), *sorted(waiting))
+        )
+        if then > now and working:
+            chosen = chosen[:0]  # nobody is there yet, and a reply may come before
+        else:
+            now = then
+        for client in map(int, chosen):
+            lost, needed = devices.lost_after(client, starts), float(devices.needed[client])
+            end = now + min(needed, lost)
+            heapq.heappush(working, (end, client, len(ends), lost < math.inf))
+        starts += 1
+        if not working:
+            continue
+        now = working[0][0]
+        while working and working[0][0] == now and len(ends) < rounds:
+            _, client, version, lost_one = heapq.heappop(working)
+            if not lost_one:
+                waiting[client] = version
+            if len(waiting) == size:
+                answered.append(np.array(sorted(waiting)))
+                versions.append(np.array([waiting[one] for one in sorted(waiting)]))
+                ends.append(now)
+                waiting = {}
+    return Timetable(tuple(answered), tuple(answered), np.array(ends), False, tuple(versions))
 
 
 def round_of(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedmuon.federated.clock import Timetable
 
 BIASED = (
-    "[devices] availability, dropout, deadline or select decide who takes part in a round, and the "
+    "[devices] availability, dropout, deadline, select or fedbuff decide who takes part, and the "
     "theorems and neighbours need a schedule that is sampled uniformly: set availability = "
     "'always', dropout = 0 and mode = 'synchronous' or 'none'"
 )

@@ -60,11 +60,13 @@ class Experiment:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The model after `round` rounds, and the server's states."""
+    """The model after `round` rounds, the server's states, and the `older` models from which
+    clients are still at work."""
 
     round: int
     params: Params
     states: States
+    older: "tuple[ServerState, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,61 @@ def run_round(
     """Run one round of these clients: the next state, and the replies behind it."""
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
-    sent = broadcast(recipe, state)
-    replies = client_updates(recipe, experiment.task, plan, clients, sent, own, experiment.measured)
-    replies = compressed(recipe, experiment.task, plan, sent, replies, own)
+    replies = []
+    for start, numbers in starts(plan, state, [client for client, _ in clients]):
+        chosen = {*numbers}
+        some = [one for one in clients if one[0] in chosen]
+        sent, task = broadcast(recipe, start), experiment.task
+        found = client_updates(recipe, task, plan, some, sent, own, experiment.measured)
+        found = compressed(recipe, task, plan, sent, found, own)
+        replies += [moved_to(state, start, reply) for reply in found]
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
-    return server_update(recipe, state, replies, plan.factor_at(state.round)), replies
+    return next_state(recipe, plan, state, replies), replies
+
+
+def starts(
+    plan: RandomnessPlan, state: ServerState, clients: Sequence[int]
+) -> list[tuple[ServerState, list[int]]]:
+    """The states that clients of the next round began with, and who with which."""
+    if plan.timetable is None or not plan.timetable.versions:
+        return [(state, [*clients])]
+    versions, known = plan.timetable.versions[state.round], (*state.older, state)
+    began = dict(zip(plan.participants(state.round).tolist(), versions.tolist(), strict=True))
+    groups = [(one, [i for i in clients if began[i] == one.round]) for one in known]
+    return [(one, some) for one, some in groups if some]
+
+
+def moved_to(state: ServerState, start: ServerState, reply: Reply) -> Reply:
+    """The reply of a client that began with an older model, as FedBuff counts it: its move from
+    there, times 1 / sqrt(1 + staleness), from the newest model."""
+    if start.round == state.round:
+        return reply
+    weight = (1 + state.round - start.round) ** -0.5
+
+    def moved(now: Params, then: Params, value: Params) -> Params:
+        return {name: now[name] + weight * (one - then[name]) for name, one in value.items()}
+
+    learned, statistics = split_statistics(reply.params)
+    states = {
+        name: moved(state.states[name], start.states[name], one)
+        for name, one in reply.states.items()
+    }
+    params = {**moved(state.params, start.params, learned), **statistics}
+    return replace(reply, params=params, states=states)
+
+
+def next_state(
+    recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
+) -> ServerState:
+    """The server's update, with the older models that later replies began with."""
+    after = server_update(recipe, state, replies, plan.factor_at(state.round))
+    if plan.timetable is None or not plan.timetable.versions:
+        return after
+    oldest = plan.timetable.oldest(after.round)
+    known = (*state.older, replace(state, older=()))
+    return replace(after, older=tuple(one for one in known if one.round >= oldest))
 
 
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:

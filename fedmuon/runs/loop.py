@@ -61,6 +61,7 @@ from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.base import split_statistics
 from fedmuon.tasks.networks import NetworkTask
 
+OLDER = "older."  # begins the names of older models in a checkpoint
 LOSSES = ("train_loss", "test_loss", "test_gap", "validation_loss")
 OnRoundEnd = Callable[[Record], None]
 OnStart = Callable[[int, int], None]  # (rounds already done, rounds in all)
@@ -184,7 +185,7 @@ def train(
     def save() -> None:
         head = accountant.ledger.head if accountant else ""
         memory.flush()
-        directory.checkpoint(state.round, to_numpy(named(state.params, state.states)), head)
+        directory.checkpoint(state.round, to_numpy(_tensors(state)), head)
         memory.commit(state.round)
 
     # What is released is spent, so that losing it to a kill would waste privacy.
@@ -237,6 +238,16 @@ def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
     return found
 
 
+def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
+    """Model and states under their flat names, and those of older models from which clients are
+    still at work."""
+    found = named(state.params, state.states)
+    for one in state.older:
+        at = named(one.params, one.states)
+        found |= {f"{OLDER}{one.round}/{name}": value for name, value in at.items()}
+    return found
+
+
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
     """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there is
     none."""
@@ -245,7 +256,16 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
     arrays, about = held
     try:
         tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        return ServerState(int(about["round"]), *unpack(tensors, fresh.params, fresh.states))
+        older: dict[int, dict[str, torch.Tensor]] = {}
+        for name in [name for name in tensors if name.startswith(OLDER)]:
+            number, _, plain_name = name.removeprefix(OLDER).partition("/")
+            older.setdefault(int(number), {})[plain_name] = tensors.pop(name)
+        known = tuple(
+            ServerState(number, *unpack(older[number], fresh.params, fresh.states))
+            for number in sorted(older)
+        )
+        found = unpack(tensors, fresh.params, fresh.states)
+        return ServerState(int(about["round"]), *found, known)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
             f"the checkpoint in {directory.path} does not fit this config ({error}): {AFRESH}"
@@ -277,6 +297,8 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
     if (clock := run.experiment.plan.timetable) is not None:
         record["participants"] = clock.selected[state.round - 1].tolist()
         record["simulated_seconds"] = float(clock.seconds[state.round - 1])
+        if clock.versions:
+            record["staleness"] = (state.round - 1 - clock.versions[state.round - 1]).tolist()
     if np.isfinite(result.loss[0]):  # a private client tells no loss
         record["client_loss"] = float(result.loss[0])
     if result.faults:

@@ -84,7 +84,7 @@ OTHER: dict[str, Any] = {
     "compression.levels": 2, "compression.rank": 2, "compression.feedback": "ef21",
     "faults.policy": "drop", "faults.retries": 0, "faults.deadline": 7.0,
     "faults.patience": 8.0,
-    "devices.mode": "deadline", "devices.select": 5, "devices.deadline": 0.2,
+    "devices.mode": "deadline", "devices.select": 5, "devices.deadline": 0.2, "devices.buffer": 1,
     "devices.latency": 0.2, "devices.cost": 2.0, "devices.speeds": "log-normal",
     "devices.speed": 150.0, "devices.speed-spread": 0.7, "devices.bandwidths": "pareto",
     "devices.bandwidth-down": 2e5, "devices.bandwidth-up": 2e5, "devices.bandwidth-spread": 0.7,
@@ -176,6 +176,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "local": {"recipe": "muon"},
     },
     "clock": {"devices": {"mode": "synchronous"}},
+    "fedbuff": {"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal"}},
     "fleet": {
         "devices": {
             "mode": "deadline",

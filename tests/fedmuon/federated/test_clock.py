@@ -3,12 +3,14 @@
 import heapq
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import small
+from safetensors.numpy import load_file
 
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
@@ -17,8 +19,16 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run, neighbours
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.clock import Devices, Timetable, devices_of, hardware, round_of, timetable
-from fedmuon.federated.rounds import run_rounds
+from fedmuon.federated.clock import (
+    Devices,
+    Timetable,
+    buffered,
+    devices_of,
+    hardware,
+    round_of,
+    timetable,
+)
+from fedmuon.federated.rounds import begin, broadcast, client_update, run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train
 
@@ -117,6 +127,120 @@ def test_rounds_and_times_are_those_of_a_heap_of_events(mode: str) -> None:
     assert found.uniform == (mode == "synchronous")
 
 
+def buffered_by_scan(config: Config, needed: np.ndarray, size: int) -> list[list[tuple]]:
+    """FedBuff's updates [(time, client, staleness)] without a heap: each moment is looked for among
+    all clients at work."""
+    federation, seed, table = config.federation, config.federation.seed, config.devices
+    ends: dict[int, float] = {}
+    began, lost = dict[int, int](), set[int]()
+    updates: list[list[tuple]] = []
+    waiting: dict[int, int] = {}
+    now, event = 0.0, 0
+    while True:
+        free = [i for i in range(len(needed)) if i not in ends and i not in waiting]
+        rng = generator(seed, Draw.SCHEDULE, round=event)
+        slots = min(federation.per_round - len(ends), len(free))
+        for i in sorted(free[k] for k in rng.choice(len(free), slots, replace=False)):
+            chance, when = generator(seed, Draw.DEVICE, round=event, client=i).random(2)
+            gone = chance < table.dropout
+            ends[i], began[i] = now + (when if gone else 1.0) * needed[i], len(updates)
+            lost |= {i} if gone else set()
+        event += 1
+        now = min(ends.values())
+        for i in sorted(i for i, end in ends.items() if end == now):
+            del ends[i]
+            if i in lost:
+                lost.discard(i)
+                continue
+            waiting[i] = began[i]
+            if len(waiting) == size:
+                round = len(updates)
+                updates.append([(now, j, round - waiting[j]) for j in sorted(waiting)])
+                waiting = {}
+                if len(updates) == federation.rounds:
+                    return updates
+
+
+@pytest.mark.parametrize(("size", "dropout"), [(1, 0.0), (2, 0.0), (3, 0.0), (2, 0.3)])
+def test_updates_of_fedbuff_are_those_of_a_scan(size: int, dropout: float) -> None:
+    config = fleet(mode="fedbuff", buffer=size, dropout=dropout)
+    found = timetable(config, STEPS, SAMPLES, SIZES)
+    needed = devices_of(config, STEPS * SAMPLES, SIZES).needed
+    told = [
+        [
+            (end, int(client), number - int(version))
+            for client, version in zip(clients, versions, strict=True)
+        ]
+        for number, (end, clients, versions) in enumerate(
+            zip(found.seconds, found.answered, found.versions, strict=True)
+        )
+    ]
+    assert told == buffered_by_scan(config, needed, size)
+    assert told != buffered_by_scan(config, needed * [1, 1, 1, 1, 1, 2], size)  # the control
+    assert max(late for one in told for _, _, late in one) > 1
+    assert [found.oldest(r) for r in range(30)] == [
+        min(number - late for number in range(r, 30) for _, _, late in told[number])
+        for r in range(30)
+    ]
+
+
+def test_two_clients_of_fedbuff_by_hand() -> None:
+    """Client 0 needs 2 s and client 1 needs 3 s; each reply is an update. Client 0 replies at 2, 4
+    and 6 s; client 1 at 3 and 6 s, with models of 0 and 2 updates."""
+    found = buffered(Devices(0, np.array([2.0, 3.0])), 5, 2, 1)
+    assert found.seconds.tolist() == [2, 3, 4, 6, 6]
+    assert [int(*one) for one in found.answered] == [0, 1, 0, 0, 1]
+    assert [int(*one) for one in found.versions] == [0, 0, 1, 3, 2]
+
+
+def test_a_run_with_fedbuff_is_its_formula(tmp_path: Path) -> None:
+    """X + mean of (Y_i - X_v) / sqrt(1 + staleness), with clients trained one by one."""
+    table = {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "speed-spread": 1.0}
+    for recipe in ("fedavg", "fedmuon"):
+        config = small(local={"recipe": recipe, "steps": 2, "batch": 4}, devices=table)
+        execute(config, tmp_path / recipe)
+        made = build_experiment(resolve(config))
+        start = begin(made.recipe, made.task, config.federation.seed)
+        states, plain, stale = [start], start, 0
+        for record in records(tmp_path / recipe):
+            trees, number = [], record["round"] - 1
+            for client, late in zip(record["participants"], record["staleness"], strict=True):
+                sent = broadcast(made.recipe, states[number - late])
+                pair = (client, made.shards[client])
+                (reply,) = client_update(made.recipe, made.task, made.plan, [pair], sent)
+                trees.append(
+                    {
+                        name: (own["weight"] - then["weight"]) / math.sqrt(1 + late)
+                        for name, own, then in (
+                            ("model", reply.params, states[number - late].params),
+                            *(
+                                (one, reply.states[one], states[number - late].states[one])
+                                for one in made.recipe.returned
+                            ),
+                        )
+                    }
+                )
+                stale += late > 0
+            moved = {name: sum(one[name] for one in trees) / len(trees) for name in trees[0]}
+            now = states[number]
+            params = {"weight": now.params["weight"] + moved.pop("model")}
+            after = {
+                name: {"weight": now.states[name]["weight"] + one} for name, one in moved.items()
+            }
+            states.append(replace(now, round=number + 1, params=params, states=after))
+        found = load_file(tmp_path / recipe / "model.safetensors")["weight"]
+        wanted = states[-1].params["weight"].numpy()
+        assert stale > 4 and np.abs(found - wanted).max() <= 1e-12 * np.abs(wanted).max()
+        assert np.abs(found - plain.params["weight"].numpy()).max() > 1e-3
+
+
+@pytest.mark.parametrize("recipe", ["scaffold", "adamw", "fedmuon-svd"])
+def test_fedbuff_rejects_other_states(recipe: str, tmp_path: Path) -> None:
+    config = small(local={"recipe": recipe}, devices={"mode": "fedbuff"})
+    with pytest.raises(InputError, match="adds up moves of models and of momenta"):
+        prepare(resolve(config), tmp_path / "a")
+
+
 def test_two_clients_by_hand() -> None:
     """Client 0 needs 0.5 + 100 / 50 + 10 · 3 / 6 + 40 / 20 = 9.5 s, and client 1 needs 4.5 s."""
     config = small(
@@ -168,6 +292,7 @@ def test_equal_devices_change_no_number_of_a_run(tmp_path: Path) -> None:
     execute(small(), tmp_path / "none")
     equal: dict[str, Any] = {"clock": {"mode": "synchronous"}}
     equal["first"] = {"mode": "deadline", "deadline": 1e6}
+    equal["fedbuff"] = {"mode": "fedbuff", "bandwidth-up": 50.0, "speed": 1e15, "cost": 1e-15}
     equal["other"] = {"mode": "deadline", "select": 5, "speeds": "log-normal"}
     for name, table in equal.items():
         summary = execute(small(devices=table), tmp_path / name)
@@ -182,8 +307,9 @@ def test_equal_devices_change_no_number_of_a_run(tmp_path: Path) -> None:
     assert "simulated_seconds" not in records(tmp_path / "none")[-1]
 
 
-def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = fleet(**MODES["both"])
+@pytest.mark.parametrize("mode", ["both", "fedbuff"])
+def test_an_interrupted_run_resumes_bit_for_bit(mode: str, tmp_path: Path) -> None:
+    config = fleet(**MODES.get(mode, {"mode": "fedbuff", "buffer": 2}))
     execute(config, tmp_path / "whole")
     run = prepare(resolve(config), tmp_path / "cut")
 
@@ -197,7 +323,13 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     for file in ("model.safetensors", "momentum.safetensors", "clock.npz"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     times = [
-        [(one["participants"], one.get("dropped"), one["simulated_seconds"]) for one in records(at)]
+        [
+            [
+                one.get(name)
+                for name in ("participants", "dropped", "staleness", "simulated_seconds")
+            ]
+            for one in records(at)
+        ]
         for at in (tmp_path / "cut", tmp_path / "whole")
     ]
     assert times[0] == times[1] and len(times[0]) == 30
@@ -267,6 +399,7 @@ REFUSED = {
     "mode=deadline deadline=0.01": "is met by none of the 20 clients",
     "availability=trace": "availability-trace names no file",
     "speeds=trace trace=missing.csv": "cannot read",
+    "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
     "dropout=0.9999": "round 1 has no reply after 100 attempts",
 }

@@ -103,6 +103,12 @@ MATRICES.append(
         "devices": {"mode": "deadline", "select": 5, "speeds": "log-normal", "dropout": 0.2},
     }
 )
+MATRICES.append(
+    {
+        "local": {"batch": 4, "steps": 2},
+        "devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "dropout": 0.2},
+    }
+)
 MATRICES.append({"local": {"recipe": "fednova", "epochs": 1.5, "steps": 5, "batch": 4}})
 PERSISTENT = [
     {"local": {"recipe": recipe, "steps": 2, "batch": 4}, "federation": {"rounds": 12}}
@@ -136,7 +142,8 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", quick(range(len(MATRICES)), [8, len(CASES) + 1, len(MATRICES) - 2, len(MATRICES) - 1])
+    "number",
+    quick(range(len(MATRICES)), [8, len(CASES) + 1, *range(len(MATRICES) - 3, len(MATRICES))]),
 )
 def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """One experiment after the other through the same workers, which hold what they cached."""
@@ -145,7 +152,7 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     execute(small(**MATRICES[number]), tmp_path / "inline")
     assert distance(tmp_path / "inline", ray) <= 1e-12
     assert load_file(ray / "model.safetensors")["weight"].std() > 0
-    names = ("participants", "dropped", "simulated_seconds")
+    names = ("participants", "dropped", "staleness", "simulated_seconds")
     taken = [
         [[one.get(name) for name in names] for one in records(run)]
         for run in (tmp_path / "inline", ray)
