@@ -241,6 +241,24 @@ def test_fedbuff_rejects_other_states(recipe: str, tmp_path: Path) -> None:
         prepare(resolve(config), tmp_path / "a")
 
 
+def test_times_and_bytes_follow_compression(tmp_path: Path) -> None:
+    """A compressed reply takes less time; all who are asked receive bytes; FedBuff rejects it."""
+    table = {"mode": "deadline", "select": 5, "latency": 0.0, "speed": 1e12, "bandwidth-up": 100.0}
+    plain = small(local={"recipe": "fedavg"}, devices=table)
+    less = small(local={"recipe": "fedavg"}, devices=table, compression={"uplink": "top-k"})
+    ends = [execute(one, tmp_path / str(k)) for k, one in enumerate((plain, less))]
+    assert ends[1]["simulated_seconds"] < 0.7 * ends[0]["simulated_seconds"]
+    for place, end in enumerate(ends):
+        for record in records(tmp_path / str(place)):
+            assert record["bytes_down"] == 5 * 168 and len(record["participants"]) == 5
+        assert end["simulated_seconds"] == pytest.approx(
+            8 * (168 / 1e6 + record["bytes_up"] / 3 / 100), rel=1e-6
+        )
+    with pytest.raises(InputError, match="without \\[compression\\]"):
+        devices = {"mode": "fedbuff"}
+        execute(small(devices=devices, compression={"uplink": "top-k"}), tmp_path / "c")
+
+
 def test_two_clients_by_hand() -> None:
     """Client 0 needs 0.5 + 100 / 50 + 10 · 3 / 6 + 40 / 20 = 9.5 s, and client 1 needs 4.5 s."""
     config = small(
