@@ -4,14 +4,14 @@
 
     simulate(server_app, client_app, num_supernodes=100)
 
-`RayGrid` is the Grid alone, for a Ray that is connected.
+`RayGrid` is the Grid alone, for a Ray that is connected. Runs within `shared_ray()` use one Ray.
 """
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fedmuon.experiments.engines.ray_cluster import connected, quiet_ray
+from fedmuon.experiments.engines.ray_cluster import connected, quiet_ray, shared_ray
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedmuon.server.ray.grid import RayGrid
 
-__all__ = ["RayGrid", "simulate"]
+__all__ = ["RayGrid", "shared_ray", "simulate"]
 
 
 def simulate(

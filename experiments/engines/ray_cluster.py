@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -39,6 +40,10 @@ THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
 LOCAL = "local"  # the address that starts a Ray of our own, as none does
 CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
 _driving = threading.Lock()
+TAKEN = (
+    "this program is connected to a Ray already: run one after the other, call ray.shutdown() "
+    "before, or give that Ray to fedmuon.flower.RayGrid"
+)
 # Ray takes loopback for a node's address only where it believes that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -54,7 +59,7 @@ def quiet_ray() -> None:
 @contextlib.contextmanager
 def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[Any]:
     """Yield the module `ray`, of which this process is the driver; at the end it has left, and a
-    Ray of our own is gone.
+    Ray of our own is gone, unless runs share it (`shared_ray`).
 
     Workers find what we can import, and have `threads` of torch's: those of our own Ray inherit
     both, from its start. A runtime environment says so to a cluster; its agent, and workers that
@@ -62,20 +67,35 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
     """
     quiet_ray()
     address = "" if address == LOCAL else address
+    # A process is the driver of one Ray, which nobody else in it may end meanwhile.
+    if not _driving.acquire(blocking=False):
+        raise InputError(TAKEN)
+    with contextlib.ExitStack() as until:
+        until.callback(_driving.release)
+        settings = address, verbose, threads
+        if _shared is not None:
+            ray = _shared.joined(settings)
+            until.push(_shared.end_after_error)
+        else:
+            ray = until.enter_context(_joined(*settings))
+        try:
+            yield ray
+        except SystemError as error:  # how Ray's compiled code ends if it is interrupted
+            if isinstance(error.__cause__, Interrupted | KeyboardInterrupt):
+                raise error.__cause__ from None
+            raise
+
+
+@contextlib.contextmanager
+def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
+    """The module `ray` while this process is connected; a Ray of our own if there is no address."""
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        raise InputError(TAKEN)
     given: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": "INFO" if verbose else "ERROR",
     }
     with contextlib.ExitStack() as until:
-        # A process is the driver of one Ray, which nobody else in it may end meanwhile.
-        taken = not _driving.acquire(blocking=False)
-        if not taken:
-            until.callback(_driving.release)
-        if taken or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
-            raise InputError(
-                "this program is connected to a Ray already: run one after the other, call "
-                "ray.shutdown() before, or give that Ray to fedmuon.flower.RayGrid"
-            )
         until.enter_context(_environment({THREADS: str(threads)}))
         if address:
             _require_listener(address)
@@ -93,12 +113,89 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
             ray.shutdown()
             raise InputError(_unreachable(error, address)) from error
         until.callback(ray.shutdown)
-        try:
-            yield ray
-        except SystemError as error:  # how Ray's compiled code ends if it is interrupted
-            if isinstance(error.__cause__, Interrupted | KeyboardInterrupt):
-                raise error.__cause__ from None
-            raise
+        yield ray
+
+
+@dataclass
+class SharedRay:
+    """The Ray that runs share, and the workers that wait for the next run.
+
+    Attributes:
+        spare: What workers are made with -> those that are idle.
+    """
+
+    spare: dict[Any, list[Any]] = field(default_factory=dict)
+    _until: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _ray: Any = None
+    _settings: tuple[Any, ...] = ()
+    _begun: str = ""  # its place
+
+    def joined(self, settings: tuple[str, bool, int]) -> Any:
+        """The module `ray`, connected as the last time, or anew if this run wants another Ray or
+        the caller has ended that one."""
+        wanted = (*settings, importable())
+        if self._ray is not None and self._ray.is_initialized():
+            if self._place() != self._begun:
+                raise InputError(TAKEN)
+            if wanted == self._settings:
+                return self._ray
+        self.end()
+        self._ray = self._until.enter_context(_joined(*settings))
+        self._settings, self._begun = wanted, self._place()
+        return self._ray
+
+    def _place(self) -> str:
+        """By which it is known from a Ray that the caller may have started meanwhile."""
+        return self._ray.get_runtime_context().gcs_address
+
+    def spare_for(self, kind: Any) -> list[Any]:
+        """The idle workers of a kind. Others end, so that theirs are the cores."""
+        for other in [one for one in self.spare if one != kind]:
+            for worker in self.spare.pop(other):
+                self._ray.kill(worker)
+        return self.spare.setdefault(kind, [])
+
+    def end_after_error(self, kind: Any, *_: object) -> None:
+        """End it after a run that failed or was interrupted: its workers may still be at work."""
+        if kind is not None:
+            self.end()
+
+    def end(self) -> None:
+        """Leave it; the next run starts another."""
+        self.spare, self._ray = {}, None
+        self._until.close()
+
+
+_shared: SharedRay | None = None
+
+
+@contextlib.contextmanager
+def shared_ray() -> Iterator[None]:
+    """Let the runs within share one Ray, and its workers, which end with the block.
+
+    Only the first run waits until Ray and the workers have started. Runs follow each other; one
+    that asks for other threads or another address gets a Ray of its own in place of the last.
+
+    Example:
+        with fedmuon.flower.shared_ray():
+            results = [fedmuon.run(config, seed=seed) for seed in range(3)]
+    """
+    global _shared
+    if _shared is not None:  # the outer block ends it
+        yield
+        return
+    _shared = SharedRay()
+    try:
+        yield
+    finally:
+        ended, _shared = _shared, None
+        ended.end()
+
+
+def spare_workers(kind: Any) -> list[Any] | None:
+    """Idle workers of earlier runs, for a run to take from and to give back to; None if runs share
+    no Ray."""
+    return None if _shared is None else _shared.spare_for(kind)
 
 
 def require_cluster(address: str) -> None:

@@ -17,10 +17,11 @@ from flwr.serverapp import Grid
 from ray.exceptions import ActorUnschedulableError, RayError, TaskUnschedulableError
 
 from fedmuon.clients import client_app as clients
-from fedmuon.config.load import Config
+from fedmuon.config.load import NAMING, Config
+from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.signals import deferred, interruptible
-from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_cluster import connected, spare_workers
 from fedmuon.server import stopping
 from fedmuon.server.ray.grid import RayGrid
 from fedmuon.server.ray.worker_pool import died, why
@@ -46,6 +47,7 @@ def with_ray_grid(
             until.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
         until.enter_context(joined)
+        spare = spare_workers(None if client_app else _kind_of_workers(config))
         if client_app is None:
             handed = config.given and Handed.over(config.given)
             client_app = clients.Clients(handed) if handed else clients.app
@@ -60,6 +62,7 @@ def with_ray_grid(
                     again=config.faults.retries > 0,
                     shows_errors=False,  # the strategy says what it refuses
                     seed=config.federation.seed,
+                    spare=spare,
                 ) as grid,
             ):
                 done = work(grid)
@@ -72,6 +75,13 @@ def with_ray_grid(
 def _resources(config: Config) -> dict[str, float]:
     """What Ray sets aside for a worker."""
     return {"num_cpus": config.engine.cpus_per_client, "num_gpus": config.engine.gpus_per_client}
+
+
+def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
+    """What tells workers that may serve another run of this process; None for those that load the
+    caller's objects or files, which may change from run to run."""
+    named = (getattr(getattr(config, table), key) for table, key in NAMING)
+    return None if any(map(is_own, named)) or config.given else (*_resources(config).items(),)
 
 
 def _why(error: RayError, config: Config) -> str:

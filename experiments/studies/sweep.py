@@ -28,7 +28,7 @@ from fedmuon.experiments.studies import sweep_figure
 from fedmuon.experiments.studies.training import TrainingRun, WorkOfRuns
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import SuiteRequest, Tables
-from fedmuon.experiments.suites.suite import Cell, Compute, Rows, execute
+from fedmuon.experiments.suites.suite import Cell, Compute, Rows, execute, here
 from fedmuon.experiments.tables import record_name, short, spelled
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data
@@ -460,9 +460,9 @@ def grid_search(
         put(tables, key, values[-1])
         if ".options." not in key:
             contents.require_read("--grid", tables, every)
-    if other := next((one.engine.name for one in every if one.engine.name != "inline"), ""):
+    if any(one.engine.name == "deployment" for one in every):
         raise InputError(
-            f"engine.name = {other} would start its processes for every run: set "
+            "engine.name = deployment would start its processes for every run: set "
             "engine.name=inline, and spread the runs by --jobs or --ray"
         )
     if len({one.name for one in cells}) < len(cells):
@@ -517,6 +517,11 @@ def run_grid(
     Returns:
         The content of sweep.json, and the seconds of training in the runs computed now.
     """
+    if by is not here and any(one.config.engine.name == "ray" for one in work.cells):
+        raise InputError(
+            "engine.name = ray spreads the clients of one run over all workers, so runs follow "
+            "each other: leave --jobs and --ray out, or set engine.name=inline to spread the runs"
+        )
     trained: list[float] = []
 
     def counting(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:

@@ -25,7 +25,7 @@ from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held, require_place
 from fedmuon.core.tables import Scalar
-from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_cluster import connected, shared_ray
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.federated.client_data import one_copy
 from fedmuon.runs.directory import Record
@@ -149,7 +149,8 @@ def execute(
     Raises:
         InputError: If `out` holds something else, or is damaged.
     """
-    with opened(work, out, resume) as suite:
+    # Cells that run on Ray in this process start it once.
+    with opened(work, out, resume) as suite, shared_ray():
         cells = suite.cells
         count = sum(one.size for one in cells if one.name in suite.done)
         on_start(count, sum(one.size for one in cells))

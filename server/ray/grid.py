@@ -71,6 +71,8 @@ class RayGrid(Grid):
         shows_errors: Whether the first error of a client is logged with its traceback, and the
             others are counted.
         seed: Makes node ids reproducible. Without one they differ from grid to grid.
+        spare: Idle workers of earlier grids with the same resources. They are used first, and
+            workers that are idle at the end are added to it. Without it, all workers end.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class RayGrid(Grid):
         again: bool = True,
         shows_errors: bool = True,
         seed: int | None = None,
+        spare: list[Any] | None = None,
     ) -> None:
         identify()
         if num_supernodes < 1:
@@ -97,7 +100,7 @@ class RayGrid(Grid):
         self._pieces = 1 if isinstance(client_app, Together) else pieces
         held = (client_app, num_supernodes, flat(run_config))
         wanted = {"num_cpus": 1.0, **(resources or {})}
-        self._pool = WorkerPool(wanted, workers, most or num_supernodes, held)
+        self._pool = WorkerPool(wanted, workers, most or num_supernodes, held, spare)
         self._each: dict[str, float] = {}  # message type -> seconds that one took lately
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
@@ -251,7 +254,7 @@ class RayGrid(Grid):
                     batch.ended = True
                     ray.kill(worker, no_restart=False)
             for worker, tries in self._pool.due():
-                self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
+                self._running[self._pool.ask(worker)] = (worker, Batch([], tries=tries))
             seconds = max(0.0, min(seconds, PAUSE) if self._pool.absent else seconds)
             asked = list(self._running)
         if not asked:

@@ -32,13 +32,19 @@ class Worker:
 
     def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
+        self._serve(app, nodes, config)
+
+    def _serve(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         self._app, self._nodes, self._config = app, nodes, config
         self._partitions: dict[int, int] = {}  # node -> partition, for the current call
         if isinstance(app, Together):
             app.load()
 
-    def ready(self) -> tuple[list[Message], dict[int, RecordDict]]:
-        """Return an empty answer as soon as it can answer."""
+    def ready(self, *held: Any) -> tuple[list[Message], dict[int, RecordDict]]:
+        """Return an empty answer as soon as it can answer; for another grid if it is handed the
+        app, the number of nodes and the config of that one."""
+        if held:
+            self._serve(*held)
         return [], {}
 
     def memory(self) -> int:

@@ -45,9 +45,15 @@ class WorkerPool:
     """
 
     def __init__(
-        self, resources: Resources, asked: int | None, most: int, held: tuple[Any, ...]
+        self,
+        resources: Resources,
+        asked: int | None,
+        most: int,
+        held: tuple[Any, ...],
+        spare: list[Any] | None = None,
     ) -> None:
-        """Start `asked` actors, or as many as fit but at most `most`, with the arguments `held`."""
+        """Start `asked` actors, or as many as fit but at most `most`, with the arguments `held`;
+        first those that are `spare`, to which the idle ones return at the end."""
         if not ray.is_initialized():
             raise InputError(
                 "no Ray is connected: call ray.init() first, or let fedmuon.flower.simulate start "
@@ -65,6 +71,7 @@ class WorkerPool:
             ) from None
         self._make, self._held = options.remote, held
         require_room(resources, _machines())
+        self._spare, self._earlier = spare, {*(spare or ())}
         self.all: list[Any] = []
         self.idle: list[Any] = []
         self.absent: list[tuple[float, Any, int]] = []
@@ -72,10 +79,15 @@ class WorkerPool:
         self.grow()
 
     def close(self) -> None:
-        """End all actors."""
+        """End all actors, or all that are at work."""
+        keeps = [] if self._spare is None else self.idle
         for worker in self.all:
+            if worker in keeps:
+                continue
             with contextlib.suppress(RayError):
                 ray.kill(worker)
+        if self._spare is not None:
+            self._spare += keeps
         self.all, self.idle, self.absent = [], [], []
 
     def grow(self) -> None:
@@ -88,7 +100,7 @@ class WorkerPool:
             room = max(1, sum(_room(one, needs) for one in _machines()))
             wanted = min(self._most, room)
         for _ in range(wanted - len(self.all)):
-            worker = self._make(*self._held)
+            worker = self._spare.pop() if self._spare else self._make(*self._held)
             self.all.append(worker)
             self.expect(worker)
 
@@ -111,6 +123,11 @@ class WorkerPool:
             self.absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
         elif not self.all and error is not None:
             raise error
+
+    def ask(self, worker: Any) -> Any:
+        """Ask an actor to answer as soon as it can; one of an earlier pool is handed the arguments
+        of this one."""
+        return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
         """The absent actors to ask now, and how often that failed; they are no longer absent."""

@@ -101,6 +101,30 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     assert grid.retried == {}
 
 
+@pytest.mark.usefixtures("ray")
+def test_a_worker_of_an_earlier_grid_answers_with_the_app_of_this_one() -> None:
+    """It is the same process, and knows nothing of the other app; a dead one is replaced."""
+    other = ClientApp()
+
+    @other.train()
+    def minus_one(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord([np.full(3, -1.0)])
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    spare: list[Any] = []
+    with RayGrid(client_app, NODES, workers=1, seed=SEED, spare=spare) as first:
+        assert answers(first, messages()) == ALL
+    kept = [*spare]
+    with RayGrid(other, NODES, workers=1, seed=SEED, spare=spare) as second:
+        assert answers(second, messages()) == dict.fromkeys(range(NODES), -1.0)
+    assert len(kept) == 1 and spare == kept
+    library.kill(kept[0])
+    with RayGrid(client_app, NODES, workers=1, seed=SEED, spare=spare) as third:
+        assert answers(third, messages()) == ALL
+    assert len(spare) == 1 and spare != kept
+    library.kill(spare[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("orders", [{"raises": 4, "server-round": 2}, {}])
 @pytest.mark.usefixtures("ray")

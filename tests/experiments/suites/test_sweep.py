@@ -137,7 +137,10 @@ BAD = {
         ["--grid", "local.server-momentum=0.1,0.2"], "server-momentum",
     ),
     "another engine": (
-        ["--grid", "local.lr=1,2", "--set", "engine.name=ray"], "by --jobs or --ray",
+        ["--grid", "local.lr=1,2", "--set", "engine.name=deployment"], "by --jobs or --ray",
+    ),
+    "runs and clients on Ray": (
+        ["--grid", "local.lr=1,2", "--set", "engine.name=ray", "--ray"], "runs follow each other",
     ),
     "jobs and ray": (["--grid", "local.lr=1,2", "--ray", "--jobs", "2"], "leave one of them out"),
     "two rays": (["--grid", "local.lr=1,2", "--ray", "--ray-address", "auto"], "leave one of them"),
