@@ -137,6 +137,23 @@ def test_no_adversary_exceeds_the_pair() -> None:
         epsilon_of_bins(odd, 6, 2, noise, 1e-2)
 
 
+def test_three_ends_share_what_the_confidence_leaves() -> None:
+    """N KL of the estimate and delta is ln(3 / (1 - confidence)): the upper end's in one direction,
+    where that of the other is no larger, and the lower end's."""
+    trials, delta, confidence = 60_000, 2e-2, 0.99
+    forth, back = drawn_losses(np.ones(1), 6, 3, 1.0, trials, 5)
+    found = epsilon_of_bins(np.ones(1), 6, 3, 1.0, delta, trials, confidence, 5)
+
+    def estimate(losses: np.ndarray, epsilon: float) -> float:
+        return float(np.maximum(-np.expm1(epsilon - losses), 0).mean())
+
+    ends = [estimate(forth, found.upper), estimate(back, found.upper)]
+    assert estimate(forth, found.lower) > delta > max(ends) > min(ends)
+    for p in (max(ends), estimate(forth, found.lower)):
+        divergence = p * math.log(p / delta) + (1 - p) * math.log((1 - p) / (1 - delta))
+        assert trials * divergence == pytest.approx(math.log(3 / (1 - confidence)), rel=1e-6)
+
+
 def test_what_trials_cannot_show() -> None:
     for given, why in (
         ({"trials": 1000}, "cannot show delta = 1e-05"),
