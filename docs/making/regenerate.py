@@ -41,7 +41,7 @@ COMPUTE = ("fedmuon", "analysis/theory", "experiments/stability", "experiments/s
            "experiments/studies")  # fmt: skip
 TELL = "_findings.py"  # of a study: what is said of rows that are computed
 FASHION = "fashion-mnist"
-TIMED = ("batch", "wall-clock")  # suites that measure seconds: nothing runs beside them
+TIMED = ("batch", "ns-degree", "ns-steps", "wall-clock")  # they measure seconds: they run alone
 
 
 @cache
