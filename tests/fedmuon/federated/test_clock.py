@@ -143,7 +143,8 @@ def buffered_by_scan(config: Config, needed: np.ndarray, size: int) -> list[list
         for i in sorted(free[k] for k in rng.choice(len(free), slots, replace=False)):
             chance, when = generator(seed, Draw.DEVICE, round=event, client=i).random(2)
             gone = chance < table.dropout
-            ends[i], began[i] = now + (when if gone else 1.0) * needed[i], len(updates)
+            ends[i] = now + float(when if gone else 1.0) * float(needed[i])
+            began[i] = len(updates)
             lost |= {i} if gone else set()
         event += 1
         now = min(ends.values())
@@ -249,10 +250,11 @@ def test_times_and_bytes_follow_compression(tmp_path: Path) -> None:
     ends = [execute(one, tmp_path / str(k)) for k, one in enumerate((plain, less))]
     assert ends[1]["simulated_seconds"] < 0.7 * ends[0]["simulated_seconds"]
     for place, end in enumerate(ends):
-        for record in records(tmp_path / str(place)):
+        lines = records(tmp_path / str(place))
+        for record in lines:
             assert record["bytes_down"] == 5 * 168 and len(record["participants"]) == 5
         assert end["simulated_seconds"] == pytest.approx(
-            8 * (168 / 1e6 + record["bytes_up"] / 3 / 100), rel=1e-6
+            8 * (168 / 1e6 + lines[-1]["bytes_up"] / 3 / 100), rel=1e-6
         )
     with pytest.raises(InputError, match="without \\[compression\\]"):
         devices = {"mode": "fedbuff"}
