@@ -17,15 +17,13 @@ from test_fixed_order_sampling import (
     patterns,
     prefix_sums,
     private,
+    require_noise_of,
     toeplitz,
 )
 
-from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
-from fedmuon.federated.build import resolve
 from fedmuon.privacy.mechanisms.buffered import (
     Buffers,
     least_possible,
@@ -40,8 +38,6 @@ from fedmuon.privacy.mechanisms.fixed_order import (
     sensitivity,
     square_root,
 )
-from fedmuon.runs.loop import prepare
-from fedmuon.tasks.per_example.clipping import slack
 
 PAIR = Buffers((0.95, 0.3), (0.2, 0.35))
 # jax_privacy 2.0.0: buffered_toeplitz.optimize(n=400, error="mean"), each example once.
@@ -281,23 +277,7 @@ def test_a_run_has_the_noise_of_its_buffers(tmp_path: Path) -> None:
     config = config.model_copy(
         update={"engine": config.engine.model_copy(update={"dtype": "float64"})}
     )
-    run = prepare(resolve(config), tmp_path)
-    execute(None, tmp_path, resume=True)
-    ends = [
-        read_tensors(tmp_path / f"{name}.safetensors")[0]["weight"].numpy()
-        for name in ("initial", "model")
-    ]
-    plan = run.experiment.plan
-    fresh = np.stack([
-        plan.draws(number, 0, step)(Draw.NOISE, block=0).standard_normal(ends[0].shape)
-        for number in range(4) for step in range(3)
-    ])  # fmt: skip
-    c = defined(optimized(12, 4, 2), 12)
-    cancelled = np.linalg.solve(toeplitz(c, 12), fresh.reshape(12, -1)).sum(0)
-    moved = -0.1 * (1 + slack(torch.float64)) / 12 * cancelled.reshape(ends[0].shape)
-    np.testing.assert_allclose(ends[1] - ends[0], moved, rtol=1e-7, atol=1e-9)
-    independent = -0.1 / 12 * fresh.sum(0)  # negative control
-    assert np.linalg.norm(ends[1] - ends[0] - independent) > 0.2 * np.linalg.norm(independent)
+    require_noise_of(defined(optimized(12, 4, 2), 12), config, tmp_path)
 
 
 def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:

@@ -322,6 +322,26 @@ def test_participations_with_attempts_are_no_fewer_than_any_order_gives() -> Non
             assert bound == most or max(attempts) > 1
 
 
+def require_noise_of(coefficients: np.ndarray, config: Config, folder: Path) -> None:
+    """The model after 12 steps has moved by the noise of a Toeplitz matrix, not by fresh noise."""
+    run = prepare(resolve(config), folder)
+    execute(None, folder, resume=True)
+    ends = [
+        read_tensors(folder / f"{name}.safetensors")[0]["weight"].numpy()
+        for name in ("initial", "model")
+    ]
+    plan = run.experiment.plan
+    fresh = np.stack([
+        plan.draws(number, 0, step)(Draw.NOISE, block=0).standard_normal(ends[0].shape)
+        for number in range(4) for step in range(3)
+    ])  # fmt: skip
+    cancelled = np.linalg.solve(toeplitz(coefficients, 12), fresh.reshape(12, -1)).sum(0)
+    moved = -0.1 * (1 + slack(torch.float64)) / 12 * cancelled.reshape(ends[0].shape)
+    np.testing.assert_allclose(ends[1] - ends[0], moved, rtol=1e-7, atol=1e-9)
+    independent = -0.1 / 12 * fresh.sum(0)  # negative control
+    assert np.linalg.norm(ends[1] - ends[0] - independent) > 0.2 * np.linalg.norm(independent)
+
+
 def test_a_run_has_the_noise_of_the_dense_matrices(tmp_path: Path) -> None:
     """With a vanishing bound and the noise that makes up for it, the model is a sum of noise."""
     config = small(
@@ -331,22 +351,7 @@ def test_a_run_has_the_noise_of_the_dense_matrices(tmp_path: Path) -> None:
                  "insecure-reproducible-noise": True} | CORRELATED,
         engine={"dtype": "float64"},
     )  # fmt: skip
-    run = prepare(resolve(config), tmp_path)
-    execute(None, tmp_path, resume=True)
-    ends = [
-        read_tensors(tmp_path / f"{name}.safetensors")[0]["weight"].numpy()
-        for name in ("initial", "model")
-    ]
-    plan = run.experiment.plan
-    fresh = np.stack([
-        plan.draws(number, 0, step)(Draw.NOISE, block=0).standard_normal(ends[0].shape)
-        for number in range(4) for step in range(3)
-    ])  # fmt: skip
-    cancelled = np.linalg.solve(toeplitz(square_root(3), 12), fresh.reshape(12, -1)).sum(0)
-    moved = -0.1 * (1 + slack(torch.float64)) / 12 * cancelled.reshape(ends[0].shape)
-    np.testing.assert_allclose(ends[1] - ends[0], moved, rtol=1e-7, atol=1e-9)
-    independent = -0.1 / 12 * fresh.sum(0)  # negative control
-    assert np.linalg.norm(ends[1] - ends[0] - independent) > 0.2 * np.linalg.norm(independent)
+    require_noise_of(square_root(3), config, tmp_path)
 
 
 @pytest.mark.parametrize("extra", [{"sampling": "shuffle"}, CORRELATED])
