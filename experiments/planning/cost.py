@@ -81,8 +81,9 @@ def plan(config: Config, started: float = 0.0) -> Record:
         look, found = evaluation(run, state), folder_seconds(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
-        # Poisson cohorts get the size that they have on average.
-        average = replace(run.experiment, plan=replace(run.experiment.plan, poisson=False))
+        # Poisson cohorts get the size that they have on average; simulated devices, other cohorts.
+        plan = replace(run.experiment.plan, poisson=False, biased=False, timetable=None)
+        average = replace(run.experiment, plan=plan)
         engine = _engine(replace(run, experiment=average), state)
     spent = {"start": started, "set-up": prepared, "look": look}
     record = _record(run, state, engine, spent, found)

@@ -40,6 +40,7 @@ from fedmuon.server.ray.worker import Worker
 from fedmuon.server.ray.worker_pool import apart
 
 MLP = {"task": {"name": "network", "model": "mlp"}, "local": {"batch": 4}}
+DEVICES = {"devices": {"mode": "deadline", "select": 5}}
 PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"noise": 2.0, "lot": 8.0}}
 
 
@@ -102,7 +103,7 @@ def test_what_cannot_run_has_no_cost(wrong: list[str], empty: Path, capsys) -> N
     assert said.startswith("fedmuon: ") and len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("below", quick([{}, MLP, PRIVATE], [{}, PRIVATE]))
+@pytest.mark.parametrize("below", quick([{}, MLP, PRIVATE, DEVICES], [{}, PRIVATE, DEVICES]))
 def test_every_kind_of_run_has_a_cost(below: dict, empty: Path) -> None:
     found = plan(small(below), started=2.0)
     assert found["seconds"]["start"] == 2.0 and found["seconds"]["records"] > 0
