@@ -40,12 +40,12 @@ def on_ray(
     messages = requests(config, experiment, state, ids)
     calls = min(workers, len(messages))
     content, bare = apart(messages)
-    shared = len(pickle.dumps(content, 5)) * (machines if large(messages[0].content) else calls)
-    shared = shared if content is not None else 0
+    stored = content is not None and large(content)  # once on each machine, and in no call
+    shared = len(pickle.dumps(content, 5)) * machines if stored else 0
 
     def call(some: Sequence[Message]) -> Any:
         nodes = [one.metadata.dst_node_id for one in some]
-        return some, {}, {node: partitions[node] for node in nodes}
+        return None if stored else content, some, {}, {node: partitions[node] for node in nodes}
 
     down = shared + _scaled(bare, calls, call)
     arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))

@@ -48,7 +48,10 @@ QUIET = {
     **{f"{name}_NUM_THREADS": "1" for name in THREADS},
 }
 # Keys and columns that hold a time, a version, a place or a checksum of a line with times in it.
-ASIDE = re.compile(r"seconds|per_second|^(machine|versions|git_commit|check|share_of_gemm|faults)$")
+# Earlier commits have no bytes.
+ASIDE = re.compile(
+    r"seconds|per_second|^bytes_|^(machine|versions|git_commit|check|share_of_gemm|faults)$"
+)
 LABELS = ("status", "verdict")  # the only strings of JSON files that count
 Digests = dict[str, str | None]
 Tables = Mapping[str, Any]

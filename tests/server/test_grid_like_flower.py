@@ -46,7 +46,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What workers are made with, of grids without a Ray."""
     found: list[tuple[Any, ...]] = []
 
-    def crew(resources: Any, asked: Any, most: int, held: tuple[Any, ...]) -> Any:
+    def crew(resources: Any, asked: Any, most: int, held: tuple[Any, ...], spare: Any) -> Any:
         found.append(held)
         return SimpleNamespace(close=lambda: None)
 

@@ -1,6 +1,6 @@
 """How often a rule refutes a true claim: simulations with as many seeds and places as suites have.
 
-    python -m tests.analysis.report.test_levels      # the table, of 10,000 draws each
+    PYTHONPATH=tests:tests/helpers python -m tests.analysis.report.test_levels  # 10,000 draws each
 
 Every claim here is true at the very end of its rule at all places, where "fails" is likeliest.
 """
