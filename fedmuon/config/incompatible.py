@@ -104,7 +104,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def _compression_problems(config: Config) -> Iterator[str]:
-    """What does not go with compressed messages."""
+    """Settings that compressed messages exclude."""
     table, privacy = config.compression, config.privacy
     if table.uplink == table.downlink == "none":
         return
@@ -178,7 +178,7 @@ def _row_and_shard_problems(config: Config) -> Iterator[str]:
 
 
 def _device_problems(config: Config) -> Iterator[str]:
-    """What simulated devices cannot be combined with."""
+    """Settings that simulated devices exclude."""
     table, federation, privacy = config.devices, config.federation, config.privacy
     if table.mode == "none":
         return

@@ -501,7 +501,7 @@ def compressed(
 def decompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """What the server takes for the clients' models and states, and its next states of EF21."""
+    """The clients' models and states as the server reads them, and its next EF21 states."""
     if recipe.compression is None or not recipe.compression.up:
         return list(replies), {}
     like, sent = shared_part(recipe, state.params), broadcast(recipe, state)

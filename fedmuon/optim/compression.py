@@ -2,8 +2,8 @@
 
 A `Compressor` turns one tensor into the small tensors of a message, and back. All but `identity`
 lose something: C(x) is what a receiver reads. A contractive compressor has
-E||C(x) - x||^2 <= e ||x||^2 with e < 1, an unbiased one has E C(x) = x. `Compression` says which
-of them the clients and the server of a run use, and what clients do with what was lost.
+E||C(x) - x||^2 <= e ||x||^2 with e < 1, an unbiased one has E C(x) = x. `Compression` names
+the compressors of a run's clients and server, and the clients' feedback for the part that is lost.
 
 Tensors have a leading axis of replicas [S, ...]. Each is compressed by itself, and all share the
 draws of a compressor, which come from the generator that it is given.
@@ -494,7 +494,7 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """What the server takes for the clients' models and states, and g after the round.
+        """The clients' models and states as the server reads them, and g after the round.
 
         Args:
             messages: The clients' messages, in the order of the clients.
