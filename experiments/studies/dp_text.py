@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,7 +67,7 @@ class Order(Table):
     measure: str
 
 
-NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders")
+NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders", "search")
 
 
 class Settings(Table):
@@ -75,6 +76,9 @@ class Settings(Table):
     With `choose`, sentences are those of the model with the highest BLEU, or the lowest NLL, on the
     validation part among the models after evaluated rounds; and the NLL is the lowest one on the
     validation part, as in 000, Appendix D.
+
+    `search` has values of keys of [local] for methods. Every seed trains with each combination of
+    them, and goes on with the one whose NLL on the validation part is the lowest.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -92,6 +96,18 @@ class Settings(Table):
     paper: Literal["000", "003"] = "000"
     scores: list[str] = Field(["bleu", "rouge_l"], min_length=1)  # names of `SCORES`
     orders: list[Order] = Field(default_factory=lambda: [Order(**one) for one in ORDERS])
+    search: dict[str, dict[str, Annotated[list[float], Field(min_length=1)]]] = Field(
+        default_factory=dict
+    )
+
+    def candidates(self, method: str) -> dict[str, Nested]:
+        """The settings of one method by what is searched in them; without a search, its own."""
+        own, values = self.variants[method], self.search.get(method, {})
+        made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
+        return {
+            ", ".join(f"{key} {value:g}" for key, value in one.items()): merged(own, {"local": one})
+            for one in made
+        }
 
     @model_serializer(mode="wrap")
     def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -116,7 +132,21 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     require_read("--set", request.changes, configs)
     for (name, own), config in zip(settings.variants.items(), configs[1:], strict=True):
         require_read(f"[variants.{name!r}]", own, [config])
-    trainings = 1 + len(settings.variants)
+    if not settings.search.keys() <= settings.variants.keys():
+        raise InputError(
+            f"[search] names {', '.join(settings.search.keys() - settings.variants.keys())}, which "
+            f"this suite does not train: choose from {', '.join(settings.variants)}"
+        )
+    if settings.search and settings.choose == "last":
+        raise InputError(
+            '[search] compares models on the validation part, but choose = "last" takes the last '
+            'model without looking at it: set choose = "nll" or choose = "bleu"'
+        )
+    for method, searched in settings.search.items():
+        tried = [cell(settings.base, own, data) for own in settings.candidates(method).values()]
+        first = {"local": {key: values[0] for key, values in searched.items()}}
+        require_read(f"[search.{method!r}]", first, tried)
+    trainings = 1 + sum(len(settings.candidates(method)) for method in settings.variants)
     return [
         TextCell(f"{request.data}-seed{seed}", trainings, settings, request.data, seed)
         for seed in settings.seeds
@@ -138,7 +168,7 @@ class TextCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Rows `ends`, `curves` and `written` of every method."""
+        """Rows `ends`, `curves` and `written` of every method, and `searched` of each setting."""
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
@@ -161,12 +191,21 @@ class TextCell:
             train(prepare(config, folder / "public", True), run_rounds)
             weights = str(folder / "public" / "model.safetensors")
         record: Record = {"ends": [], "curves": [], "written": []}
-        for place, (method, own) in enumerate(self.settings.variants.items()):
-            config = self._config(own, text, weights)
-            tables = fine_tune(config, folder / f"method-{place}", self.settings)
+        for place, method in enumerate(self.settings.variants):
+            tried = {
+                said: self._config(own, text, weights)
+                for said, own in self.settings.candidates(method).items()
+            }
+            places = [folder / f"method-{place}"]
+            if method in self.settings.search:
+                places = [folder / f"method-{place}-{one}" for one in range(len(tried))]
+            best, searched = 0, []
+            if len(tried) > 1:
+                best, searched = search(tried, places, self.settings)
+            tables = fine_tune([*tried.values()][best], places[best], self.settings)
             head = {"method": method, "seed": self.seed}
-            for name, rows in tables.items():
-                record[name] += [head | row for row in rows]
+            for name, rows in {**tables, "searched": searched}.items():
+                record.setdefault(name, []).extend(head | row for row in rows)
         return record | {"made_up": not given}
 
     def _make_text(self, folder: Path, domain: str, count: int) -> Path:
@@ -187,6 +226,31 @@ class TextCell:
             "test": min(int(sizes.get("test", len(source.labels))), len(source.labels) - held),
         }
         return resolve(cell(setting, last, {"data": limited}))
+
+
+def search(
+    tried: Mapping[str, Config], places: Sequence[Path], settings: Settings
+) -> tuple[int, list[Record]]:
+    """Train with every setting in a folder of its own; the number of the best, and a row of each.
+
+    Best is the lowest NLL on the validation part, of the models after evaluated rounds: 000 does
+    not print by what it chose.
+    """
+    lowest: list[float] = []
+    for config, out in zip(tried.values(), places, strict=True):
+        models = Models(out.with_name(f"{out.name}-models"), settings.choose)
+        run = prepare(config, out, resume=True, callbacks=[models])
+        try:
+            train(run, run_rounds)
+            lowest.append(min(models.losses(run)))
+        except NonFinite:
+            lowest.append(math.inf)
+    best = lowest.index(min(lowest))
+    rows = [
+        {"setting": said, "nll": nll, "chosen": place == best}
+        for place, (said, nll) in enumerate(zip(tried, lowest, strict=True))
+    ]
+    return best, rows
 
 
 def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
@@ -264,6 +328,18 @@ class Models(Callback):
 
     def chosen(self, run: Run, settings: Settings) -> tuple[Params, float]:
         """The best model by its validation BLEU or NLL, and the lowest validation NLL of all."""
+        losses = lows = self.losses(run)
+        if self.choose == "bleu":
+            pairs = corpus(run.config.data.name, run.config.data.folder)["dev"]
+            lows = []
+            for file in self._files():
+                sentences, wanted, _ = _write_sentences(run, _read(run, file), settings, pairs)
+                lows.append(-SCORES["bleu"](sentences, wanted))
+        _, _, best = min(zip(lows, losses, self._files(), strict=True))
+        return _read(run, best), min(losses)
+
+    def losses(self, run: Run) -> list[float]:
+        """The NLL of every model on the validation part."""
         data, task = run.config.data, run.experiment.task
         pairs = corpus(data.name, data.folder)["dev"]
         rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
@@ -275,16 +351,10 @@ class Models(Callback):
                 f"{self.folder} has no model of round {lost[0]}, so the best one cannot be chosen: "
                 "remove the suite's folder and run it again"
             )
-        found: list[tuple[float, float, Path]] = []  # what is to be low, NLL, file
-        for file in sorted(self.folder.glob("round-*.safetensors")):
-            params = _read(run, file)
-            nll = low = _nll(run, params, held)
-            if self.choose == "bleu":
-                sentences, wanted, _ = _write_sentences(run, params, settings, pairs)
-                low = -SCORES["bleu"](sentences, wanted)
-            found.append((low, nll, file))
-        best = min(found)
-        return _read(run, best[2]), min(nll for _, nll, _ in found)
+        return [_nll(run, _read(run, file), held) for file in self._files()]
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.safetensors"))
 
 
 def _write_sentences(
@@ -345,6 +415,10 @@ CHOSEN = (
     " Sentences are those of the model that is best on the validation part, by its {}, among those "
     "after evaluated rounds. The NLL is the lowest one on the validation part."
 )
+SEARCHED = (
+    " Every seed searched its own step size and momentum, by the lowest NLL on the validation part "
+    "(searched.csv)."
+)
 MORE_SCORES = (
     " METEOR is nltk's, with words and stems but no synonyms; NIST and CIDEr are those of "
     "mteval-v13a and pycocoevalcap. 003 prints METEOR of another version."
@@ -376,6 +450,8 @@ def _stands_on(settings: Settings) -> str:
     if settings.paper == "000":
         said += BLOCKS + TIED * tied + CHOICE
     said += SCORED
+    if settings.search:
+        said += SEARCHED
     if settings.choose != "last":
         said += CHOSEN.format(MEASURES[settings.choose][0])
     return said + MORE_SCORES * ("meteor" in settings.scores)

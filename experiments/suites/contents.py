@@ -67,22 +67,35 @@ class SuiteRequest:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read a suite by name, or a TOML file by path, merged over the suite in `like`."""
-    content = read_toml(_file(name))
-    like = content.pop("like", None)
-    if like is None:
-        return content
-    below = read_toml(_file(like)) if isinstance(like, str) else {"like": like}
-    if "like" in below:
-        raise InputError(f"{name}: like = {like!r} must name a suite that is like no other")
-    return merged(below, content)
+    """Read a suite by name, or a TOML file by path, merged over those that it is `like`."""
+    content: dict[str, Any] = {}
+    for _, own in _likes(name):
+        content = merged(own, content)
+    return content
 
 
 def told(name: str) -> str:
-    """The opening comment of the file, and that of the suite in `like`."""
-    like = read_toml(_file(name)).get("like")
-    said = [preamble(read_text(_file(one))) for one in (name, like) if one]
+    """The opening comment of the file, and those of the suites that it is `like`."""
+    said = [preamble(read_text(_file(one))) for one, _ in _likes(name)]
     return "\n\n".join(filter(None, said))
+
+
+def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
+    """The suite, the one that it is `like`, and so on; each with what its own file says."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    after: Any = name
+    while after is not None:
+        if not isinstance(after, str):
+            raise InputError(f"{name}: like = {after!r} is no name: name a suite")
+        if _file(after) in [_file(one) for one, _ in found]:
+            raise InputError(
+                f"{name}: like = {after!r} goes round in a circle: name a suite that is not like "
+                "this one"
+            )
+        content = read_toml(_file(after))
+        found.append((after, content))
+        after = content.pop("like", None)
+    return found
 
 
 def preamble(text: str) -> str:

@@ -135,6 +135,66 @@ def test_the_model_is_chosen_on_the_validation_part(tmp_path: Path) -> None:
     assert again["ends"][0]["nll"] == end["nll"] and again["written"] == written
 
 
+def test_each_seed_searches_the_settings_of_000(tmp_path: Path) -> None:
+    """Methods go on with the least validation NLL of all settings, of the very run that had it."""
+    cell = cell_of("dp-text-sweep", tmp_path)
+    names = ("DP-SGD", "DP-Adam")
+    few = {name: cell.settings.variants[name] for name in names}
+    base = merged(cell.settings.base, {
+        "federation": {"rounds": 2}, "output": {"evaluate-every": 1},
+        "task": {"width": 8, "heads": 1, "depth": 1},
+    })  # fmt: skip
+    grid = {"DP-SGD": {"lr": [1e-9, 0.03], "momentum": [0.0, 0.9]}, "DP-Adam": {"lr": [0.002]}}
+    given = {"variants": few, "base": base, "choose": "nll", "search": grid, "prompts": 1}
+    record = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    rows = record["searched"]
+    assert [row["setting"] for row in rows] == [
+        f"lr {lr:g}, momentum {m:g}" for lr in (1e-9, 0.03) for m in (0, 0.9)
+    ]
+    assert cell.folder is not None
+    form, pairs = (
+        Form(258, 160, 8, 1, 1, tied=False, padded=True),
+        corpus("e2e", cell.folder / "restaurants")["dev"],
+    )
+    for place, row in enumerate(rows):
+        models = sorted((cell.folder / f"method-0-{place}-models").iterdir())
+        found = [mean_loss(form, read_weights(one), pairs) for one in models]
+        assert row["nll"] == pytest.approx(min(found), rel=1e-5) and len(found) == 2
+    lowest = min(row["nll"] for row in rows)
+    assert [row["chosen"] for row in rows] == [row["nll"] == lowest for row in rows]
+    assert record["ends"][0]["nll"] == lowest
+    assert len({row["nll"] for row in rows}) >= 3  # settings make a difference
+    again = replace(cell, settings=cell.settings.model_copy(update=given)).compute()
+    assert again == record  # nothing is released anew
+
+
+def test_the_sweeps_are_those_that_000_prints(tmp_path: Path) -> None:
+    for data, counts in (("e2e", (8, 4, 8, 8)), ("dart", (4, 2, 4, 4))):
+        (cell, *rest) = kinds.find("dp-text-sweep", data, "full", {}).within(tmp_path)
+        assert isinstance(cell, dp_text.TextCell) and len(rest) == 2
+        methods = cell.settings.variants
+        assert tuple(len(cell.settings.candidates(name)) for name in methods) == counts
+        assert cell.size == 1 + sum(counts)
+        for name, own in methods.items():  # what 000 chose is among them
+            for key, values in cell.settings.search[name].items():
+                assert own["local"].get(key, 0.9) in values
+
+
+def test_a_search_is_of_methods_and_keys_that_are_there(tmp_path: Path) -> None:
+    content = contents.at(contents.read("dp-text-sweep"), "e2e", "small")
+    del content["kind"], content["data"]
+    request = SuiteRequest("dp-text-sweep", "e2e", "small", {})
+    for search, why in (
+        ({"DP-Lion": {"lr": [1.0]}}, "names DP-Lion, which this suite does not train"),
+        ({"DP-SGD": {"aux-lr": [1.0]}}, "aux-lr"),
+        ({"DP-SGD": {"lr": []}}, "give at least one"),
+    ):
+        with pytest.raises(InputError, match=why):
+            dp_text.STUDY.work({**content, "search": search}, request)
+    with pytest.raises(InputError, match="takes the last model without looking at it"):
+        dp_text.STUDY.work({**content, "choose": "last"}, request)
+
+
 def mean_loss(form: Form, weights: dict, pairs: list) -> float:
     """The mean loss of the tokens of sentences, one after the other, by transformers' model."""
     model = own_model(form)

@@ -300,7 +300,7 @@ def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     mine, below = contents.read(str(file)), contents.read("dp-classification")
     assert mine["title"] == "mine" and mine["base"]["task"]["model"] == "tanh-cnn"
     assert mine["variants"] == below["variants"] and below["base"]["task"]["model"] == "mlp"
-    for like, why in ((f'"{file}"', "like no other"), ("3", "like no other"), ('"no"', "no suite")):
+    for like, why in ((f'"{file}"', "in a circle"), ("3", "is no name"), ('"no"', "no suite")):
         file.write_text(f"like = {like}\n")
         with pytest.raises(InputError, match=why):
             contents.read(str(file))
