@@ -20,6 +20,7 @@ from fedmuon.clients.messages import MEASURED
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
+from fedmuon.core.files import Record
 from fedmuon.federated.personal import tests_personal_models
 from fedmuon.federated.rounds import (
     Engine,
@@ -41,6 +42,7 @@ from fedmuon.federated.rounds import (
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.compression import MODEL, decoded
+from fedmuon.runs.loop import Measured
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
 from fedmuon.tasks.base import split_statistics
@@ -313,6 +315,22 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
     return found  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class FlowerEngine:
+    """An engine whose clients are behind a grid."""
+
+    config: Config
+    grid: Grid
+
+    def __call__(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
+        """The remaining rounds."""
+        return FedMuonStrategy(self.config, experiment, state).rounds(self.grid)
+
+    def memory(self) -> list[Record]:
+        """The maximum memory of each worker; empty if the grid has none of its own."""
+        return self.grid.memory() if isinstance(self.grid, Measured) else []
+
+
 def engine(config: Config, grid: Grid) -> Engine:
     """The engine of this config, with the clients behind the grid."""
-    return lambda experiment, state: FedMuonStrategy(config, experiment, state).rounds(grid)
+    return FlowerEngine(config, grid)

@@ -168,6 +168,7 @@ class RunStatus:
                 down, up = (in_bytes(one) for one in sent)
                 lines["traffic"] = f"{down} down, {up} up"
         if self.summary is not None:
+            lines["workers"] = _memory_of(self.summary.get("workers", []))
             lines["stopped"] = str(self.summary.get("stopped", ""))
             lines["commit"] = str(self.summary["git_commit"] or "")[:12]
         return [(name, words) for name, words in lines.items() if words]
@@ -176,6 +177,19 @@ class RunStatus:
     def _changed(self) -> Changed:
         there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
         return tuple((one.st_mtime_ns, one.st_size) for one in there)
+
+
+def _memory_of(workers: list[Record]) -> str:
+    """How many workers of Ray there were at the end, and their maximum memory; empty for none."""
+    if not workers:
+        return ""
+    nodes = len({one["node"] for one in workers})
+    words = f"{len(workers)} on {nodes} node{'s' * (nodes != 1)}, peak memory "
+    for name, where in (("memory", ""), ("gpu_memory", "; GPU ")):
+        if held := sorted(one[name] for one in workers if name in one):
+            low, high = in_bytes(held[0]), in_bytes(held[-1])
+            words += where + (low if low == high else f"{low} to {high}")
+    return words
 
 
 # These read whole files, so each result is cached until a file of the folder changes.

@@ -108,8 +108,11 @@ def _engine(run: Run, state: ServerState) -> Engine:
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
         machines = ray_engine.machines()
         sent = message_sizes.on_ray(config, run.experiment, state, grid.workers, machines)
-        most, copies = max(grid.memory(), default=0), -(-found.tried // grid.workers)
-        more = -(-config.federation.per_round // grid.workers) - copies
+        most = max((one["memory"] for one in grid.memory()), default=0)
+        copies, share = (
+            -(-clients // grid.workers) for clients in (found.tried, config.federation.per_round)
+        )
+        more = share - copies
         held = most + 2 * more * _model_bytes(run, state)
         return Engine(found, up, 0.0, grid.workers, held, sent.down, sent.up), time.perf_counter()
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -65,6 +66,15 @@ OLDER = "older."  # begins the names of older models in a checkpoint
 LOSSES = ("train_loss", "test_loss", "test_gap", "validation_loss")
 OnRoundEnd = Callable[[Record], None]
 OnStart = Callable[[int, int], None]  # (rounds already done, rounds in all)
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An engine whose clients have processes of their own, and which measures them."""
+
+    def memory(self) -> list[Record]:
+        """The maximum memory of each process so far, in bytes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -213,7 +223,9 @@ def train(
             if state.round % every == 0 and state.round < last:
                 save()
             asked = time.monotonic()
-        return _finish(run, state, record, accountant, stopped, time.monotonic() - start)
+        took = time.monotonic() - start
+        workers = engine.memory() if isinstance(engine, Measured) else []
+        return _finish(run, state, record, accountant, stopped, took, workers)
 
 
 def _config_bytes(config: Config, held: Path) -> bytes:
@@ -439,6 +451,7 @@ def _finish(
     accountant: RunAccountant | None,
     stopped: str,
     seconds: float,
+    workers: Sequence[Record],
 ) -> Record:
     """Write the model and the summary, which holds what the last record or a last look measured,
     and tell the callbacks."""
@@ -469,6 +482,8 @@ def _finish(
         "versions": versions(),
         "git_commit": commit(),
     }
+    if workers:
+        summary["workers"] = [*workers]
     run.directory.finish(*end_bytes(state), summary, {**tables, **_personal_models(run, state)})
     run.experiment.client_states.remove()
     for callback in run.callbacks:

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fedmuon.core.files import Record
 
@@ -74,6 +75,16 @@ def peak() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory() -> Record:
+    """`peak` under the name that records have for it and, if torch has used a GPU, the most bytes
+    of that GPU that torch has held in this process."""
+    found: Record = {"memory": peak()}
+    torch: Any = sys.modules.get("torch")  # which need not be loaded to answer
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["gpu_memory"] = int(torch.cuda.max_memory_reserved())
+    return found
 
 
 class Others:

@@ -27,6 +27,7 @@ from flwr.supercore.run import Run
 from ray.exceptions import RayError
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record
 from fedmuon.server.messaging import Failures
 from fedmuon.server.ray.flower_internals import (
     RUN,
@@ -160,8 +161,9 @@ class RayGrid(Grid):
         asked = sum(not batch.messages for _, batch in self._running.values())
         return len(self._pool.absent) + asked
 
-    def memory(self) -> list[int]:
-        """The maximum memory of each worker that answers within a few seconds, in bytes."""
+    def memory(self) -> list[Record]:
+        """The maximum memory of each worker that answers within a few seconds, in bytes, with Ray's
+        id of its node and the number of its process."""
         return self._pool.memory()
 
     def node_of(self, partition: int) -> int:

@@ -2,16 +2,21 @@
 
 import contextlib
 import copy
+import os
 import traceback
 from typing import Any, Protocol, runtime_checkable
 
+import ray
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedmuon.runs.provenance import peak
+from fedmuon.core.files import Record
+from fedmuon.runs.provenance import memory
 from fedmuon.server.messaging import raised
 from fedmuon.server.ray.flower_internals import context, identify, numbered, refusal, with_content
+
+NODE = 12  # digits of Ray's id of a node that tell it from others
 
 
 @runtime_checkable
@@ -32,6 +37,7 @@ class Worker:
 
     def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
+        self._replies = 0
         self._serve(app, nodes, config)
 
     def _serve(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
@@ -47,9 +53,11 @@ class Worker:
             self._serve(*held)
         return [], {}
 
-    def memory(self) -> int:
-        """The maximum memory of this process, in bytes."""
-        return peak()
+    def memory(self) -> Record:
+        """The maximum memory of this process so far, where it is, and how many messages it has
+        answered."""
+        node = ray.get_runtime_context().get_node_id()[:NODE]
+        return {"node": node, "pid": os.getpid(), "replies": self._replies, **memory()}
 
     def answer(
         self,
@@ -74,7 +82,9 @@ class Worker:
             for message in messages:
                 message.content = content
         replies = self._together(messages, states) if len(messages) > 1 else []
-        return replies or [self._alone(message, states) for message in messages], states
+        replies = replies or [self._alone(message, states) for message in messages]
+        self._replies += len(replies)
+        return replies, states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
         """Replies to all, or none if that fails: one by one, the client at fault is found."""

@@ -21,6 +21,7 @@ from ray.exceptions import (
 )
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record
 from fedmuon.server.ray.flower_internals import with_content
 from fedmuon.server.ray.worker import Worker
 
@@ -150,11 +151,14 @@ class WorkerPool:
         """Note that a worker answers, so that nothing is logged."""
         self._begun = math.inf
 
-    def memory(self) -> list[int]:
+    def memory(self) -> list[Record]:
         """The maximum memory of each actor that answers within a few seconds, in bytes."""
-        asked = [worker.memory.remote() for worker in self.all]
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
-        return [int(one) for one in ray.get(ready)]
+        asked, found = [worker.memory.remote() for worker in self.all], list[Record]()
+        ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
+        for one in ready:
+            with contextlib.suppress(RayError):  # of one that died
+                found.append(ray.get(one))
+        return found
 
 
 def died(error: BaseException | None) -> bool:

@@ -27,6 +27,8 @@ def train(message: Message, context: Context) -> Message:
         os._exit(1)
     if orders.get("sleeps") == number:  # type: ignore
         time.sleep(600)
+    if orders.get("holds") == number:  # type: ignore
+        np.ones(25_000_000).sum()
     if orders.get("forgets") == number:  # type: ignore
         del context.state["asked"]
     if orders.get("echoes") == number:  # type: ignore

@@ -312,6 +312,23 @@ def test_what_is_small_does_not_pass_through_rays_store(
     assert [bool(one) for one in places] == [stored]
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_worker_is_its_own(ray: None) -> None:
+    """A client that holds 200 MB for a while raises the peak; memory of this process does not."""
+    with one_worker() as own:
+        assert answers(own, messages()) == ALL
+        (before,) = own.memory()
+        held = np.ones(25_000_000)
+        (same,) = own.memory()
+        assert answers(own, messages(holds=4)) == ALL
+        (after,) = own.memory()
+    taken = 8 * len(held)
+    assert 0 <= same["memory"] - before["memory"] < 0.1 * taken
+    assert 0.8 * taken < after["memory"] - same["memory"] < 1.3 * taken
+    assert [one["replies"] for one in (before, same, after)] == [NODES, NODES, 2 * NODES]
+    assert before["pid"] == after["pid"] and before["node"] == after["node"]
+
+
 class Broken(ClientApp):
     """An app that no process but this one can load."""
 

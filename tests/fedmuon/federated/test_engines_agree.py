@@ -148,7 +148,9 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
 def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """One experiment after the other through the same workers, which hold what they cached."""
     ray = tmp_path / "ray"
-    on_ray(live, small(**MATRICES[number]), ray)
+    workers = on_ray(live, small(**MATRICES[number]), ray)["workers"]
+    assert len({one["node"] for one in workers}) == len(workers) == 2
+    assert all(one["memory"] > 50e6 and one["replies"] > 0 for one in workers)
     execute(small(**MATRICES[number]), tmp_path / "inline")
     assert distance(tmp_path / "inline", ray) <= 1e-12
     assert load_file(ray / "model.safetensors")["weight"].std() > 0
