@@ -1,14 +1,20 @@
 """The page that all benchmarks end with; the figures themselves are whoever's machine's."""
 
+import io
 import os
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import page
+from benchmarks import hierarchy, page
 from benchmarks.__main__ import PARTS, Part
 from benchmarks.page import Row
+from fedmuon.federated.plan import RandomnessPlan
 
 FASTER = Row("a trajectory / pfl-research", 0.1, 0.42, 4.2, 4, share=0.9, share_aim=0.85)
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,3 +179,31 @@ def test_an_earlier_commit_takes_turns_with_this_tree(monkeypatch, tmp_path: Pat
     assert row.figure == "a step / torch" and row.ratio == pytest.approx((1 / 4 + 3 / 8) / 2)
     assert row.met is False  # this tree takes longer
     assert not (tmp_path / "before").exists()
+
+
+def test_memory_of_a_cohort_does_not_depend_on_the_clients() -> None:
+    """Of 10^9 as of 10^6; a Poisson cohort, the control, draws a number for each client."""
+    few, many = (hierarchy.drawn(clients, 100) for clients in (10**6, 10**9))
+    assert len({*many.cohort.tolist()}) == 100 and many.cohort.max() > 10**8
+    assert many.memory < 2 * few.memory + 4096 < 100_000
+    tracemalloc.start()
+    RandomnessPlan(0, 10**6, 100, 1, poisson=True).participants(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak > 8 * 10**6
+
+
+def test_edge_servers_combine_as_one_server_does() -> None:
+    """The weighted mean by numpy; without the samples behind each edge, the control, another."""
+    sent = hierarchy.messages(np.arange(1, 20) * 10**7, (4, 3))
+    costs, *_, apart = hierarchy.compared(sent, (4, 3), 4)
+    assert apart < 1e-12 and costs.size == len(sent[0][2])
+    models = np.stack([np.load(io.BytesIO(data)) for *_, data in sent])
+    wanted = np.average(models, axis=0, weights=[samples for _, samples, _ in sent])
+    like = {"weight": torch.zeros(1, 4, 3, dtype=torch.float64)}
+    edges = [hierarchy.combined(hierarchy.read(sent[place::4], like)) for place in range(4)]
+    found = hierarchy.combined(edges).params["weight"].numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
+    plain = hierarchy.combined([replace(one, samples=1) for one in edges]).params["weight"]
+    assert np.abs(plain.numpy() - wanted).max() > 1e-3
+    assert len(hierarchy.table(costs)) == 5
