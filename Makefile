@@ -70,7 +70,7 @@ chaos: $(STAMP) ## kill, fill, flip, interrupt at random: the same bytes or a re
 fuzz: $(STAMP) ## configs, commands, folders, data, messages at random, for SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-soak: $(STAMP) ## 10,000 rounds here, 500 on Ray, 50 deployed: nothing may grow
+soak: $(STAMP) ## 10,000 rounds here, 1,000 on Ray, 50 deployed: nothing may grow
 	$(BIN)/python -m tests.soak
 
 deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without

@@ -66,6 +66,7 @@ GROUPS = {
         "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/architecture/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/server/test_grid.py",
+        "tests/server/test_apart_nodes.py",
         "tests/experiments/engines/test_joined_ray.py",
         "tests/experiments/planning/test_plan.py::test_on_ray",
         "tests/experiments/suites/test_suite.py::test_ray_tasks_give_the_same_results",

@@ -1,7 +1,7 @@
 """`python -m tests.soak [--quick]`: long runs; memory, files, threads and disk must not grow.
 
-10,000 rounds in this process, 500 on Ray, 50 in a deployment, all of a tiny task. Each quantity is
-looked at along the way; its slope after a warm-up is printed with a 95% interval.
+10,000 rounds in this process, 1,000 on Ray, 50 in a deployment, all of a tiny task. Each quantity
+is looked at along the way; its slope after a warm-up is printed with a 95% interval.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from .chaos import jobs
 from .chaos.nursery import nursery
 from .chaos.processes import MARK, marked, places
 
-ROUNDS = {"inline": 10_000, "ray": 500, "deployment": 50}
+ROUNDS = {"inline": 10_000, "ray": 1000, "deployment": 50}
 QUICK = {"inline": 600}
 SAMPLES, WARM = 200, 0.3  # looks along a run, and the share of it that does not count
 LONGEST = 3600.0  # seconds of one run
