@@ -250,9 +250,7 @@ def exact_by_variance(eps, sizes, weights, delta, top, squares, most):
         c = mp.sqrt(sum(a * (x + o * mpf(most) ** 2 / (2 * t)) ** 2 for a, o, x, _ in every))
         return (mp.sqrt(of + t**2) + c * mp.sqrt(logs[2] / 2)) ** 2 + c**2 / 4 - t**2
 
-    t = min(
-        (mpf(most) * mp.exp(mpf(j) / 200) for j in range(-4000, 201)), key=lambda t: spread(t, 0)
-    )
+    t = min((mpf(most) * mp.exp(mpf(j) / 50) for j in range(-1000, 51)), key=lambda t: spread(t, 0))
 
     def tail(r):
         k = (2 * mp.gamma(r / 2 + 1)) ** (1 / mpf(r)) / mp.sqrt(2)
@@ -262,7 +260,7 @@ def exact_by_variance(eps, sizes, weights, delta, top, squares, most):
         return int(mp.ceil(mp.log(sum(n), m) - mpf(10) ** -40))
 
     tree = min(mp.sqrt(m - 1) * depth(m) for m in range(2, 65)) * mp.sqrt(scale / n_eff)
-    rest = tree * min(tail(2 + (2 + 3 * logs[0]) * mpf(j) / 1500) for j in range(1501))
+    rest = tree * min(tail(2 + (2 + 3 * logs[0]) * mpf(j) / 500) for j in range(501))
     sigma = mp.sqrt(spread(t, seen)) + mp.sqrt(sum(a * o * x**2 for a, o, x, _ in every))
     sigma = min(sigma, top / 2)
     share = max(b / a for a, b in zip(n, p, strict=True))
@@ -361,7 +359,7 @@ def test_a_stable_learner_stays_below_by_variance(sizes: list[int], pull: float)
     """The negative control says that losses do not vary, of a model that ignores its data."""
     counts, weights = np.array(sizes), np.array([0.5, 0.2, 0.3])
     rng, means = np.random.default_rng(6), np.array([0.03, 0.05, 0.02])
-    fitted = rng.binomial(counts, means, size=(2000, 3)) / counts
+    fitted = rng.binomial(counts, means, size=(400, 3)) / counts
     model = pull * (fitted @ weights)
     population = np.abs(1 - model) * (weights @ means) + model * (weights @ (1 - means))
     empirical = ((1 - model)[:, None] * fitted + model[:, None] * (1 - fitted)) @ weights

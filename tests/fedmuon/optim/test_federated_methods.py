@@ -387,11 +387,11 @@ def disagreeing(clients: int = 4, d: int = 5, c: int = 3) -> Quadratics:
 
 @pytest.mark.parametrize("cohort", [4, 2])
 def test_scaffold_reaches_the_optimum_where_fedavg_does_not(cohort: int) -> None:
-    task, rounds = disagreeing(), 900
+    task, rounds = disagreeing(), 300
     best = task.optimum()
-    scaffold = descended(task, recipes.scaffold(0.05, clients=4), rounds, 5, cohort)
+    scaffold = descended(task, recipes.scaffold(0.15, clients=4), rounds, 5, cohort)
     assert (scaffold - best).norm() < 1e-8
-    fedavg = descended(task, recipes.fedavg(0.05), rounds, 5, 4)
+    fedavg = descended(task, recipes.fedavg(0.15), rounds, 5, 4)
     assert (fedavg - best).norm() > 0.1
 
 
@@ -415,14 +415,14 @@ def test_local_muon_stalls_where_the_corrected_method_converges(degree: int) -> 
     best = task.optimum()
     assert torch.allclose(best, towards / 2)
     map_ = orthogonalizers.newton_schulz(degree)
-    stalled = descended(task, recipes.local_muon(0.01, 0.5, map_), 500, 2)
+    stalled = descended(task, recipes.local_muon(0.01, 0.5, map_), 100, 2)
     assert stalled.norm() < 1e-6  # the floor eps breaks the tie by so much
 
     def distance(lr: float) -> float:
         recipe = recipes.fedmuon_corrected(lr, 0.5, map_, clients=2)
-        return float((descended(task, recipe, 500, 2) - best).norm())
+        return float((descended(task, recipe, round(2 / lr), 2) - best).norm())
 
-    assert distance(0.02) < 0.05 and distance(0.005) < 0.0125
+    assert distance(0.02) < 0.05 and distance(0.01) < 0.025
 
 
 def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:

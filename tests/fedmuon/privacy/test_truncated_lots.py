@@ -144,7 +144,7 @@ def test_the_library_has_a_tighter_analysis_and_never_a_larger_epsilon() -> None
             sampling_probability=rate,
             truncated_batch_size=most,
             noise_multiplier=noise,
-            value_discretization_interval=1e-4,
+            value_discretization_interval=1e-3,
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
         )
         return float(one.self_compose(steps).get_epsilon_for_delta(delta))
