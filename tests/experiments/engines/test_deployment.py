@@ -1,6 +1,5 @@
 """The app as Flower packs it, and as separate processes with TLS and known keys run it."""
 
-import json
 import os
 import shutil
 import signal
@@ -137,18 +136,17 @@ def test_deployment_is_inline(
     assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
 
 
-@pytest.mark.parametrize("recipe", quick(["scaffold", "fedmuon-corrected"], ["scaffold"]))
-def test_clients_keep_their_states(deployment: Deployment, tmp_path: Path, recipe: str) -> None:
-    """On the disk of their nodes, which also a resumed run finds."""
-    config = tiny(5, local={"recipe": recipe, "steps": 2}, output={"checkpoint-every": 2})
+@pytest.mark.slow
+def test_clients_keep_their_states(deployment: Deployment, tmp_path: Path) -> None:
+    """On the disk of their nodes; those of scaffold are below."""
+    config = tiny(3, local={"recipe": "fedmuon-corrected", "steps": 2})
     inline, out = tmp_path / "inline", tmp_path / "deployed"
     execute(config, inline)
     deployment.execute(config, out)
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
-    held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
-    assert len({file.parent for file in held}) >= 2
 
 
+@pytest.mark.slow
 def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_path: Path) -> None:
     """The model that is shared is that inline; the nodes' own parts cannot be tested."""
     tables = {
@@ -156,7 +154,7 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
         "task": {"name": "network", "model": "mlp"},
         "local": {"recipe": "fedper", "personal": "head.*", "steps": 2},
     }
-    config, inline, out = tiny(3, **tables), tmp_path / "inline", tmp_path / "deployed"
+    config, inline, out = tiny(2, **tables), tmp_path / "inline", tmp_path / "deployed"
     execute(config, inline)
     deployment.execute(config, out)
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
@@ -164,7 +162,7 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     assert not (out / "personal.safetensors").exists()
     tables["data"]["client-test"] = 0.3
     with pytest.raises(InputError, match=r"own model, which stays on its SuperNode: set"):
-        deployment.execute(tiny(3, **tables), tmp_path / "tested")
+        deployment.execute(tiny(2, **tables), tmp_path / "tested")
 
 
 def states_of(deployment: Deployment, number: int) -> Path:
@@ -187,24 +185,27 @@ def stop_after(round: int) -> Callable[[dict], None]:
 def test_a_resumed_run_finds_the_states_of_its_clients(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """By its id; and its records of clients are those inline."""
-    config = scaffold(4, output={"clients": True})
+    """On the disks of their nodes, by its id; and its records of clients are those inline."""
+    config = scaffold(3, output={"clients": True})
     inline, out = tmp_path / "inline", tmp_path / "deployed"
     execute(config, inline)
     with pytest.raises(Interrupted):
-        deployment.execute(config, out, stop_after(2))
+        deployment.execute(config, out, stop_after(1))
     first = (out / "run-id.txt").read_text()
     assert not (out / "summary.json").exists()
     deployment.execute(config, out)
     assert (out / "run-id.txt").read_text() == first
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
     same_client_records(inline, out)
+    held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
+    assert len({file.parent for file in held}) >= 2
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_state_is_an_error(deployment: Deployment, tmp_path: Path) -> None:
     """Under the strict policy; with the state back in its place, the run resumes and is that
     inline."""
-    config = scaffold(3, faults={"retries": 0}, engine={"name": "deployment"})
+    config = scaffold(2, faults={"retries": 0}, engine={"name": "deployment"})
     schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
     victim = next(iter(schedule[0] & schedule[1]))
     place = states_of(deployment, victim)
@@ -214,7 +215,7 @@ def test_a_node_that_lost_its_state_is_an_error(deployment: Deployment, tmp_path
         if record["round"] == 1:
             place.rename(hidden)
 
-    execute(scaffold(3), tmp_path / "inline")
+    execute(scaffold(2), tmp_path / "inline")
     with pytest.raises(InputError, match=rf"node of client {victim} has lost the client's state"):
         deployment.execute(config, tmp_path / "out", hide)
     shutil.rmtree(place, ignore_errors=True)
@@ -228,11 +229,12 @@ def test_a_node_that_lost_its_state_is_an_error(deployment: Deployment, tmp_path
 def test_a_supernode_killed_between_rounds_returns_with_its_states(
     deployment: Deployment, tmp_path: Path
 ) -> None:
+    """It is asked again, and nothing is lost."""
     faults, engine = {"deadline": 40.0, "retries": 8}, {"name": "deployment"}
-    config = scaffold(4, faults=faults, engine=engine)
+    config = scaffold(3, faults=faults, engine=engine)
     schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
     victim = next(iter(schedule[0] & schedule[1]))
-    execute(scaffold(4), tmp_path / "inline")
+    execute(scaffold(3), tmp_path / "inline")
     revival = threading.Thread(target=revive, args=(deployment, victim))
 
     def watch(record: dict) -> None:
@@ -244,7 +246,8 @@ def test_a_supernode_killed_between_rounds_returns_with_its_states(
     revival.join()
     found = tmp_path / "out" / "model.safetensors"
     assert distance(tmp_path / "inline" / "model.safetensors", found) <= 1e-12
-    assert any("faults" in one for one in RunDirectory(tmp_path / "out").records())
+    records = RunDirectory(tmp_path / "out").records()
+    assert {fault["client"] for one in records for fault in one.get("faults", [])} == {victim}
 
 
 @pytest.mark.slow
@@ -268,29 +271,6 @@ def test_client_level_deployed_is_that_inline(
     assert summary["privacy"]["trust"] == trust
     for name in ("model.safetensors", "momentum.safetensors"):
         assert distance(tmp_path / "inline" / name, tmp_path / "deployed" / name) <= 1e-12
-
-
-@pytest.mark.slow
-def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Path) -> None:
-    """Killed after the first round, it comes back, is asked again, and nothing is lost."""
-    faults, engine = {"deadline": 40.0, "retries": 3}, {"name": "deployment"}
-    config = tiny(3, faults=faults, engine=engine)
-    victim = int(build_plan(config).participants(1)[0])
-    inline, out = tmp_path / "inline", tmp_path / "deployed"
-    execute(tiny(3), inline)
-
-    revival = threading.Thread(target=revive, args=(deployment, victim))
-
-    def watch(record: dict) -> None:
-        if record["round"] == 1:
-            kill(deployment, victim)
-            revival.start()
-
-    deployment.execute(config, out, watch)
-    revival.join()
-    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
-    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    assert {fault["client"] for record in records for fault in record.get("faults", [])} == {victim}
 
 
 @pytest.mark.slow
