@@ -1,5 +1,6 @@
 """What README and docs tell people to type does what they say."""
 
+import functools
 import importlib.util
 import re
 import shlex
@@ -28,6 +29,7 @@ LONG = (
 )  # fmt: skip
 
 
+@functools.cache
 def blocks(language: str) -> list[tuple[Path, str]]:
     """The fenced blocks of that language, in the order of the pages."""
     marked = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -40,10 +42,12 @@ def typed(shells: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in lines))
 
 
+@functools.cache
 def lines() -> list[str]:
     return typed(block for _, block in blocks("sh"))
 
 
+@functools.cache
 def commands() -> list[str]:
     return [
         line
@@ -95,7 +99,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 
 def layer(command: str) -> list[pytest.MarkDecorator]:
-    known = "README.md" in {page.name for page, block in blocks("sh") if command in typed([block])}
+    known = command in typed(block for page, block in blocks("sh") if page.name == "README.md")
     return [pytest.mark.slow] if any(one in command for one in LONG) and not known else []
 
 
