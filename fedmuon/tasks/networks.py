@@ -98,6 +98,7 @@ class NetworkTask:
     saved: int = field(init=False)  # activations that autograd keeps for one sample
     products: int = field(init=False)  # approximately, of one sample: for parameters, activations
     convolves: bool = field(init=False)
+    channels_last: bool = field(init=False)  # how weights of convolutions lie in memory in a call
     statistics: tuple[str, ...] = field(init=False)  # names of running statistics
     axes: tuple[int, ...] = field(init=False)  # of the samples, in the inputs of dropouts
     stack_limit: int = field(init=False)  # parameters up to which clients train faster as one stack
@@ -125,6 +126,9 @@ class NetworkTask:
             "statistics": tuple(statistics_of(self.module)),
             "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
+            # oneDNN convolves and torch pools faster with channels as the last axis in memory. A
+            # module of a user may not expect this order: `view` fails on it.
+            "channels_last": thread_safe and self.dtype == torch.float32,
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
             "chunks": Chunks(max(1, most)),
             "thread_safe": thread_safe,
@@ -248,7 +252,9 @@ class NetworkTask:
         learned, now = split_statistics(params)
         after = {name: value.clone() for name, value in now.items()}  # which the call writes into
         try:
-            slope, loss = self._slope(learned, inputs, labels, shares, self._keys(batch), after)
+            slope, loss = self._slope(
+                self._laid_out(learned), inputs, labels, shares, self._keys(batch), after
+            )
         except ValueError as error:
             if len(labels) > 1 or "more than 1 value per channel" not in str(error):
                 raise
@@ -325,9 +331,19 @@ class NetworkTask:
 
         def turn(r: int) -> Any:
             given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))
-            return function({name: value[r] for name, value in params.items()}, *given)
+            return function(self._laid_out({name: v[r] for name, v in params.items()}), *given)
 
         return stack_results([turn(r) for r in range(size_of(params))])
+
+    def _laid_out(self, params: Params) -> Params:
+        """One replica's parameters, whose convolutions decide how images lie in memory."""
+        if not self.channels_last:
+            return params
+        order = torch.channels_last  # `contiguous` would keep the strides of a single channel
+        return {
+            name: value.to(memory_format=order) if value.ndim == 4 else value
+            for name, value in params.items()
+        }
 
     def _keys(self, batch: Batch) -> Tensor:
         """The keys of a batch; without dropout, anything of the same length. A batch without keys,
@@ -368,7 +384,8 @@ class NetworkTask:
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, slopes, strict=True)), loss.detach()
+        found = (slope.contiguous() for slope in slopes)
+        return dict(zip(leaves, found, strict=True)), loss.detach()
 
     def _losses(
         self, params: Params, inputs: Tensor, labels: Tensor, *unused: Tensor

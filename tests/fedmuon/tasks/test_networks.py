@@ -147,6 +147,42 @@ def test_losses_are_those_of_each_sample(vectorized: bool) -> None:
         assert (right[r] == (outputs.argmax(1) == batch.labels)).all()
 
 
+def test_images_lie_channels_last_where_only_layers_of_torch_read_them() -> None:
+    class Flat(nn.Module):
+        """A user's module whose `view` needs channels before pixels."""
+
+        def forward(self, images: Tensor) -> Tensor:
+            return images.view(len(images), -1)
+
+    own = nn.Sequential(*(Flat() if isinstance(one, nn.Flatten) else one for one in toy()))
+    found, exact = NetworkTask(toy(), TOY), NetworkTask(toy(), TOY, dtype=torch.float64)
+    assert found.channels_last
+    assert not exact.channels_last
+    params, rng = stack_of(toy(), 2), torch.Generator().manual_seed(1)
+    images, labels = torch.rand(9, *TOY, generator=rng, dtype=torch.float64), torch.arange(9) % 3
+    narrow = {name: value.float() for name, value in params.items()}
+    weights = {name: value[:1] for name, value in narrow.items()}
+    # In the first network's first convolution the order of memory is that of the weights.
+    laid = found._laid_out({name: value[0] for name, value in narrow.items()})["0.weight"]
+    assert laid.stride() == (18, 1, 6, 2)
+    loss, slope = exact.gradient(params, [Batch(images, labels)])
+    batch = Batch(images.float(), labels)
+    for task, given in ((found, narrow), (NetworkTask(own, TOY), weights)):
+        near, near_slope = task.gradient(given, [batch])
+        assert near.double() == pytest.approx(loss[: len(near)], rel=1e-5)
+        for name, value in near_slope.items():
+            assert value.is_contiguous()
+            assert torch.allclose(value.double(), slope[name][: len(value)], rtol=1e-4, atol=1e-5)
+        each, more = task.losses(given, batch)
+        right, known = exact.losses(params, Batch(images, labels))
+        assert torch.allclose(each.double(), right[: len(each)], rtol=1e-5)
+        assert torch.equal(more["accuracy"], known["accuracy"][: len(each)])
+    own_task = NetworkTask(own, TOY)
+    object.__setattr__(own_task, "channels_last", True)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        own_task.gradient(weights, [batch])
+
+
 def test_another_loss_can_be_given() -> None:
     """The matrix task's loss 1 - p_y on a network without hidden layers is the matrix task."""
     module = nn.Sequential(nn.Linear(72, 3, bias=False))
