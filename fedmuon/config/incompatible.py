@@ -121,12 +121,22 @@ def _compression_problems(config: Config) -> Iterator[str]:
             f"[federation] aggregate = '{config.federation.aggregate}' is another one: set "
             "aggregate = 'mean', or feedback = 'error'"
         )
-    client_level = privacy.level == "client"
-    if table.feedback != "none" and (client_level or config.local.recipe in PRIVATE):
+    if table.downlink == "power":
         yield (
-            f"[compression] feedback = '{table.feedback}' keeps a client's states between rounds, "
-            "which no ledger of a private run counts: set feedback = 'none'"
+            "[compression] downlink = 'power' would need the factors of the last message, which "
+            "the server does not keep: set downlink = 'low-rank'"
         )
+    client_level = privacy.level == "client"
+    if client_level or config.local.recipe in PRIVATE:
+        for kept, choice, mend in (
+            (table.feedback != "none", f"feedback = '{table.feedback}'", "feedback = 'none'"),
+            (table.uplink == "power", "uplink = 'power'", "uplink = 'low-rank'"),
+        ):
+            if kept:
+                yield (
+                    f"[compression] {choice} keeps a client's states between rounds, which no "
+                    f"ledger of a private run counts: set {mend}"
+                )
     if client_level and privacy.trust != "local":
         yield (
             f"{named} may follow the noise only, and with [privacy] trust = '{privacy.trust}' a "

@@ -370,17 +370,18 @@ def _compressed_by(names: tuple[str, ...]) -> ReadIf:
 
 OF_A_SHARE = _compressed_by(("top-k", "random-k", "rows"))
 OF_LEVELS = _compressed_by(("qsgd",))
-OF_LOW_RANK = _compressed_by(("low-rank",))
+OF_A_RANK = _compressed_by(("low-rank", "power"))
+OF_POWER = ReadIf("compression.uplink", ("power",), "power reads")
 CONTRACTIVE_UPLINK = ReadIf(
     "compression.uplink",
-    ("top-k", "rows", "sign", "low-rank"),
-    "top-k, rows, sign and low-rank read",
+    ("top-k", "rows", "sign", "low-rank", "power"),
+    "top-k, rows, sign, low-rank and power read",
 )
 
 
 # The tables
 
-Compressor = Literal["none", "top-k", "random-k", "rows", "qsgd", "sign", "low-rank"]
+Compressor = Literal["none", "top-k", "random-k", "rows", "qsgd", "sign", "low-rank", "power"]
 
 
 class Data(Table):
@@ -998,7 +999,8 @@ class Compression(Table):
         "none",
         "how clients compress their updates: top-k, random-k and rows send a `share` of the "
         "entries or rows, the largest or random ones; qsgd rounds at random to `levels`; sign "
-        "sends one bit per entry; low-rank sends factors of `rank`. random-k and qsgd are unbiased",
+        "sends one bit per entry; low-rank and power send factors of `rank`, by a singular value "
+        "decomposition or by power iteration from the last message. random-k and qsgd are unbiased",
     )
     downlink: Compressor = key(
         "none",
@@ -1014,8 +1016,11 @@ class Compression(Table):
     rank: Count = key(
         4,
         "r; matrices whose factors would be no smaller are sent as they are",
-        read_if=OF_LOW_RANK,
+        read_if=OF_A_RANK,
         symbol="r",
+    )
+    iterations: Annotated[int, Field(ge=1, le=100)] = key(
+        1, "power iterations for each message", read_if=OF_POWER
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
@@ -1277,7 +1282,8 @@ LATER = tuple(
         "task": ("head", "positions"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients"),
-        "compression": ("uplink", "downlink", "share", "levels", "rank", "feedback"),
+        "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
+                        "feedback"),
         "orthogonalizer": ("safety", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "center", "center-samples",
                  "pad-token"),

@@ -162,22 +162,24 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
             "one of them out"
         )
     feedback = table.feedback if reads(config, "compression.feedback") else "none"
-    if feedback != "none" and recipe.private:
-        raise InputError(
-            f"[compression] feedback = '{feedback}' keeps a client's states between rounds, "
-            "which no ledger of a private recipe counts: set feedback = 'none'"
-        )
     if feedback == "ef21" and not recipe.aggregate.averages:
         raise InputError(
             "[compression] feedback = 'ef21' keeps the plain mean of the clients' estimates, and "
             "your recipe has another aggregate: set feedback = 'error'"
         )
     uplink, downlink = (
-        compressor(name, table.share, table.levels, table.rank)
+        compressor(name, table.share, table.levels, table.rank, table.iterations)
         for name in (table.uplink, table.downlink)
     )
     seed, clients = config.federation.seed, config.federation.clients
-    return replace(recipe, compression=Compression(uplink, downlink, feedback, seed, clients))
+    found = Compression(uplink, downlink, feedback, seed, clients)
+    if found.keeps and recipe.private:
+        choice = f"feedback = '{feedback}'" if feedback != "none" else f"uplink = '{table.uplink}'"
+        raise InputError(
+            f"[compression] {choice} keeps a client's states between rounds, which no ledger of a "
+            "private recipe counts: set feedback = 'none', and another uplink than 'power'"
+        )
+    return replace(recipe, compression=found)
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:

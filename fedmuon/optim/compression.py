@@ -11,7 +11,7 @@ draws of a compressor, which come from the generator that it is given.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fedmuon.tasks.base import Params, split_statistics
 Trees = Mapping[str, Params]  # "model", or the name of a link -> its tensors
 DrawOf = Callable[[int, int], np.random.Generator]  # numbers of the tree and tensor -> its draws
 Parts = dict[str, Tensor]  # the tensors of a message that stand for one tensor, by what they are
+NO_MEMORY: Params = {}
 WHOLE = ""  # the part of a tensor that is sent as it is
 MODEL = "model"
 FEEDBACK = "compression"  # the name of what a client keeps of its updates
@@ -37,19 +38,22 @@ class Compressor:
 
     Attributes:
         name: What it is called in [compression].
-        encode: (tensor [S, ...], generator) -> its parts.
+        encode: (tensor [S, ...], generator) -> its parts. If the sender keeps a part, `encode` also
+            takes this part of the sender's last message.
         decode: (parts, a tensor like the one that was sent) -> C(x).
         template: a tensor -> tensors like its parts.
         error: a tensor -> e, the bound on E||C(x) - x||^2 / ||x||^2 for tensors like it.
         unbiased: Whether E C(x) = x.
+        kept: The part that a sender keeps for its next message, if there is one.
     """
 
     name: str
-    encode: Callable[[Tensor, np.random.Generator], Parts]
+    encode: Callable[..., Parts]
     decode: Callable[[Parts, Tensor], Tensor]
     template: Callable[[Tensor], Parts]
     error: Callable[[Tensor], float] = field(default=lambda like: 0.0)
     unbiased: bool = False
+    kept: str = ""
 
 
 def identity() -> Compressor:
@@ -291,14 +295,56 @@ def svd(rank: int) -> Compressor:
     Args:
         rank: r.
     """
-    if not isinstance(rank, int) or rank < 1:
-        raise InputError(f"the rank of low-rank is {rank}: give a whole number of 1 or more")
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
         if factors_fit(value, rank) is None:
             return {WHOLE: value}
         left, right = factors(value.flatten(2), rank)
         return {"left": left, "right": right}
+
+    return _factored("low-rank", rank, encode)
+
+
+def power(rank: int, iterations: int = 1) -> Compressor:
+    """PowerSGD: send matrices as two factors of rank r, found by power iteration.
+
+    An iteration is L = orth(M R^T), R = L^T M, and the receiver reads L R, a projection of M. R
+    begins as that of the sender's last message, so for matrices that change little, L R approaches
+    the nearest matrix of rank r from round to round (Vogels et al. 2019, arXiv:1905.13727). At
+    first, R is drawn from a normal distribution; so are later those of its rows that are 0 up to
+    rounding, because they tell nothing of M. Vectors, and matrices whose factors would be no
+    smaller, are sent as they are.
+
+    Args:
+        rank: r.
+        iterations: Iterations for each message.
+    """
+    if not isinstance(iterations, int) or iterations < 1:
+        raise InputError(f"power has {iterations} iterations: give a whole number of 1 or more")
+
+    def encode(value: Tensor, rng: np.random.Generator, kept: Tensor | None = None) -> Parts:
+        if (size := factors_fit(value, rank)) is None:
+            return {WHOLE: value}
+        matrix = value.flatten(2)
+        drawn = torch.from_numpy(rng.standard_normal((rank, size[1]))).to(matrix)
+        right = drawn.expand(len(matrix), *drawn.shape)
+        if kept is not None:
+            norms = torch.linalg.vector_norm(kept.to(matrix), dim=2, keepdim=True)
+            least = norms.amax(1, keepdim=True) * torch.finfo(matrix.dtype).eps * max(size)
+            right = torch.where(norms > least, kept.to(matrix), right)
+        left = matrix
+        for _ in range(iterations):
+            left = torch.linalg.qr(matrix @ right.mT).Q.contiguous()
+            right = left.mT @ matrix
+        return {"left": left, "right": right}
+
+    return replace(_factored("power", rank, encode), kept="right")
+
+
+def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
+    """A compressor that sends factors [S, m, r] and [S, r, n] of matrices [S, m, n]."""
+    if not isinstance(rank, int) or rank < 1:
+        raise InputError(f"the rank of {name} is {rank}: give a whole number of 1 or more")
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         if WHOLE in parts:
@@ -316,10 +362,12 @@ def svd(rank: int) -> Compressor:
         size = factors_fit(like, rank)
         return 0.0 if size is None else 1 - rank / min(size)
 
-    return Compressor("low-rank", encode, decode, template, error)
+    return Compressor(name, encode, decode, template, error)
 
 
-def compressor(name: str, share: float = 0.1, levels: int = 7, rank: int = 4) -> Compressor:
+def compressor(
+    name: str, share: float = 0.1, levels: int = 7, rank: int = 4, iterations: int = 1
+) -> Compressor:
     """The compressor of that name in [compression]; each reads its own argument."""
     makers: dict[str, Callable[[], Compressor]] = {
         "none": identity,
@@ -329,6 +377,7 @@ def compressor(name: str, share: float = 0.1, levels: int = 7, rank: int = 4) ->
         "qsgd": lambda: qsgd(levels),
         "sign": sign,
         "low-rank": lambda: svd(rank),
+        "power": lambda: power(rank, iterations),
     }
     if name not in makers:
         raise InputError(f"there is no compressor {name!r}: name one of {', '.join(makers)}")
@@ -342,8 +391,10 @@ def _flat_name(name: str, part: str) -> str:
     return f"{name}:{part}" if part else name
 
 
-def encoded(compressor: Compressor, trees: Trees, like: Params, draw: DrawOf) -> dict[str, Params]:
-    """The tensors of a message that carries these trees.
+def encoded(
+    compressor: Compressor, trees: Trees, like: Params, draw: DrawOf, memory: Params = NO_MEMORY
+) -> dict[str, Params]:
+    """The tensors of a message that carries these trees, whose sender has that memory.
 
     Tensors of the names and shapes of `like` are compressed; all others, such as running statistics
     of BatchNorm or counts of steps, are sent as they are.
@@ -355,7 +406,9 @@ def encoded(compressor: Compressor, trees: Trees, like: Params, draw: DrawOf) ->
             if not compressible(value, name, like):
                 found[tree][name] = value
                 continue
-            parts = compressor.encode(value, draw(number, block))
+            kept = memory.get(f"{tree}.{_flat_name(name, compressor.kept)}")
+            given = () if kept is None or not compressor.kept else (kept,)
+            parts = compressor.encode(value, draw(number, block), *given)
             found[tree] |= {_flat_name(name, part): one for part, one in parts.items()}
     return found
 
@@ -414,6 +467,8 @@ class Compression:
     - "ef21": the message is c = C(u - e), and e <- e + c. The server holds g, the mean of the e of
       all N clients: g <- g + (1/N) sum of the c, and its rule sees what it sent plus g.
 
+    A client also keeps what its compressor needs for the next message: the right factors of power.
+
     Sources: Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847) for "error";
     Richtarik et al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for
     "ef21", with partial participation.
@@ -444,8 +499,8 @@ class Compression:
 
     @property
     def keeps(self) -> bool:
-        """Whether clients keep a memory of what they sent."""
-        return self.feedback != "none"
+        """Whether clients keep something of their messages."""
+        return self.feedback != "none" or bool(self.uplink.kept)
 
     @property
     def estimates(self) -> bool:
@@ -460,7 +515,7 @@ class Compression:
         Args:
             returned: The client's model and states at the end of its round.
             received: Those that it began with.
-            memory: Its memory, by `tree.name`; empty is 0.
+            memory: Its memory, by `tree.name` or `tree.name:part`; empty is 0.
             round: The round, for the draws.
             client: The client, for the draws.
         """
@@ -476,10 +531,15 @@ class Compression:
                 if (kept := memory.get(f"{tree}.{name}")) is not None:
                     target[tree][name] = target[tree][name] + sign * kept.to(value)
         draw = draws_of(self.seed, Draw.COMPRESSION, round, client)
-        message = encoded(self.uplink, target, like, draw)
-        if not self.keeps:
-            return message, {}
-        after: Params = {}
+        message = encoded(self.uplink, target, like, draw, memory)
+        after: Params = {
+            f"{tree}.{name}": value
+            for tree, held in message.items()
+            for name, value in held.items()
+            if self.uplink.kept and name.endswith(f":{self.uplink.kept}")
+        }
+        if self.feedback == "none":
+            return message, after
         for tree, held in decoded(self.uplink, message, like).items():
             for name, found in held.items():
                 if not compressible(found, name, like):

@@ -28,6 +28,7 @@ CASES: list[dict[str, Any]] = [
     {"compression": {"uplink": "top-k", "share": 0.2, "feedback": "ef21"}},
     {"compression": {"uplink": "random-k", "downlink": "sign"}, "local": {"recipe": "scaffold"}},
     {"compression": {"uplink": "qsgd", "downlink": "low-rank", "rank": 1}},
+    {"compression": {"uplink": "power", "rank": 1, "feedback": "error"}, "data": {"classes": 4}},
     {"compression": {"uplink": "rows", "feedback": "error"}, "local": {"recipe": "fedavg"}},
 ]
 

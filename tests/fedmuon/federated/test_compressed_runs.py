@@ -32,6 +32,7 @@ from fedmuon.optim.compression import Compression, identity
 from fedmuon.runs.loop import prepare, train
 
 TOP = {"uplink": "top-k", "share": 0.3}
+POWER = {"uplink": "power", "rank": 1, "feedback": "error"}
 LOCAL = {"steps": 2, "batch": 4}
 
 
@@ -100,10 +101,14 @@ def test_a_round_is_the_naive_loop() -> None:
         state = result.state
 
 
-@pytest.mark.parametrize("feedback", ["error", "ef21"])
-def test_a_stopped_run_resumes_bit_identically(feedback: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "compression",
+    [{**TOP, "feedback": "error"}, {**TOP, "feedback": "ef21"}, POWER],
+    ids=["error", "ef21", "power"],
+)
+def test_a_stopped_run_resumes_bit_identically(compression: dict[str, Any], tmp_path: Path) -> None:
     """What clients and the server keep is in the checkpoints."""
-    table = config({**TOP, "feedback": feedback}, output={"checkpoint-every": 1})
+    table = config(compression, output={"checkpoint-every": 1})
     execute(table, tmp_path / "whole")
     run = prepare(resolve(table), tmp_path / "stopped")
 
@@ -118,7 +123,7 @@ def test_a_stopped_run_resumes_bit_identically(feedback: str, tmp_path: Path) ->
         load_file(tmp_path / name / "model.safetensors")["weight"] for name in ("whole", "stopped")
     )
     assert (whole == stopped).all()
-    other = ended(config(TOP)).params["weight"].numpy()
+    other = ended(config({**compression, "feedback": "none"})).params["weight"].numpy()
     assert np.abs(other - whole).max() > 1e-6  # the memory matters
 
 
@@ -139,7 +144,8 @@ def test_fewer_bytes_go_up_and_down(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "compression",
     [{"downlink": "qsgd", "levels": 100}, {"uplink": "random-k", "share": 0.5},
-     {**TOP, "feedback": "ef21"}, {"uplink": "sign", "feedback": "error", "downlink": "low-rank"}],
+     {**TOP, "feedback": "ef21"}, POWER,
+     {"uplink": "sign", "feedback": "error", "downlink": "low-rank"}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "fedmuon", "ditto", "dp-sgd"])
@@ -170,6 +176,13 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"privacy": CLIENTS, "local": {"recipe": "fedavg"}, "compression": TOP}, "trust = 'local'"),
     ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
       "compression": {"downlink": "qsgd"}}, "downlink = 'none'"),
+    ({"compression": {"downlink": "power"}}, "downlink = 'low-rank'"),
+    ({"compression": {"uplink": "low-rank", "iterations": 2}}, "iterations = 2 has no effect"),
+    ({"compression": {"uplink": "power", "iterations": 0}}, "iterations = 0"),
+    ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
+      "compression": {"uplink": "power"}}, "uplink = 'power' keeps"),
+    ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
+      "compression": {"uplink": "power"}}, "uplink = 'power' keeps"),
     ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
       "compression": {**TOP, "feedback": "error"}}, "no ledger"),
 ]  # fmt: skip

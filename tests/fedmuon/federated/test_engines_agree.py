@@ -117,6 +117,8 @@ PERSISTENT = [
 SPARSE = {"uplink": "top-k", "share": 0.3, "downlink": "qsgd", "levels": 1000, "feedback": "ef21"}
 PERSISTENT.append({**PERSISTENT[0], "compression": SPARSE})
 PERSISTENT.append({**PERSISTENT[0], "local": {"steps": 2}, "compression": SPARSE})
+WARM = {"uplink": "power", "rank": 1, "feedback": "error"}
+PERSISTENT.append({"local": {"steps": 2}, "compression": WARM, "data": {"classes": 4}})
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},
@@ -162,7 +164,7 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     assert taken[0] == taken[1]
 
 
-@pytest.mark.parametrize("tables", quick(PERSISTENT, [PERSISTENT[0], PERSISTENT[-1]]))
+@pytest.mark.parametrize("tables", quick(PERSISTENT, [PERSISTENT[0], *PERSISTENT[-2:]]))
 def test_states_of_clients_on_ray_are_those_inline(
     live: LiveGrid, tmp_path: Path, tables: dict
 ) -> None:

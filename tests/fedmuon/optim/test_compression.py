@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.compression import (
     Compression,
     Compressor,
     identity,
+    power,
     qsgd,
     random_k,
     rows,
@@ -23,7 +25,7 @@ from fedmuon.optim.compression import (
 
 CONTRACTIVE = [top_k(0.3), top_k(0.01), rows(0.4), sign(), svd(1), svd(2)]
 UNBIASED = [random_k(0.25), random_k(1.0), qsgd(1), qsgd(3), qsgd(40), identity()]
-EVERY = [*CONTRACTIVE, *UNBIASED]
+EVERY = [*CONTRACTIVE, *UNBIASED, power(1), power(2, 3)]
 
 
 def matrices(seed: int, shape: tuple[int, ...] = (2, 7, 5)) -> Tensor:
@@ -82,6 +84,18 @@ def test_the_bounds_are_attained() -> None:
     wide = torch.eye(4, 12).double()[None]
     lost = (through(svd(1), wide) - wide).square().sum() / 4
     assert float(lost) == pytest.approx(svd(1).error(wide), rel=1e-12, abs=0)
+
+
+def test_power_contracts_in_the_mean() -> None:
+    """With a random R, and its bound is attained where all singular values are equal."""
+    for value in (matrices(2), matrices(3, (1, 4, 9)), matrices(4, (3, 9, 2, 2))):
+        for one in (power(1), power(2), power(1, 3)):
+            _, squares = means(one, value, 400)
+            assert (squares <= 1.05 * one.error(value)).all()
+    equal = torch.eye(4, 12).double()[None]
+    lost = (through(power(1), equal) - equal).square().sum() / 4
+    assert float(lost) == pytest.approx(power(1).error(equal), rel=1e-12, abs=0)
+    assert not power(1).unbiased and means(power(1), matrices(2), 400)[0].abs().max() > 20
 
 
 def naive_top(flat: np.ndarray, count: int) -> np.ndarray:
@@ -147,14 +161,15 @@ def test_bytes_are_what_the_formulas_say() -> None:
     assert size(qsgd(1)) == 60_000 * 2 // 8 + 4
     assert size(qsgd(7)) == 60_000 * 4 // 8 + 4  # 15 codes
     assert size(qsgd(8)) == 60_000 * 5 // 8 + 4  # 17 codes
-    assert size(svd(4)) == 4 * (300 + 200) * 4
+    assert size(svd(4)) == size(power(4)) == 4 * (300 + 200) * 4
     assert bytes_of(top_k(0.1), value[:, :10, :20]) == 20 * (4 + 2)
 
 
 @pytest.mark.parametrize(
     "make",
     [lambda: top_k(0.0), lambda: random_k(1.5), lambda: rows(math.nan), lambda: qsgd(0),
-     lambda: qsgd(1 << 15), lambda: svd(0), lambda: qsgd(2.5)],  # type: ignore[arg-type]
+     lambda: qsgd(1 << 15), lambda: svd(0), lambda: qsgd(2.5), lambda: power(0),
+     lambda: power(1, 0)],  # type: ignore[arg-type]
 )  # fmt: skip
 def test_bad_parameters_are_rejected(make: Callable[[], Compressor]) -> None:
     with pytest.raises(InputError, match="give a"):
@@ -209,6 +224,70 @@ def test_feedback_is_the_papers_loop(kind: str) -> None:
     found, naive = feedback_loop(kind, 60, 0.05)
     assert np.abs(found - naive).max() < 1e-12
     assert np.abs(found[1:] - found[:-1]).max() > 1e-3
+
+
+# PowerSGD: a client keeps the right factors of its last message
+
+
+def sent_in_rounds(updates: list[np.ndarray], feedback: str, warm: bool = True) -> list[np.ndarray]:
+    """C(u) of every round, from the messages of one client."""
+    table, memory, found = Compression(power(2), feedback=feedback, seed=3, clients=1), {}, []
+    zero = {"model": {"w": torch.zeros(1, *updates[0].shape).double()}}
+    for r, update in enumerate(updates):
+        returned = {"model": {"w": torch.from_numpy(update)[None]}}
+        message, memory = table.message(returned, zero, memory, r, 0)
+        if not warm:
+            memory.pop("model.w:right")
+        (read,), _ = table.replies([message], zero, {})
+        found.append(read["model"]["w"][0].numpy())
+    return found
+
+
+def naive_power(updates: list[np.ndarray], feedback: str) -> list[np.ndarray]:
+    drawn = generator(3, Draw.COMPRESSION).standard_normal((2, updates[0].shape[1]))
+    q, e, found = drawn.T, np.zeros_like(updates[0]), []
+    for update in updates:
+        wanted = update + e
+        p = wanted @ q
+        p[:, 0] /= np.linalg.norm(p[:, 0])
+        p[:, 1] -= (p[:, 0] @ p[:, 1]) * p[:, 0]
+        p[:, 1] /= np.linalg.norm(p[:, 1])
+        q = wanted.T @ p
+        found.append(p @ q.T)
+        e = wanted - found[-1] if feedback == "error" else e
+    return found
+
+
+@pytest.mark.parametrize("feedback", ["none", "error"])
+def test_power_is_the_papers_loop(feedback: str) -> None:
+    start, *moves = matrices(11, (9, 7, 5)).numpy()
+    updates = list(np.cumsum([start, *(0.2 * one for one in moves)], 0))
+    found, naive = sent_in_rounds(updates, feedback), naive_power(updates, feedback)
+    assert max(np.abs(a - b).max() for a, b in zip(found, naive, strict=True)) < 1e-11
+    cold = sent_in_rounds(updates, feedback, warm=False)
+    assert np.abs(cold[1] - naive[1]).max() > 0.1
+
+
+def test_power_approaches_the_nearest_matrix_and_fresh_draws_do_not() -> None:
+    left, _, right = np.linalg.svd(matrices(12, (7, 5)).numpy())
+    values = np.array([4.0, 3.0, 1.0, 0.5, 0.1])
+    update, nearest = ((left[:, :k] * values[:k]) @ right[:k] for k in (5, 2))
+    found = sent_in_rounds([update] * 30, "none")
+    errors = [float(np.abs(one - nearest).max()) for one in found]
+    assert errors[0] > 0.1 and errors[10] < 1e-6 and errors[-1] < 1e-13
+    cold = sent_in_rounds([update] * 30, "none", warm=False)
+    assert min(np.abs(one - nearest).max() for one in cold) > 1e-3
+
+
+def test_power_recovers_from_updates_without_two_directions() -> None:
+    """Zeros and matrices of rank 1 leave rows of R at 0, which new draws replace."""
+    full = matrices(13, (7, 5)).numpy()
+    alone = np.zeros((7, 5))
+    alone[6, 4] = 1.0
+    found = sent_in_rounds([np.zeros((7, 5)), alone, alone, full, full], "none")
+    assert (found[0] == 0).all()
+    assert max(np.abs(one - alone).max() for one in found[1:3]) < 1e-14
+    assert np.linalg.matrix_rank(found[3]) == 2
 
 
 def test_feedback_reaches_the_mean_and_selection_alone_does_not() -> None:
