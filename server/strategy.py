@@ -88,7 +88,8 @@ class FedMuonStrategy(Strategy):
             self._remember(grid, replies)
             told = ()
             if self.experiment.measured:
-                told = client_records(self.state, decompressed(recipe, self.state, replies)[0])
+                read, _ = decompressed(recipe, self.state, replies)
+                told = client_records(self.state, read, recipe.direction)
             sizes = traffic(recipe, self.state, len(participants), replies)
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])

@@ -40,7 +40,7 @@ def section(name: str) -> str:
     rows = [
         ("Keys of `[local]`", ", ".join(f"`{one.replace('_', '-')}`" for one in ("lr", *keys))),
         ("Sent to a client", messages(recipe, recipe.sent)),
-        ("Sent back", messages(recipe, recipe.returned)),
+        ("Sent back", "the direction" if recipe.direction else messages(recipe, recipe.returned)),
         ("Bytes per round", bytes_per_round(recipe)),
         ("Kept by the server", listed(recipe.kept)),
         ("Kept by each client", listed(own)),

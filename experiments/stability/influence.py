@@ -43,7 +43,13 @@ POOL = 2048  # held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
-KEEPING = ("scaffold", "fedmuon-corrected", "fedper", "ditto")  # recipes whose clients keep states
+KEEPING = (
+    "scaffold",
+    "fedmuon-corrected",
+    "ef21-muon",
+    "fedper",
+    "ditto",
+)  # recipes whose clients keep states
 JUMPS = ("exact-sign", "randomized-polar")
 RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
 PREDICTED = "predicted.csv"

@@ -151,8 +151,15 @@ def _compression_problems(config: Config) -> Iterator[str]:
 
 
 def _row_and_shard_problems(config: Config) -> Iterator[str]:
-    """What does not go with NorMuon's running sizes of rows, or with MuonBP's two kinds of step."""
+    """What does not go with NorMuon's running sizes of rows, or with MuonBP's two kinds of step,
+    or with steps on the server."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
+    drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
+    if local.recipe == "ef21-muon" and drawn:
+        yield (
+            f"[orthogonalizer] name = '{table.name}' draws random numbers, and the server of "
+            "recipe = 'ef21-muon' draws none: choose another one, such as newton-schulz"
+        )
     stateful = [
         f"{key} = {value:g}"
         for key, value, off in (("row-memory", table.row_memory, 0), ("shards", table.shards, 1))
@@ -160,7 +167,8 @@ def _row_and_shard_problems(config: Config) -> Iterator[str]:
     ]
     if not stateful or local.recipe not in ORTHOGONALIZED:
         return
-    alone = local.steps == 1 and not local.epochs and local.recipe != "muon"
+    lasts = local.recipe in ("muon", "ef21-muon")  # and so counts the steps of all rounds
+    alone = local.steps == 1 and not local.epochs and not lasts
     if table.shards > 1 and (table.full_every == 1 or alone):
         yield (
             f"[orthogonalizer] shards = {table.shards} has no effect: the first step of each round "

@@ -172,7 +172,7 @@ NO_LOCAL_MOMENTUM = (
 )
 SENDS_MODEL_ONLY = (
     *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", *ADAPTIVE),
-    *("local-muon", "muloco", "local-adamw", "diloco"),
+    *("local-muon", "ef21-muon", "muloco", "local-adamw", "diloco"),
 )
 MUON_RECIPE = ReadIf(
     "local.recipe",

@@ -91,6 +91,7 @@ NAMES: dict[str, dict[str, str]] = {
         "fedmuon-aligned": "fedmuon with steps towards the last global direction (001, Remark 3.2)",
         "fedmuon-corrected": "local Muon on an estimate of everybody's momentum (arXiv:2509.26337)",
         "fedmuon-svd": "fedmuon whose momenta are sent as low-rank factors (arXiv:2510.27403)",
+        "ef21-muon": "clients send momenta; the server takes Muon's step (arXiv:2510.00643)",
         "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         "fedprox": "local SGD, pulled to the received model (Li et al. 2020)",
         "fedper": "local SGD; named parameters never leave the client (Arivazhagan et al. 2019)",
@@ -141,7 +142,8 @@ NAMES: dict[str, dict[str, str]] = {
 
 PRIVATE = tuple(name for name in NAMES["local.recipe"] if name.startswith(("dp-", "disk-")))
 ORTHOGONALIZED = (  # the recipes that take an orthogonalizer
-    "local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd", "muloco",
+    "local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd",
+    "ef21-muon", "muloco",
     "muon", "dp-muon", "dp-muonbc", "disk-muon", "disk-muonbc",
 )  # fmt: skip
 

@@ -172,7 +172,7 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
         for name in (table.uplink, table.downlink)
     )
     seed, clients = config.federation.seed, config.federation.clients
-    found = Compression(uplink, downlink, feedback, seed, clients)
+    found = Compression(uplink, downlink, feedback, seed, clients, recipe.direction)
     if found.keeps and recipe.private:
         choice = f"feedback = '{feedback}'" if feedback != "none" else f"uplink = '{table.uplink}'"
         raise InputError(
@@ -196,7 +196,8 @@ def _is_centred(config: Config, task: Task) -> bool:
     """Whether the rows of all momenta sum to 0: a softmax's gradients do, and so do their weighted
     sums, but not with noise, and not what takes entries from several."""
     summed = config.federation.aggregate in ("mean", "by-samples")
-    return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed
+    whole = config.compression.uplink == config.compression.downlink == "none"
+    return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and whole
 
 
 def user_map(config: Config) -> Orthogonalizer | None:
@@ -251,6 +252,11 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
         raise InputError(
             f"[federation] aggregate = '{aggregate}' weighs clients, and the server's state of "
             "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
+        )
+    if recipe.direction and config.devices.mode == "fedbuff":
+        raise InputError(
+            "[devices] mode = 'fedbuff' adds up moves of models, and the clients of this recipe "
+            "return directions: choose another mode, or a recipe such as fedmuon"
         )
     own = user_objects(config).recipe is not None  # of ours, those with one number do not read it
     if own and config.local.epochs and (recipe.private or recipe.steps):

@@ -28,7 +28,7 @@ from fedmuon.federated.client_data import Shard, Shards
 from fedmuon.federated.client_metrics import MOMENTA, client_metrics, cosines_to_mean
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient
+from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient, zeros
 from fedmuon.optim.compression import ESTIMATE, FEEDBACK, MODEL, decoded, templates
 from fedmuon.optim.recipe import (
     Recipe,
@@ -160,7 +160,8 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
         )
         told = ()
         if experiment.measured:
-            told = client_records(before, decompressed(experiment.recipe, before, replies)[0])
+            read, _ = decompressed(experiment.recipe, before, replies)
+            told = client_records(before, read, experiment.recipe.direction)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
         yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
 
@@ -380,12 +381,15 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
     return (total / len(replies)).double().cpu().numpy()
 
 
-def client_records(before: ServerState, replies: Sequence[Reply]) -> tuple[dict[str, Any], ...]:
+def client_records(
+    before: ServerState, replies: Sequence[Reply], direction: bool = False
+) -> tuple[dict[str, Any], ...]:
     """What is known of each client after a round, in the order of the clients: what it measured,
     and the cosine of the update that it returned to the mean of all. Numbers that are not finite
     are left out."""
     ordered = sorted(replies, key=lambda reply: reply.client)
-    cosines = cosines_to_mean(before.params, [split_statistics(one.params)[0] for one in ordered])
+    base = zeros(before.params) if direction else before.params  # directions are updates
+    cosines = cosines_to_mean(base, [split_statistics(one.params)[0] for one in ordered])
     found = []
     for reply, cosine in zip(ordered, cosines, strict=True):
         metrics = {**reply.metrics, "cosine": cosine}

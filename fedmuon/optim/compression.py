@@ -479,6 +479,7 @@ class Compression:
         feedback: "none", "error" or "ef21".
         seed: Seed of the draws.
         clients: N, the number of all clients, which "ef21" counts on.
+        direction: Whether what returns as the model is a direction, which is an update itself.
     """
 
     uplink: Compressor = field(default_factory=identity)
@@ -486,6 +487,7 @@ class Compression:
     feedback: str = "none"
     seed: int = 0
     clients: int = 0
+    direction: bool = False
 
     @property
     def up(self) -> bool:
@@ -507,6 +509,10 @@ class Compression:
         """Whether the server keeps the mean of the clients' memories."""
         return self.feedback == "ef21"
 
+    def _base(self, sent: Trees, tree: str) -> Params:
+        """What the update of a tree is counted from."""
+        return {} if self.direction and tree == MODEL else sent.get(tree, {})
+
     def message(
         self, returned: Trees, received: Trees, memory: Params, round: int, client: int
     ) -> tuple[dict[str, Params], Params]:
@@ -526,7 +532,7 @@ class Compression:
             for name, value in held.items():
                 if not compressible(value, name, like):
                     continue
-                before = received.get(tree, {}).get(name)
+                before = self._base(received, tree).get(name)
                 target[tree][name] = value if before is None else value - before
                 if (kept := memory.get(f"{tree}.{name}")) is not None:
                     target[tree][name] = target[tree][name] + sign * kept.to(value)
@@ -570,7 +576,7 @@ class Compression:
                 for name, change in held.items():
                     if not compressible(change, name, like):
                         continue
-                    base = sent.get(tree, {}).get(name)
+                    base = self._base(sent, tree).get(name)
                     if self.estimates:
                         g = mean[tree][name]
                         after[tree][name] = after[tree][name] + change / self.clients

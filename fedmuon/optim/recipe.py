@@ -74,6 +74,8 @@ class Recipe:
         codecs: How messages carry states that are sent or returned, by name; those with shapes of
             the model alone. Others are sent as they are.
         clients: The number of all clients N that the rule assumes, 0 if it assumes none.
+        direction: Whether clients return a direction in place of a model, with the same shapes; the
+            server's rule then takes the mean direction.
         compression: How messages are compressed, if they are; [compression] sets it.
     """
 
@@ -96,6 +98,7 @@ class Recipe:
     codecs: Mapping[str, Codec] = field(default_factory=dict, hash=False)
     clients: int = 0
     compression: Compression | None = None
+    direction: bool = False
 
     def encoded(self, states: States) -> States:
         """The states as messages carry them."""
@@ -152,7 +155,8 @@ class Recipe:
                 self.client is None or callable(self.client),
                 "a function (received, params, states, steps)",
             )
-            wanted["counted"] = isinstance(self.counted, bool), "True or False"
+            for name in ("counted", "direction"):
+                wanted[name] = isinstance(getattr(self, name), bool), "True or False"
             for name in ("sent", "returned", "kept", "persistent", "personal"):
                 held, of = getattr(self, name), "patterns" if name == "personal" else "states"
                 named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)

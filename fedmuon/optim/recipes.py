@@ -22,7 +22,18 @@ from fedmuon.config.load import parse
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import InputError
-from fedmuon.optim.chain import Chain, Link, Number, State, States, per_replica, zeros
+from fedmuon.optim.chain import (
+    Chain,
+    Context,
+    Link,
+    Number,
+    State,
+    States,
+    forbidden_gradient,
+    per_replica,
+    stateless,
+    zeros,
+)
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.low_rank import low_rank
 from fedmuon.optim.orthogonalizers import (
@@ -46,10 +57,11 @@ from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping
 
-__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "fedadagrad",
-           "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned", "fedmuon_corrected",
-           "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi", "local_adamw", "local_muon",
-           "muloco", "muon", "normalized_sgd", "scaffold", "sgd"]  # fmt: skip
+__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "ef21_muon",
+           "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
+           "fedmuon_corrected", "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi",
+           "local_adamw", "local_muon", "muloco", "muon", "normalized_sgd", "scaffold",
+           "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -574,6 +586,69 @@ def fedmuon_svd(
 
 
 @_recipe
+def ef21_muon(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """EF21-Muon: clients send their momenta, and the server orthogonalizes the mean.
+
+    M_i <- momentum M_i + (1 - momentum) G;  message C(M_i - g_i);  g_i <- g_i + C(M_i - g_i).
+    Server: g <- mean of all g_i;  X <- X - lr Orth(g).
+
+    C and g_i are those of [compression] with feedback = "ef21"; without it, g is the mean of the
+    round's M_i. The gradients of E local steps are all taken at X; the paper has E = 1.
+
+    Args are those of `fedmuon`; "adamw" steps on the server, by the mean gradient. State: M_i stays
+    with its client, and the states of the step with the server. Guarantee: no certificate is known.
+    Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
+    """
+    steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
+                        aux, aux_lr)  # fmt: skip
+    heavy = next(one for one in steps if one.name == "momentum")
+    of_server = tuple(one for one in steps if one is not heavy)
+    lasting = {one.name: one.init for one in of_server if one.lasting}
+
+    def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return zeros(direction), direction  # the server alone steps the model
+
+    def client(
+        received: Params, params: Params, states: States, steps: int, factor: float
+    ) -> tuple[Params, States]:
+        return states["direction"], states
+
+    def no_draws(*_: Any, **__: Any) -> Any:
+        raise InputError(
+            "the server orthogonalizes in ef21-muon, and draws nothing: choose an orthogonalizer "
+            "without random draws, such as newton-schulz"
+        )
+
+    def server(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:
+        chain = Chain((stateless("mean", lambda direction, context: mean), *of_server))
+        context = Context(old, forbidden_gradient, [no_draws], factor=factor)
+        params, after = chain.step(old, chain.init(old, states), context)
+        return params, {**states, **after}
+
+    return Recipe(
+        Chain((gradient(), heavy, Link("direction", zeros, stay))),
+        server,
+        kept=tuple(lasting),
+        initial=lasting,
+        persistent=MOMENTUM,
+        client=client,
+        scaled=True,
+        direction=True,
+    )
+
+
+@_recipe
 def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
     """Local AdamW: AdamW steps whose moments begin afresh in every round; models are averaged.
 
@@ -742,6 +817,7 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "fedmuon-aligned": (fedmuon_aligned, (*MUON, "alignment", "steps")),
     "fedmuon-corrected": (fedmuon_corrected, MUON),
     "fedmuon-svd": (fedmuon_svd, (*MUON, "rank")),
+    "ef21-muon": (ef21_muon, MUON),
     "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
     "fedprox": (fedprox, ("proximal", "weight_decay")),
     "fedper": (fedper, ("personal", "weight_decay")),

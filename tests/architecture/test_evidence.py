@@ -91,7 +91,7 @@ def missing(cases: Iterable[Case], expected: Mapping[tuple[str, str], set[str]])
 # Recipes that the commit to compare with does not have; nor has it the study `bias`.
 SINCE = (
     *("fedprox", "fednova", "scaffold", "fedadam", "fedyogi", "fedadagrad", "local-adamw"),
-    *("diloco", "muloco", "fedmuon-corrected", "fedper", "ditto", "fedmuon-svd"),
+    *("diloco", "muloco", "fedmuon-corrected", "fedper", "ditto", "fedmuon-svd", "ef21-muon"),
 )
 
 
