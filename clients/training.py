@@ -31,7 +31,15 @@ from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.build import LocalClient, build_worker
-from fedmuon.federated.rounds import Broadcast, Reply, client_updates, compressed, risk
+from fedmuon.federated.rounds import (
+    Broadcast,
+    Reply,
+    client_updates,
+    compressed,
+    first_model,
+    read_broadcast,
+    risk,
+)
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.recipe import Recipe
@@ -102,6 +110,9 @@ def train_together(
             params, states = _arrays(messages[0], clients[0], stack)
         setup, sent = clients[0].setup, Broadcast(round, params, states)
         recipe, task, plan = setup.recipe, setup.task, setup.plan
+        if recipe.compression is not None and recipe.compression.down:
+            with distrusted():
+                sent = read_broadcast(recipe, sent, first_model(task, plan.seed, stack))
         if factor is not None:  # only the server calls the user's schedule
             plan = replace(plan, factor=lambda round: factor)
         pairs = list(zip(numbers, shards, strict=True))
@@ -113,7 +124,7 @@ def train_together(
         own = {one.client: one.recall(round) for one in memories}
         measured = stack == 1 and setup.measured  # no neighbours
         found = client_updates(recipe, task, plan, pairs, sent, own, measured)
-        found = compressed(recipe, task, plan, sent, found, own)
+        found = compressed(recipe, sent, found, own)
         for one, reply in zip(memories, found if memories else (), strict=True):
             one.keep(round, reply.own)
         if recipe.masked:

@@ -433,7 +433,7 @@ class ClientAuditor:
                 found.append(privatize_reply(recipe, self.level, sent, own))
                 if self.level.trust == "local":
                     self._look(_apart(sent.params, found[-1].params), self.clients == client)
-        return compressed(recipe, experiment.task, experiment.plan, sent, found)
+        return compressed(recipe, sent, found)
 
     def _moved(self, params: Params, number: int) -> Params:
         """The model with the update of this canary."""

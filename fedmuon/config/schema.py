@@ -288,9 +288,9 @@ FINE_TUNED = (
     ),
     ReadIf(
         "local.recipe",
-        tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto")),
-        "recipes without privacy, whose clients do not train a whole model of their own read",
-        "choose one without dp-, disk- and ditto",
+        tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto", "ef21-muon")),
+        "recipes without privacy, whose clients step the shared model and no other read",
+        "choose one without dp-, disk-, ditto and ef21-muon",
     ),
     WITHOUT_PRIVACY[1],
 )

@@ -306,9 +306,13 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
 def _require_public(config: Config, recipe: Recipe) -> None:
     """Reject private recipes with parts that no ledger counts, and tuning where it has no use."""
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
-    if tuned and (recipe.private or PERSONAL in recipe.persistent):
+    if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
-            "releases more than its ledger has" if recipe.private else "trains one for each client"
+            "releases more than its ledger has"
+            if recipe.private
+            else "has no local steps"
+            if recipe.direction
+            else "trains one for each client"
         )
         raise InputError(
             f"[output] fine-tune = {tuned} tunes the final model for each client, and this recipe "

@@ -13,6 +13,7 @@ from fedmuon.federated.rounds import (
     broadcast,
     client_updates,
     first_model,
+    read_broadcast,
     risk,
 )
 from fedmuon.optim.chain import PERSONAL
@@ -54,6 +55,7 @@ def fine_tuned(
     factor = None if plan.factor is None else lambda round: last
     plan = replace(plan, steps=steps, epochs=0.0, factor=factor)
     sent = broadcast(recipe, replace(state, round=plan.rounds))
+    sent = read_broadcast(recipe, sent, state.params)
     for start in range(0, len(clients), plan.per_round):
         some = clients[start : start + plan.per_round]
         own = {client: memory.read(client, state.round) for client in some if recipe.keeps_states}

@@ -176,9 +176,9 @@ def run_round(
     for start, numbers in starts(plan, state, [client for client, _ in clients]):
         chosen = {*numbers}
         some = [one for one in clients if one[0] in chosen]
-        sent, task = broadcast(recipe, start), experiment.task
+        sent, task = read_broadcast(recipe, broadcast(recipe, start), start.params), experiment.task
         found = client_updates(recipe, task, plan, some, sent, own, experiment.measured)
-        found = compressed(recipe, task, plan, sent, found, own)
+        found = compressed(recipe, sent, found, own)
         replies += [moved_to(state, start, reply) for reply in found]
     for reply in replies:
         if recipe.keeps_states:
@@ -431,8 +431,10 @@ def client_updates(
     client trains alone: its result cannot depend on the others even by rounding. A GPU may have to
     compute a round a second time, with checks (`fedmuon.core.device`); a release that may be drawn
     only once is never repeated.
+
+    What was sent is as `read_broadcast` returns it.
     """
-    level, sent = recipe.client_level, _decompressed_broadcast(recipe, task, plan, sent)
+    level = recipe.client_level
     entries = sum(value.numel() for value in sent.params.values())
     size = 1 if level is not None else max(1, task.stack_limit // entries)
     alike: dict[int, list[Client]] = {}
@@ -474,16 +476,17 @@ def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: 
 
 def compressed(
     recipe: Recipe,
-    task: Task,
-    plan: RandomnessPlan,
     sent: Broadcast,
     replies: Sequence[Reply],
     own: Mapping[int, States] = NO_STATES,
 ) -> list[Reply]:
-    """The replies as their messages carry them, with what the clients keep of their updates."""
+    """The replies as their messages carry them, with what the clients keep of their updates.
+
+    What was sent is as `read_broadcast` returns it.
+    """
     if recipe.compression is None or not recipe.compression.up:
         return list(replies)
-    sent, found = _decompressed_broadcast(recipe, task, plan, sent), []
+    found = []
     received = {MODEL: sent.params, **sent.states}
     for reply in replies:
         returned = {MODEL: reply.params, **reply.states}
@@ -523,19 +526,19 @@ def decompressed(
     return read, {f"{ESTIMATE}{name}": value for name, value in mean.items()}
 
 
-def _decompressed_broadcast(
-    recipe: Recipe, task: Task, plan: RandomnessPlan, sent: Broadcast
-) -> Broadcast:
-    """The model and states that clients compute with."""
+def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
+    """The model and states that clients compute with.
+
+    Args:
+        recipe: Whose compressor the message has gone through.
+        sent: The message.
+        model: A model of the run, for the shapes.
+    """
     if recipe.compression is None or not recipe.compression.down:
         return sent
-    stack = len(next(iter(sent.params.values())))
-    like = shared_part(recipe, first_model(task, plan.seed, stack))
-    trees = decoded(
-        recipe.compression.downlink,
-        {MODEL: sent.params, **sent.states},
-        split_statistics(like)[0],
-    )
+    trees = {MODEL: sent.params, **sent.states}
+    like = split_statistics(shared_part(recipe, model))[0]
+    trees = decoded(recipe.compression.downlink, trees, like)
     return Broadcast(sent.round, trees.pop(MODEL), trees)
 
 

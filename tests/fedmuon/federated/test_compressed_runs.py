@@ -127,6 +127,26 @@ def test_a_stopped_run_resumes_bit_identically(compression: dict[str, Any], tmp_
     assert np.abs(other - whole).max() > 1e-6  # the memory matters
 
 
+def test_a_broadcast_is_read_once_in_a_round() -> None:
+    """By all clients together; the server reads it again to add what they return."""
+    seen: list[int] = []
+    both = {"uplink": "qsgd", "downlink": "qsgd", "levels": 100}
+
+    def counted(made: Any) -> Any:
+        down = made.recipe.compression.downlink
+
+        def decode(parts: Any, like: Any) -> Any:
+            seen.append(1)
+            return down.decode(parts, like)
+
+        table = replace(made.recipe.compression, downlink=replace(down, decode=decode))
+        return replace(made, recipe=replace(made.recipe, compression=table))
+
+    assert distance(ended(config(both), counted), ended(config(both))) == 0
+    rounds = config(both).federation.rounds
+    assert len(seen) == 2 * 2 * rounds  # of a model and a momentum
+
+
 def test_fewer_bytes_go_up_and_down(tmp_path: Path) -> None:
     def sizes(name: str, compression: dict[str, Any]) -> tuple[int, int]:
         execute(config(compression), tmp_path / name)
@@ -222,7 +242,7 @@ def test_local_trust_compresses_what_is_noisy_already() -> None:
     sent = broadcast(made.recipe, state)
     clients = [(i, made.shards[i]) for i in (0, 1)]
     noisy = client_updates(made.recipe, made.task, made.plan, clients, sent)
-    replies = compressed(made.recipe, made.task, made.plan, sent, noisy)
+    replies = compressed(made.recipe, sent, noisy)
     read, _ = decompressed(made.recipe, state, replies)
     for before, after in zip(noisy, read, strict=True):
         update, found = (

@@ -428,7 +428,11 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
     ("tables", "words"),
     [
         ({"data": {"client-test": 0.0}}, "only tests per client read it.* set .* client-test"),
-        ({"local": DITTO}, "whose clients do not train a whole model of their own"),
+        ({"local": DITTO}, "whose clients step the shared model and no other"),
+        (
+            {"local": {"recipe": "ef21-muon", "personal": ""}},
+            "whose clients step the shared model and no other",
+        ),
         ({"privacy": {"level": "client", "noise": 1.0}}, "a run without privacy reads"),
     ],
 )
