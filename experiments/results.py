@@ -144,9 +144,15 @@ class Result:
         """The rounds as a DataFrame, where pandas is installed."""
         return _frame(self.rounds)
 
-    def plot(self) -> "Figure":
-        """Losses and what else was measured, by round."""
-        return _curves({self.path.name: [self.rounds]})
+    @in_python()
+    def plot(self, x: str = "rounds") -> "Figure":
+        """Draw losses and what else was measured.
+
+        Args:
+            x: The horizontal axis: `rounds`; `seconds`, simulated by `[devices]`; or megabytes sent
+                so far, `bytes-up` by clients and `bytes` in both directions.
+        """
+        return _curves({self.path.name: [self.rounds]}, x)
 
 
 @dataclass(frozen=True)
@@ -179,8 +185,14 @@ class StabilityResult(Result):
         """The neighbours as a DataFrame, where pandas is installed."""
         return _frame(self.neighbours)
 
-    def plot(self) -> "Figure":
-        """Perturbations by client with their certificates."""
+    @in_python()
+    def plot(self, x: str = "rounds") -> "Figure":
+        """Draw perturbations by client with their certificates, which have no other axis `x`."""
+        if x != "rounds":
+            raise InputError(
+                f"x = {x!r} has no effect on neighbours: leave it out, or draw the curves of the "
+                f"run by Result({str(self.path)!r}).plot(x={x!r})"
+            )
         import numpy as np  # not to list or compare runs
 
         from fedmuon.experiments.stability.figure import census_figure  # loads matplotlib
@@ -260,9 +272,15 @@ class Comparison:
         """The rows as a DataFrame, where pandas is installed."""
         return _frame(self.rows)
 
-    def plot(self) -> "Figure":
-        """Curves by round, mean and spread over seeds."""
-        return _curves(self.curves)
+    @in_python()
+    def plot(self, x: str = "rounds") -> "Figure":
+        """Draw curves, mean and spread over seeds.
+
+        Args:
+            x: The horizontal axis: `rounds`; `seconds`, simulated by `[devices]`; or megabytes sent
+                so far, `bytes-up` by clients and `bytes` in both directions.
+        """
+        return _curves(self.curves, x)
 
     def __str__(self) -> str:
         return "\n".join([*_lines_of(self.rows), *filter(None, [self.note, *self._told()])])
@@ -278,10 +296,10 @@ class Comparison:
         return [f"Left out: {why}" for why in self.left_out]
 
 
-def _curves(curves: Mapping[str, Sequence[Sequence[Record]]]) -> "Figure":
+def _curves(curves: Mapping[str, Sequence[Sequence[Record]]], x: str) -> "Figure":
     from fedmuon.analysis.report.style import by_round  # loads matplotlib
 
-    return by_round(curves)
+    return by_round(curves, x=x)
 
 
 def _table(rows: Sequence[Record], below: str = "") -> str:

@@ -21,6 +21,7 @@ from fedmuon.analysis.report.overlay import UNEVEN
 from fedmuon.analysis.report.tables import Columns as Columns
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import write_bytes
+from fedmuon.runs.directory import AXES, positions
 
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI, SCREEN = 200, 100
@@ -265,11 +266,22 @@ FEW = 12  # evaluations that are marked
 
 
 @styled
-def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> Figure:
+def by_round(
+    curves: Mapping[str, Sequence[Records]], narrow: bool = False, x: str = "rounds"
+) -> Figure:
     """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds.
 
-    Beside the losses it draws the first two other measures.
+    Beside the losses it draws the first two other measures. With another axis than rounds, a point
+    is the mean over seeds at the end of a round, and lies at the mean of their places.
+
+    Args:
+        curves: Names and the records of all rounds of their runs.
+        narrow: For a narrow page.
+        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
     """
+    places = {
+        name: [positions(records, x, name) for records in runs] for name, runs in curves.items()
+    }
     records = chain(*chain(*curves.values()))
     numbers = [
         name
@@ -280,8 +292,8 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
     ]
     measures, single = list(dict.fromkeys(numbers))[:2], len(curves) == 1
     figure, panels = canvas(1 + len(measures), narrow, 2.9)
-    for place, (name, runs) in enumerate(curves.items()):
-        colour = SERIES[place % len(SERIES)][0]
+    for place, (name, records) in enumerate(curves.items()):
+        colour, runs = SERIES[place % len(SERIES)][0], (records, places[name])
         for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
             label, hue = (label, SERIES[other][0]) if single else (f"_{name}, {label}", colour)
@@ -291,18 +303,19 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, PLAIN, "")
     _name_losses(panels[0])
-    lengths = [records[-1]["round"] for runs in curves.values() for records in runs if records]
+    lengths = [one[-1] for runs in places.values() for one in runs if one]
     uneven = max(lengths, default=0) > UNEVEN * min(lengths, default=0)
     if uneven:  # a short run could not be seen beside a long one
         panels[0].set_xscale("log")
     for axes, measure in zip(panels, ["loss", *measures], strict=True):
         axes.set_ylabel(measure.replace("_", " "))
-        axes.set_xlabel("round")
+        axes.set_xlabel(AXES[x])
         axes.set_xlim(panels[0].get_xlim())
         if uneven:
             log_x(axes)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+            whole = x == "rounds"
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
     legend_below(figure, panels[0], 1 if narrow else 3 if single else 2)
     return figure
 
@@ -316,10 +329,11 @@ def in_words(figure: Figure) -> str:
     several = any("," in label for label in labels)
     bands = any(axes.collections for axes in figure.axes)
     log = losses.get_xscale() == "log"
-    said = ["rounds on a logarithmic axis" * log,
+    label = losses.get_xlabel()
+    said = [f"{label.replace('round', 'rounds')} on a logarithmic axis" * log,
             "a colour a row of the table" if several else "", ", ".join(kinds),
             "means over seeds, bands from the least to the largest" if bands else ""]  # fmt: skip
-    return f"By round: {'; '.join(filter(None, said))}."
+    return f"By {label}: {'; '.join(filter(None, said))}."
 
 
 def _name_losses(axes: Any) -> None:
@@ -333,16 +347,30 @@ def _name_losses(axes: Any) -> None:
 
 
 def _draw(
-    axes: Any, runs: Sequence[Records], name: str, colour: str, look: Look, label: str
+    axes: Any,
+    drawn: tuple[Sequence[Records], Sequence[Sequence[float]]],
+    name: str,
+    colour: str,
+    look: Look,
+    label: str,
 ) -> None:
-    """Draw the mean over the runs, and their range where the line has marks."""
+    """Draw the mean over the runs, and their range where the line has marks.
+
+    `drawn` has the records of the runs and their places on the axis.
+    """
+    runs, places = drawn
     found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]
     if not all(found):
         return
     style, mark, width = look
     rounds = sorted(set.intersection(*({r for r, _ in one} for one in found)))
     values = np.array([[dict(one)[r] for r in rounds] for one in found])
+    at = [
+        {one["round"]: p for one, p in zip(*both, strict=True)}
+        for both in zip(runs, places, strict=True)
+    ]
+    across = np.array([[one[r] for r in rounds] for one in at]).mean(0)
     marks = {"marker": mark if len(rounds) <= FEW else "", "mfc": "none" if mark == "s" else colour}
-    axes.plot(rounds, values.mean(0), style, color=colour, lw=width, label=label, ms=4, **marks)
+    axes.plot(across, values.mean(0), style, color=colour, lw=width, label=label, ms=4, **marks)
     if len(found) > 1 and mark:
-        axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
+        axes.fill_between(across, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)

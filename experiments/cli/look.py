@@ -37,6 +37,10 @@ def show(
         Path | None,
         Option("--figure", help="With --clients: draw them into this .png, .pdf or .svg file."),
     ] = None,
+    x: Annotated[
+        str,
+        Option("--x", help="Axis of the curves: rounds, seconds (simulated), bytes-up or bytes."),
+    ] = "rounds",
 ) -> None:
     """Show a run: its experiment, its curves, what it measured and released.
 
@@ -47,23 +51,24 @@ def show(
 
     if figure is not None and not clients:
         raise InputError("--figure draws the records of clients: give --clients, too")
+    if clients and x != "rounds":
+        raise InputError("--x is the axis of a run's curves: leave it or --clients out")
     if (run_dir / tables.SWEEP).is_file():
-        _show_sweep(
-            run_dir, [f"--{one}" for one in ("html" if html else "", "clients" * clients) if one]
-        )
+        given = ("html" if html else "", "clients" * clients, "x" * (x != "rounds"))
+        _show_sweep(run_dir, [f"--{one}" for one in given if one])
         return
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
     if clients:
         _show_clients(run, figure)
         return
-    for part in run_parts(run, console.width):
+    for part in run_parts(run, console.width, x):
         console.print(part, soft_wrap=isinstance(part, Text))
     _print_states([run])
     if html is not None:
         from fedmuon.experiments.inspect import page  # torch, matplotlib
 
-        print_path("The page is", page.write(run, html))
+        print_path("The page is", page.write(run, html, x))
 
 
 def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
@@ -166,6 +171,10 @@ def compare(
     figure: Annotated[
         Path | None, Option(help="Draw the curves into this .png or .pdf file.")
     ] = None,
+    x: Annotated[
+        str,
+        Option("--x", help="Axis of the figure: rounds, seconds (simulated), bytes-up or bytes."),
+    ] = "rounds",
 ) -> None:
     """Compare finished runs by the keys in which they differ, with mean and ± over seeds.
 
@@ -175,8 +184,11 @@ def compare(
     """
     from fedmuon.experiments.inspect import listing  # the config
 
+    if figure is None and x != "rounds":
+        raise InputError("--x is the axis of the figure: give --figure FILE, too")
     places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
     found, whole, measured, keys = listing.side_by_side(places)
+    drawn = None if figure is None else found.plot(x)  # an error comes before the tables
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
     for table in [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]:
@@ -192,10 +204,10 @@ def compare(
         console.print(found.note)
     for why in found.left_out:
         complain(f"left out: {why}")
-    if figure is not None:
+    if figure is not None and drawn is not None:
         from fedmuon.analysis.report.style import saved_as  # matplotlib
 
-        saved_as(found.plot(), figure)
+        saved_as(drawn, figure)
         print_path("The curves are in", figure)
 
 

@@ -28,6 +28,7 @@ from fedmuon.experiments.tables import (
     standing,
     unreleased,
 )
+from fedmuon.runs.directory import AXES, positions
 
 if TYPE_CHECKING:  # they load pydantic and torch
     from fedmuon.experiments.inspect.status import RunStatus
@@ -326,8 +327,9 @@ def accounts(summary: Record | None) -> list[Table]:
     return [facts("privacy", [*lines.items(), ("note", private["note"])])]
 
 
-def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
+def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[RenderableType]:
     """A run as parts to print: its card, its curves, and its results or last measurements."""
+    positions(run.rounds, x, str(run.path))  # an error comes before the card
     lines = run.card()
     if run.summary is not None:
         machine, versions = run.summary["machine"], run.summary["versions"]
@@ -339,7 +341,7 @@ def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
     yield facts(plain(run.path, None), lines)
 
     known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name not in NO_CURVES]
-    curves = {name.replace("_", " "): run.curve(name) for name in known}
+    curves = {name.replace("_", " "): run.curve(name, x) for name in known}
     across = max(1, (width + GAP) // (WIDTH + GAP))
     each = (width - GAP * (across - 1)) // across
     panels = [
@@ -347,6 +349,8 @@ def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
     ]
     for line in plots.side_by_side(panels, across, GAP):
         yield Text(line)
+    if panels and x != "rounds":
+        yield Text(f"The curves are drawn against {AXES[x]}.")
 
     if run.summary is None:
         names = [name.replace("_", " ") for name in run.measures]

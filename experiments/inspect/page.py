@@ -24,10 +24,10 @@ from fedmuon.runs.directory import Record
 SHORT = 90  # characters of the reason why a run failed
 
 
-def write(run: RunStatus, file: Path) -> Path:
-    """Write the page of one run as one file."""
+def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
+    """Write the page of one run as one file, with curves against `x`."""
     with tempfile.TemporaryDirectory() as draft, mendable(file, "write"):
-        content = write_page(Path(draft), [of_run(run)]).read_bytes()
+        content = write_page(Path(draft), [of_run(run, x)]).read_bytes()
         file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, content)
     return file
@@ -72,8 +72,8 @@ def of_runs(folders: Sequence[Path]) -> Findings:
     )
 
 
-def of_run(run: RunStatus) -> Findings:
-    """The part of one run, finished or not."""
+def of_run(run: RunStatus, x: str = "rounds") -> Findings:
+    """The part of one run, finished or not, with curves against `x`."""
     config = run.config
     return Findings(
         name=run.path.resolve().name,
@@ -85,7 +85,7 @@ def of_run(run: RunStatus) -> Findings:
         numbers=[(name.replace("_", " "), digits(value)) for name, value in run.measures.items()],
         note=account((run.summary or {}).get("privacy")) or run.note,
         pictures=[
-            *([_picture({run.path.name: [run.rounds]})] if run.measures else []),
+            *([_picture({run.path.name: [run.rounds]}, x)] if run.measures else []),
             *clients_picture(run.path),
         ],
         again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
@@ -111,5 +111,5 @@ def drawn(run: RunStatus) -> DrawnRun:
     return DrawnRun(run.path.name, ", ".join(filter(None, words)), curves)
 
 
-def _picture(curves: Mapping[str, Sequence[Sequence[Record]]]) -> Picture:
-    return Picture("curves", partial(by_round, curves), "Curves", "", in_words)
+def _picture(curves: Mapping[str, Sequence[Sequence[Record]]], x: str = "rounds") -> Picture:
+    return Picture("curves", partial(by_round, curves, x=x), "Curves", "", in_words)

@@ -17,7 +17,7 @@ from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
 from fedmuon.experiments.tables import NOT_RELEASED
-from fedmuon.runs.directory import Record, RunDirectory, traffic_of
+from fedmuon.runs.directory import Record, RunDirectory, positions, traffic_of
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
@@ -116,9 +116,10 @@ class RunStatus:
             }
         return last
 
-    def curve(self, name: str) -> list[tuple[float, float]]:
-        """(round, value) for each round that has this measurement."""
-        return [(one["round"], one[name]) for one in self.rounds if name in one]
+    def curve(self, name: str, x: str = "rounds") -> list[tuple[float, float]]:
+        """(place on the axis `x`, value) for each round that has this measurement."""
+        places = positions(self.rounds, x, str(self.path))
+        return [(at, one[name]) for at, one in zip(places, self.rounds, strict=True) if name in one]
 
     @property
     def ended(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fedmuon.core import files
 from fedmuon.core.arrays import digest_of_arrays, read_arrays, read_metadata, safetensors_bytes
-from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.errors import InputError, NonFinite, instead
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
 
@@ -47,6 +47,13 @@ FAILED = "failed.txt"  # why a run has no finite model, as without secret noise 
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 CLIENT_STATES = "client-states"  # the folder of states that belong to clients
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
+# What curves can be drawn against, and the label of that axis.
+AXES = {
+    "rounds": "round",
+    "seconds": "simulated seconds",
+    "bytes-up": "MB sent up",
+    "bytes": "MB sent up and down",
+}
 NO_FILES: Mapping[str, bytes] = {}
 Checkpoint = tuple[dict[str, "np.ndarray"], dict[str, str]]  # arrays, and what is said of them
 logger = logging.getLogger(__name__)
@@ -411,6 +418,38 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
         return None
     down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
     return down, up
+
+
+def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run") -> list[float]:
+    """The place of each round of a run on the horizontal axis of its curves.
+
+    Args:
+        rounds: The records of all rounds from the first on, whether they were evaluated or not.
+        x: `rounds`; `seconds`, simulated by `[devices]`; or the megabytes of all messages until the
+            end of the round, `bytes-up` by clients and `bytes` in both directions.
+        name: What an error calls the run.
+
+    Raises:
+        InputError: If there is no such axis, or a round does not say where it lies on it.
+    """
+    if x not in AXES:
+        raise InputError(f"x = {x!r} is not an axis of curves: {instead(x, AXES)}")
+    if x == "rounds":
+        return [one["round"] for one in rounds]
+    names, why = ("simulated_seconds",), "set [devices] mode, and run it again in another folder"
+    if x != "seconds":
+        names = ("bytes_up",) if x == "bytes-up" else ("bytes_up", "bytes_down")
+        why = "an earlier version made it, so run it again in another folder"
+    found, total = [], 0.0
+    for one in rounds:
+        if missing := [key for key in names if key not in one]:
+            raise InputError(
+                f"{name} has no {missing[0]} in round {one['round']}: {why}, or choose x = rounds"
+            )
+        held = sum(one[key] for key in names)
+        total = held if x == "seconds" else total + held / 1e6
+        found.append(total)
+    return found
 
 
 def answered(record: Record) -> list[int]:

@@ -1,0 +1,100 @@
+"""The horizontal axis of curves: rounds, simulated seconds, and megabytes sent so far."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedmuon
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.results import Result
+from fedmuon.runs.directory import AXES, positions
+
+CONFIG: dict[str, Any] = {
+    "data": {"name": "synthetic", "train": 60, "test": 30, "dimension": 5, "minimum": 5},
+    "federation": {"clients": 4, "per-round": 2, "rounds": 4},
+    "output": {"evaluate-every": 2},
+}
+CLOCK = {"devices": {"mode": "deadline", "select": 3, "speeds": "log-normal"}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("axes")
+    for name, more in (("plain", {}), ("clock", CLOCK)):
+        fedmuon.run(CONFIG | more, out=folder / name)
+    return folder
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("x", AXES)
+def test_evaluated_rounds_lie_where_the_run_was_by_then(x: str, runs: Path) -> None:
+    """Sums over all rounds, also those without a measurement; in float64 by numpy."""
+    held = lines_of(runs / "clock")
+    up, down = (np.array([one[name] for one in held]) for name in ("bytes_up", "bytes_down"))
+    wanted = {
+        "rounds": np.arange(1.0, 5.0),
+        "seconds": np.array([one["simulated_seconds"] for one in held]),
+        "bytes-up": np.cumsum(up) / 1e6,
+        "bytes": np.cumsum(up + down) / 1e6,
+    }[x]
+    assert positions(held, x) == pytest.approx(wanted, rel=1e-12, abs=0)
+    assert (np.diff(wanted) > 0).all() and sum(down) > sum(up)  # three are asked, two used
+    loss, accuracy = Result(runs / "clock").plot(x=x).axes
+    train = next(line for line in loss.lines if line.get_label() == "train loss")
+    assert np.asarray(train.get_xdata()) == pytest.approx(wanted[[1, 3]], rel=1e-12, abs=0)
+    assert loss.get_xlabel() == accuracy.get_xlabel() == AXES[x]
+
+
+def test_means_over_seeds_lie_at_the_mean_place(runs: Path, tmp_path: Path) -> None:
+    """Runs of two seeds end their rounds at different simulated times."""
+    config = CONFIG | CLOCK | {"federation": CONFIG["federation"] | {"seed": 1}}
+    other = fedmuon.run(config, out=tmp_path / "other")
+    figure = fedmuon.compare([runs / "clock", other]).plot(x="seconds")
+    ends = [positions(lines_of(one), "seconds")[-1] for one in (runs / "clock", other.path)]
+    assert ends[0] != ends[1]
+    drawn = [line for line in figure.axes[0].lines if line.get_label() == "train loss"]
+    assert np.asarray(drawn[0].get_xdata())[-1] == pytest.approx(np.mean(ends), rel=1e-12)
+
+
+def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
+    with pytest.raises(InputError, match=r"plain has no simulated_seconds .* set \[devices\] mode"):
+        Result(runs / "plain").plot(x="seconds")
+    with pytest.raises(InputError, match=r"x = 'second' is not an axis.* did you mean seconds"):
+        Result(runs / "clock").plot(x="second")
+    old = [{"round": 1, "bytes_up": 3}]
+    assert positions(old, "bytes-up") == [3e-6]
+    with pytest.raises(InputError, match="no bytes_down in round 1: an earlier version made it"):
+        positions(old, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["show", "clock", "--x", "bytes-up"], 0, "drawn against MB sent up"),
+        (["show", "plain", "--x", "seconds"], 2, "set [devices] mode"),
+        (["show", "clock", "--x", "bytes", "--clients"], 2, "leave it or --clients out"),
+        (["compare", "clock", "--x", "seconds"], 2, "give --figure FILE, too"),
+        (["compare", "clock", "plain", "--x", "seconds", "--figure", "a.png"], 2, "[devices]"),
+        (["compare", "clock", "plain", "--x", "bytes", "--figure", "a.png"], 0, "a.png"),
+        (["show", "clock", "--x", "seconds", "--html", "a.html"], 0, "a.html"),
+    ],
+)
+def test_commands_take_an_axis(
+    words: list[str], code: int, said: str, runs: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    places = [str(runs / one) if one in ("clock", "plain") else one for one in words]
+    with pytest.raises(SystemExit, match=str(code)):
+        main(places)
+    told = capsys.readouterr()
+    assert said in " ".join((told.out + told.err).split())
+    if "a.html" in words:
+        assert "By simulated seconds" in (tmp_path / "a.html").read_text(encoding="utf-8")
