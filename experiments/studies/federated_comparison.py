@@ -44,6 +44,7 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, risk, run_rounds
 from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import sent_bytes
 
 Steps = dict[str, float]  # step sizes by key
 Point = tuple[tuple[str, float], ...]  # the same of a grid
@@ -108,6 +109,7 @@ class Compared:
     config: Config  # with the first step sizes and seed of the cell
     tables: Nested
     settings: Settings
+    costs: bool = False  # whether curves also have the bytes and simulated seconds so far
 
     def compute(self) -> Record:
         """Choose the step sizes, then compare; `tuning`, `rows` and `curves`."""
@@ -165,10 +167,14 @@ class Compared:
         shards, rounds = experiment.shards, config.federation.rounds
         assert shards.validation is not None  # `cells` requires it
         parts = {"validation": shards.validation} | ({"test": shards.held_out} if every else {})
-        state = begin(experiment.recipe, experiment.task, seed)
+        state, clock = begin(experiment.recipe, experiment.task, seed), experiment.plan.timetable
+        sent = {"bytes_up": 0, "bytes_down": 0}
 
         def measured(at: int, params: Any) -> Record:
             found: Record = {"round": at}
+            if self.costs:
+                seconds = math.nan if clock is None else float([0.0, *clock.seconds][at])
+                found |= {**sent, "simulated_seconds": seconds}
             for name, part in parts.items():
                 told = risk(experiment.task, params, part.inputs, part.labels)
                 found[f"{name}_loss"] = float(told.loss[0])
@@ -180,6 +186,8 @@ class Compared:
         try:
             for done in run_rounds(experiment, state):
                 at = done.state.round
+                for name, more in sent_bytes(clock, done).items():
+                    sent[name] += more
                 if at == rounds or (every and at % every == 0):
                     curve.append(measured(at, done.state.params))
                     if not math.isfinite(curve[-1]["validation_loss"]):
@@ -304,15 +312,16 @@ def claims(
     given: Sequence[tuple[str, str]], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
     """The orders of the suite's file, and whether every choice lies inside its grid."""
-    found = [ordered(rows, better, than) for better, than in given]
+    return [*(ordered(rows, better, than) for better, than in given), inside_grid(rows)]
+
+
+def inside_grid(rows: Columns) -> Claim:
+    """Claim that no chosen step size lies at an end of its grid."""
     inside = [row == "" for row in rows["edge"]]
-    return [
-        *found,
-        counted(
-            "Every chosen step size lies inside its grid.", inside, "runs",
-            f"{len(inside) - sum(inside)} of {len(inside)} runs have one at an end",
-        ),
-    ]  # fmt: skip
+    return counted(
+        "Every chosen step size lies inside its grid.", inside, "runs",
+        f"{len(inside) - sum(inside)} of {len(inside)} runs have one at an end",
+    )  # fmt: skip
 
 
 def ordered(rows: Columns, better: str, than: str) -> Claim:
@@ -358,11 +367,11 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
             ends = [f"{lost} of {len(mine['seed'])} diverged"] * 2
             if not lost:
                 ends = [spread(mine["accuracy"]), spread(mine["test_loss"])]
-            lines.append((f"  {name}", steps, *ends, _rounds(mine["rounds_to_target"])))
+            lines.append((f"  {name}", steps, *ends, mean_to_target(mine["rounds_to_target"])))
     return lines
 
 
-def _rounds(reached: np.ndarray) -> str:
+def mean_to_target(reached: np.ndarray) -> str:
     """The mean over the seeds that reached the target, and how many did not."""
     known = reached[np.isfinite(reached)]
     if not len(known):

@@ -22,6 +22,7 @@ from fedmuon.experiments.studies import (
     polar_error,
     rank_dependence,
     stability,
+    systems,
     table_2,
     training,
     wall_clock,
@@ -55,6 +56,7 @@ KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
         layer_rank.STUDY,
         polar_error.STUDY,
         rank_dependence.STUDY,
+        systems.STUDY,
         table_2.STUDY,
         wall_clock.STUDY,
     )

@@ -33,6 +33,7 @@ from fedmuon.federated.build import ResolvedConfig, build_experiment
 from fedmuon.federated.build_recipe import build_recipe, routes
 from fedmuon.federated.client_data import build_data, forget_source, read_source
 from fedmuon.federated.client_states import ClientStates
+from fedmuon.federated.clock import Timetable
 from fedmuon.federated.personal import personal_means, tests_personal_models, tuning_steps
 from fedmuon.federated.rounds import (
     Engine,
@@ -317,13 +318,19 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
         record["faults"] = [dataclasses.asdict(fault) for fault in result.faults]
     if dropped := sorted(set(record["participants"]) - set(result.answered.tolist())):
         record["dropped"] = dropped
-    each = result.bytes_down // max(1, len(result.participants))  # also to those who were lost
-    record |= {"bytes_down": each * len(record["participants"]), "bytes_up": result.bytes_up}
+    record |= sent_bytes(clock, result)
     if state.round % run.config.output.evaluate_every == 0 or (
         state.round == run.config.federation.rounds
     ):
         record |= evaluate(run, state)
     return {**record, "train_seconds": round(trained, 4), "seconds": round(seconds, 4)}
+
+
+def sent_bytes(clock: Timetable | None, result: Round) -> Record:
+    """`bytes_down` and `bytes_up` of a round; clients that were lost received the model, too."""
+    each = result.bytes_down // max(1, len(result.participants))
+    asked = result.participants if clock is None else clock.selected[result.state.round - 1]
+    return {"bytes_down": each * len(asked), "bytes_up": result.bytes_up}
 
 
 def evaluate(run: Run, state: ServerState) -> Record:

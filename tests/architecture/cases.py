@@ -21,6 +21,7 @@ NEW_STUDIES = (
     "federated-comparison",
     "gap-bound",
     "layer-rank",
+    "systems",
     "table-2",
 )
 

@@ -151,6 +151,27 @@ STUDIES: dict[str, dict[str, Any]] = {
                                 "grid": {"local.lr": [0.01, 0.1]}}},
         "claims": [{"better": "FedMuon", "than": "FedAvg"}],
     },
+    "systems": {
+        "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 1,
+        "alpha": 0.5,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "validation": 20,
+                          "minimum": 5}, "task": {"name": "matrix"},
+                 "federation": {"clients": 4, "per-round": 2, "rounds": 4}, "local": {"batch": 8}},
+        "parts": {
+            "bytes": {"target": 0.5, "baseline": "FedMuon, none", "methods": {
+                "FedMuon, none": {"base": {"local": {"recipe": "fedmuon"}},
+                                  "grid": {"local.lr": [0.01, 0.1]}},
+                "FedMuon, sign": {"base": {"local": {"recipe": "fedmuon"},
+                                           "compression": {"uplink": "sign"}},
+                                  "grid": {"local.lr": [0.01, 0.1]}}},
+                "claims": [{"better": "FedMuon, sign", "than": "FedMuon, none"}]},
+            "seconds": {"target": 0.5, "baseline": "FedAvg, synchronous",
+                        "base": {"devices": {"speeds": "log-normal"}}, "methods": {
+                "FedAvg, synchronous": {"base": {"local": {"recipe": "fedavg"},
+                                                 "devices": {"mode": "synchronous"}},
+                                        "grid": {"local.lr": [1.0, 10.0]}}},
+                "claims": []}},
+    },
     "gap-bound": {
         "data": "synthetic", "seeds": [0, 1],
         "vary": {"federation.rounds": [2, 3], "orthogonalizer.lambda": [0.1, 1.0]},

@@ -1,0 +1,323 @@
+"""Study `systems`: what accuracy costs in bytes, with compression, and in simulated seconds.
+
+The study has parts. Methods of a part with `[devices]` are compared by simulated seconds, and those
+of other parts by the bytes that clients send. Cells are those of `federated-comparison`: each
+method searches its step sizes with seeds of its own and then runs the seeds of the comparison.
+Costs are read off the curves: what a run has spent when its accuracy first reaches a target.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Findings, Rows, number, spread
+from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.verdicts import (
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    free_of_seeds,
+    paired,
+    unknown,
+)
+from fedmuon.config.schema import Count, Natural, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Table, validate
+from fedmuon.experiments.studies import federated_comparison as comparison
+from fedmuon.experiments.studies.federated_comparison import (
+    Compared,
+    Method,
+    Model,
+    Ordered,
+    inside_grid,
+    mean_to_target,
+)
+from fedmuon.experiments.studies.study import Study, assemble, distinct, heading
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest
+
+SECONDS, BYTES = "simulated_seconds", "bytes_up"
+UNITS = {BYTES: (1e6, "MB sent up"), SECONDS: (1.0, "simulated seconds")}
+
+
+class Wanted(Ordered):
+    """A claim: `better` reaches the target at a lower cost than `than`, or ends as accurate."""
+
+    kind: Literal["cheaper", "accurate"] = "cheaper"
+
+
+class Part(Model):
+    """Methods that are compared with each other and with `baseline`, one of them."""
+
+    base: Nested = Field(default_factory=dict)
+    baseline: str
+    methods: Annotated[dict[str, Method], Field(min_length=1)]
+    claims: list[Wanted]
+
+
+class Settings(Table):
+    """What the suite's file holds; see `federated-comparison` for the search of step sizes."""
+
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
+    extend: Annotated[int, Field(ge=0, le=20)]
+    every: Count  # rounds between two evaluations
+    alpha: Positive
+    base: Nested
+    parts: Annotated[dict[str, Part], Field(min_length=1)]
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
+    """A cell for each method of each part."""
+    shared = settings.model_dump(by_alias=True, exclude={"alpha", "parts", "base"})
+    found = []
+    for name, part in settings.parts.items():
+        for wanted in (part.baseline, *(x for one in part.claims for x in (one.better, one.than))):
+            if wanted not in part.methods:
+                known = ", ".join(part.methods)
+                raise InputError(f"[parts.{name}] names {wanted!r}, which is no method: {known}")
+        if part.alphas:
+            raise InputError(f"[parts.{name}] alphas has no effect: set alpha of the suite")
+        # Every algorithm reads keys of its own: a cell leaves out those that it does not read.
+        model = {"target": part.target, "base": part.base}
+        methods = {label: one.model_dump(by_alias=True) for label, one in part.methods.items()}
+        one = {"alphas": [settings.alpha], "base": settings.base, "models": {name: model}}
+        given = {**shared, **one, "methods": methods, "claims": []}
+        found += comparison.cells(_compared(given), request)
+    return [replace(one, costs=True) for one in found]
+
+
+def _compared(given: Mapping[str, Any]) -> comparison.Settings:
+    """The settings of one part, as a comparison of one model; it may have a single method."""
+    alone = len(given["methods"]) == 1
+    methods = given["methods"] | ({"": next(iter(given["methods"].values()))} if alone else {})
+    found = validate(comparison.Settings, {**given, "methods": methods})
+    return found.model_copy(update={"methods": {k: v for k, v in found.methods.items() if k}})
+
+
+# What it claims.
+
+STANDS_ON = (
+    f"{comparison.STANDS_ON} Only the compressors, their settings and the devices of the suite's "
+    "file were tested. Bytes are those of the arrays in messages, with positions and scales. "
+    "Simulated seconds follow from the sizes of messages, local steps and drawn speeds; no real "
+    "device was timed. The cost of a target is that of the first evaluated round in which the "
+    "accuracy on test samples reaches it. Ratios are exponentials of mean differences of "
+    "logarithms, paired by seed, with Student's intervals."
+)
+
+
+def cost_of(curves: Columns, part: str) -> str:
+    """The column in which a part is compared: simulated seconds if it has a clock, else bytes."""
+    return SECONDS if np.isfinite(where(curves, model=part)[SECONDS]).any() else BYTES
+
+
+def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> dict[int, float]:
+    """What each seed's run had spent when it first reached the target; infinite if it did not."""
+    cost, found = cost_of(curves, part), {}
+    mine, drawn = (where(one, model=part, method=method) for one in (rows, curves))
+    for seed, goal, note in zip(mine["seed"], mine["target"], mine["note"], strict=True):
+        at = (drawn["seed"] == seed) & (drawn["accuracy"] >= goal)
+        spent = drawn[cost][at] / UNITS[cost][0]
+        found[int(seed)] = float(spent.min()) if len(spent) and not note else math.inf
+    return found
+
+
+def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
+    """The ratio of two costs, a geometric mean over seeds, and its interval.
+
+    It is infinite or 0 where no run of the one and every run of the other reached the target, and
+    None where some runs did not. A single seed has no interval.
+    """
+    pairs = [(spent[seed], other[seed]) for seed in spent if seed in other]
+    reached = np.isfinite(np.array(pairs, dtype=float).reshape(-1, 2))
+    if not len(pairs) or not reached.all():
+        mine, theirs = reached.T
+        if len(pairs) and mine.all() and not theirs.any():
+            return Slope(0.0, 0.0, 0.0)
+        lost = len(pairs) and theirs.all() and not mine.any()
+        return Slope(math.inf, math.inf, math.inf) if lost else None
+    logs = np.log(pairs)
+    _, half = paired([(float(one), float(two)) for one, two in logs])
+    mean = float((logs[:, 0] - logs[:, 1]).mean())
+    ends = (mean, mean - half, mean + half)
+    return Slope(*(math.exp(one) for one in ends), free=len(pairs) - 1.0)
+
+
+def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The report's section: parts, baselines and claims are those of the suite's file."""
+    parts = about["settings"]["parts"]
+    given = replace(study, claims=partial(claims, parts), numbers=partial(numbers, parts))
+    return assemble(given, folder, about)
+
+
+def claims(
+    parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
+) -> Sequence[Claim]:
+    """The claims of the suite's file, and whether every choice lies inside its grid."""
+    found = []
+    for name, part in parts.items():
+        for one in part["claims"]:
+            pair = one["better"], one["than"]
+            if one["kind"] == "accurate":
+                found.append(comparison.ordered(where(rows, model=name), *pair))
+            else:
+                found.append(cheaper(rows, curves, name, *pair))
+    return [*found, inside_grid(rows)]
+
+
+def cheaper(rows: Columns, curves: Columns, part: str, better: str, than: str) -> Claim:
+    """Claim that a method reaches the target at a lower cost than another."""
+    _, unit = UNITS[cost_of(curves, part)]
+    goal = float(where(rows, model=part)["target"][0])
+    words = "fewer simulated seconds" if unit.startswith("sim") else "fewer megabytes sent up"
+    sentence = (
+        f"{better} reaches a test accuracy of {goal:g} with {words} than {than}, each at its own "
+        "best step size."
+    )
+    spent, other = (costs_to_target(rows, curves, part, name) for name in (better, than))
+    many = [sum(map(math.isfinite, one.values())) for one in (spent, other)]
+    detail = f"reached by {many[0]} and {many[1]} of {len(spent)} runs"
+    if (found := ratio(spent, other)) is None:
+        return unknown(sentence, detail)
+    effect = Effect(
+        f"ratio of {unit}, {better} / {than}", np.array([found.value]), np.array([found.low]),
+        np.array([found.high]), [part], free=free_of_seeds(rows), unit="ratio",
+    )  # fmt: skip
+    return Claim(sentence, effect, Rule(high=1.0, strict=True), detail)
+
+
+def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
+    """A line for each method of each part, with its cost and its ratio to the part's baseline."""
+    head = ("method", "step sizes", "accuracy", "rounds to target", "cost to target", "ratio")
+    lines: Rows = [head]
+    for name in distinct(rows, "model"):
+        mine, (_, unit) = where(rows, model=name), UNITS[cost_of(curves, name)]
+        methods = distinct(mine, "method")
+        base = parts.get(name, {}).get("baseline", methods[0])
+        title = f"{name}: target {mine['target'][0]:g}; cost in {unit}; ratio to {base}"
+        lines.append(heading(title, head))
+        spent = {one: costs_to_target(rows, curves, name, one) for one in methods}
+        for method in methods:
+            part = where(mine, method=method)
+            lost = int(np.isnan(part["accuracy"]).sum())
+            many = len(part["seed"])
+            accuracy = f"{lost} of {many} diverged" if lost else spread(part["accuracy"])
+            steps = f"{part['step_sizes'][0]}{' (end of grid)' * bool(part['edge'][0])}"
+            cost = mean_to_target(np.array([*spent[method].values()]))
+            found = "1" if method == base else _in_words(ratio(spent[method], spent[base]))
+            to_target = mean_to_target(part["rounds_to_target"])
+            lines.append((f"  {method}", steps, accuracy, to_target, cost, found))
+    return lines
+
+
+def _in_words(found: Slope | None) -> str:
+    """`0.12 (0.1 to 0.15)`; a dash where runs missed the target."""
+    if found is None or not 0 < found.value < math.inf:
+        return "–"
+    if math.isnan(found.low):
+        return number(found.value, 3)
+    return f"{number(found.value, 3)} ({number(found.low, 3)} to {number(found.high, 3)})"
+
+
+# How it is drawn.
+
+LOOKS = ((style.BLACK, "X"), *style.SERIES, (style.GREY, "*"))
+MARKS, FEW = 6, 4  # marks of a line; lines of a panel that have bands
+
+
+@style.styled
+def accuracy_against(
+    cost: str, rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False
+) -> Figure:
+    """Mean accuracy against the mean cost: a panel for each algorithm.
+
+    Panels of a few lines have bands of all seeds. Methods are named `ALGORITHM, HOW`; what follows
+    a second comma is dotted, in the colour of HOW.
+    """
+    drawn = [name for name in distinct(rows, "model") if cost_of(curves, name) == cost]
+    methods = [
+        (part, name) for part in drawn for name in distinct(where(rows, model=part), "method")
+    ]
+    families = list(dict.fromkeys(name.partition(", ")[0] for _, name in methods))
+    hows = list(dict.fromkeys(name.split(", ")[1] for _, name in methods if ", " in name))
+    figure, panels = style.canvas(max(1, len(families)), narrow, 3.0)
+    named = set()
+    for part, name in methods:
+        family, _, how = name.partition(", ")
+        axes = panels[families.index(family)]
+        first = how.partition(", ")[0]
+        colour, marker = LOOKS[hows.index(first) % len(LOOKS)] if how else LOOKS[0]
+        at, mean, low, high = _points(where(curves, model=part, method=name), cost).T
+        dotted = how != first
+        look: dict[str, Any] = {
+            "ls": ":" if dotted else "-", "color": colour, "marker": marker, "lw": 1.2, "ms": 3.5,
+            "mfc": "white" if dotted else colour,
+        }  # fmt: skip
+        axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
+        if sum(one.startswith(f"{family}, ") for _, one in methods) <= FEW:
+            axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
+        if how not in named:  # one label for all panels
+            panels[0].plot([], [], label=how or family, **look)
+            named.add(how)
+    for axes, family in zip(panels, families, strict=False):
+        for part in drawn:
+            goal = float(where(rows, model=part)["target"][0])
+            axes.axhline(goal, color=style.GREY, lw=0.8, ls="--", zorder=0)
+        axes.set_title(family, loc="left")
+        axes.set_xlabel(UNITS[cost][1])
+        axes.set_ylabel("test accuracy" if narrow or axes is panels[0] else "")
+    _share_axes(panels, log=cost == BYTES)
+    if named:
+        style.legend_below(figure, panels[0], 2 if narrow else 4)
+    return figure
+
+
+def _share_axes(panels: Sequence[Any], log: bool) -> None:
+    """Give all panels the same axes."""
+    ends = np.array([[float(one.dataLim.x0), float(one.dataLim.x1)] for one in panels])
+    for axes in panels:
+        if np.isfinite(ends).all() and ends[:, 1].max() > 0:
+            positive = [float(x) for one in panels for line in one.lines
+                        for x in np.asarray(line.get_xdata(), dtype=float)
+                        if x > 0 and line.get_linestyle() != "--"]  # fmt: skip
+            if log and positive:
+                axes.set_xlim(0.8 * min(positive), 1.25 * max(positive))
+                style.log_x(axes)
+            else:
+                axes.set_xlim(0, 1.03 * max(positive, default=1.0))
+    style.alike(panels)
+
+
+def _points(curves: Columns, cost: str) -> np.ndarray:
+    """Mean cost, and mean, least and largest accuracy, at every evaluated round, [rounds, 4].
+
+    A round that a run did not reach ends the line. On a log axis, round 0 has no place.
+    """
+    found, seeds = [], len(np.unique(curves["seed"]))
+    for at in np.unique(curves["round"]):
+        now = where(curves, round=at)
+        if len(now["seed"]) < seeds or not np.isfinite(now["accuracy"]).all():
+            break
+        if cost == BYTES and not at:
+            continue
+        values = now["accuracy"]
+        place = now[cost].mean() / UNITS[cost][0]
+        found.append((place, values.mean(), values.min(), values.max()))
+    return np.array(found).reshape(-1, 4)
+
+
+STUDY = Study(
+    "systems", Settings, cells, partial(claims, {}), partial(numbers, {}), STANDS_ON,
+    {"systems-bytes": partial(accuracy_against, BYTES),
+     "systems-seconds": partial(accuracy_against, SECONDS)},
+    tables=("rows", "tuning", "curves"), report=report,
+)  # fmt: skip

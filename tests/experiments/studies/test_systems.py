@@ -1,0 +1,187 @@
+"""Accuracy against bytes and simulated seconds: costs, ratios, claims that can fail, the report."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from study_rows import columns
+
+import fedmuon
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies import systems
+from fedmuon.experiments.suites.suite import Work
+from fedmuon.runs.directory import positions
+
+
+def tables(**costs: list[list[float]]) -> tuple[Any, Any]:
+    """Rows and curves of one part, whose target is 0.5: for each method and seed, the MB after
+    which its accuracy is 0.6. It has 0.1 before; with an infinite cost, also at the end."""
+    rows, curves = [], []
+    for method, (spent,) in costs.items():
+        for seed, mb in enumerate(spent):
+            head = {"model": "p", "alpha": 1.0, "method": method, "seed": seed}
+            rows.append(head | {"target": 0.5, "note": "", "edge": "", "accuracy": 0.6})
+            for at, up in enumerate((0.0, 0.5 * min(mb, 9.0), min(mb, 9.0), 10.0)):
+                accuracy = 0.6 if up >= mb else 0.1
+                curves.append(head | {"round": at, "bytes_up": 1e6 * up, "accuracy": accuracy,
+                                      "simulated_seconds": math.nan})  # fmt: skip
+    return columns(rows), columns(curves)
+
+
+def test_costs_are_those_of_the_first_round_at_the_target() -> None:
+    rows, curves = tables(A=[[2.0, 4.0, math.inf]])
+    assert systems.costs_to_target(rows, curves, "p", "A") == {0: 2.0, 1: 4.0, 2: math.inf}
+    assert systems.cost_of(curves, "p") == "bytes_up"
+    curves["simulated_seconds"] = 3 * curves["round"]
+    assert systems.cost_of(curves, "p") == "simulated_seconds"
+    assert systems.costs_to_target(rows, curves, "p", "A") == {0: 6.0, 1: 6.0, 2: math.inf}
+
+
+def test_ratios_are_paired_by_seed() -> None:
+    """The geometric mean, and Student's interval of the logarithms, with t = 4.3026527 for 3."""
+    mine, other = [1.0, 2.0, 4.0], [2.0, 5.0, 7.0]
+    found = systems.ratio(dict(enumerate(mine)), dict(enumerate(other)))
+    logs = np.log(np.array(mine) / np.array(other))
+    half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)
+    assert found is not None
+    assert found.value == pytest.approx(math.exp(logs.mean()), rel=1e-9)
+    assert found.low == pytest.approx(math.exp(logs.mean() - half), rel=1e-9)
+    assert found.high == pytest.approx(math.exp(logs.mean() + half), rel=1e-9)
+    never = {0: math.inf, 1: math.inf, 2: math.inf}
+    lost = systems.ratio(never, dict(enumerate(other)))
+    assert lost is not None and lost.value == math.inf
+    assert systems.ratio({**never, 0: 1.0}, dict(enumerate(other))) is None
+    assert systems.ratio(never, never) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "verdict"),
+    [
+        ([1.0, 1.1, 1.2], [8.0, 8.5, 8.0], "holds"),
+        ([8.0, 8.5, 8.0], [1.0, 1.1, 1.2], "fails"),
+        ([1.0, 8.0, 2.0], [2.0, 1.0, 8.0], "undecided"),
+        ([math.inf] * 3, [2.0, 1.0, 8.0], "fails"),
+        ([2.0, 1.0, 8.0], [math.inf] * 3, "holds"),
+        ([math.inf, 1.0, 8.0], [2.0, 1.0, 8.0], "undecided"),
+        ([1.0], [8.0], "not testable at this scale"),
+    ],
+)
+def test_a_claim_can_fail(mine: list[float], other: list[float], verdict: str) -> None:
+    rows, curves = tables(A=[mine], B=[other])
+    claim = systems.cheaper(rows, curves, "p", "A", "B")
+    assert claim.verdict == verdict, claim
+    assert "A reaches a test accuracy of 0.5 with fewer megabytes" in claim.sentence
+
+
+SUITE = """
+kind = "systems"
+title = "Costs"
+data = "digits"
+seeds = [0, 1]
+tuning-seeds = [9]
+extend = 0
+every = 2
+alpha = 0.5
+
+[base.data]
+train = 200
+test = 100
+validation = 60
+
+[base.task]
+name = "matrix"
+
+[base.federation]
+clients = 5
+per-round = 2
+rounds = 4
+
+[base.local]
+steps = 2
+batch = 16
+
+[parts.bytes]
+target = 0.3
+baseline = "FedAvg, uncompressed"
+claims = []
+
+[parts.bytes.methods."FedAvg, uncompressed"]
+base = { local = { recipe = "fedavg" } }
+grid = { "local.lr" = [10.0, 100.0] }
+
+[parts.seconds]
+target = 0.3
+baseline = "FedAvg, deadline"
+claims = []
+
+[parts.seconds.methods."FedAvg, deadline"]
+base.local = { recipe = "fedavg" }
+base.devices = { mode = "deadline", select = 3, speeds = "log-normal" }
+grid = { "local.lr" = [10.0, 100.0] }
+"""
+
+
+def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
+    text = SUITE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "costs.toml").write_text(text)
+    return kinds.find(str(tmp_path / "costs.toml"), None, "full", {})
+
+
+def test_curves_have_the_costs_of_a_run_of_the_same_config(tmp_path: Path) -> None:
+    """The run counts its own bytes and seconds, also of the client that was asked in vain."""
+    cell = found(tmp_path).cells[1]
+    record = cell.compute()
+    lr = float(record["rows"][0]["step_sizes"].removeprefix("lr = "))
+    data = {"name": "digits", "train": 200, "test": 100, "validation": 60, "alpha": 0.5}
+    config = {
+        "data": data, "task": {"name": "matrix"},
+        "federation": {"clients": 5, "per-round": 2, "rounds": 4, "seed": 1},
+        "local": {"recipe": "fedavg", "lr": lr, "steps": 2, "batch": 16},
+        "devices": {"mode": "deadline", "select": 3, "speeds": "log-normal"},
+    }  # fmt: skip
+    run = fedmuon.run(config, out=tmp_path / "run")
+    mine = [one for one in record["curves"] if one["seed"] == 1]
+    up, both, seconds = (positions(run.rounds, x) for x in ("bytes-up", "bytes", "seconds"))
+    assert [one["round"] for one in mine] == [0, 2, 4]
+    assert [one["bytes_up"] / 1e6 for one in mine[1:]] == pytest.approx(up[1::2], rel=1e-12)
+    down = [(one["bytes_up"] + one["bytes_down"]) / 1e6 for one in mine[1:]]
+    assert down == pytest.approx(both[1::2], rel=1e-12)
+    assert [one["simulated_seconds"] for one in mine[1:]] == pytest.approx(seconds[1::2], rel=1e-12)
+    assert mine[0]["simulated_seconds"] == mine[0]["bytes_up"] == 0
+    assert mine[-1]["accuracy"] == run.summary["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('baseline = "FedAvg, deadline"', 'baseline = "FedAvg"'), "'FedAvg', which is no method"),
+        (("extend = 0", "extend = 0\nalphas = [1.0]"), "alphas"),
+        (("[parts.seconds]", "[parts.seconds]\nalphas = [1.0]"), "alphas has no effect"),
+    ],
+)
+def test_a_suite_of_costs_that_cannot_be_made_is_rejected(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        found(tmp_path, change)
+
+
+def test_from_the_command_to_the_report(tmp_path: Path) -> None:
+    found(tmp_path)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="0"):
+        main(["suite", str(tmp_path / "costs.toml"), "--out", str(out)])
+    with (out / "curves.csv").open() as file:
+        held = {(one["model"], bool(one["simulated_seconds"])) for one in csv.DictReader(file)}
+    assert {part for part, _ in held} == {"bytes", "seconds"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "cost in MB sent up; ratio to FedAvg, uncompressed" in page
+    assert "cost in simulated seconds; ratio to FedAvg, deadline" in page
