@@ -22,7 +22,7 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.inspect import plots
+from fedmuon.experiments.inspect import plots, status
 from fedmuon.experiments.inspect.page import of_run, of_runs
 from fedmuon.experiments.inspect.status import NEIGHBOURS, RunStatus
 from fedmuon.experiments.run import execute
@@ -433,3 +433,14 @@ def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
     private, plain = (of_run(RunStatus(runs / name)) for name in ("p", "a0"))
     assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
     assert plain.note == "" and "released" not in plain.title
+
+
+def test_the_card_says_how_much_memory_workers_took() -> None:
+    """Nothing of a run without workers, as those of earlier versions are."""
+    one = {"node": "a", "pid": 1, "replies": 3, "memory": 300_000_000, "gpu_memory": 2_000_000_000}
+    other = {"node": "b", "pid": 1, "replies": 2, "memory": 410_000_000}
+    assert status._memory_of([]) == ""
+    assert status._memory_of([other]) == "1 on 1 node, peak memory 410 MB"
+    assert status._memory_of([other, one]) == (
+        "2 on 2 nodes, peak memory 300 MB to 410 MB; GPU 2 GB"
+    )
