@@ -49,6 +49,7 @@ PARTS = {
     "ray": Part("rounds on Ray, crowds of clients, messages",
                 "--pairs 1", "--pairs 1 --crowd 1000", "benchmarks.engine_overhead"),
     "networks": Part("a CNN's local training", "--pairs 1", "--pairs 1 --rounds 1 --skip-flower"),
+    "published": Part("others' published set-ups, and a transformer", "", "--small"),
     "suites": Part("suites: beside an older commit, and over Ray's workers",
                    "--scaling --before --suites A1 --seeds 1",
                    "--scaling --before --seeds 1 --train 1000", "benchmarks.laboratory"),
