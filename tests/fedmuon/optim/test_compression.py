@@ -168,8 +168,9 @@ def test_bytes_are_what_the_formulas_say() -> None:
 @pytest.mark.parametrize(
     "make",
     [lambda: top_k(0.0), lambda: random_k(1.5), lambda: rows(math.nan), lambda: qsgd(0),
-     lambda: qsgd(1 << 15), lambda: svd(0), lambda: qsgd(2.5), lambda: power(0),
-     lambda: power(1, 0)],  # type: ignore[arg-type]
+     lambda: qsgd(1 << 15), lambda: svd(0), lambda: power(0),
+     lambda: qsgd(2.5),  # type: ignore[arg-type]
+     lambda: power(1, 0)],
 )  # fmt: skip
 def test_bad_parameters_are_rejected(make: Callable[[], Compressor]) -> None:
     with pytest.raises(InputError, match="give a"):
