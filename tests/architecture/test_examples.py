@@ -119,10 +119,10 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
     assert said == "without a constant refused and with one certified\n"
 
 
-# Workers of its own for each of its runs take a while: `make test-long` has the others.
-ON_RAY = [
-    pytest.param(file, id=file.stem, marks=[] if file.stem == "task" else [LONG]) for file in RUN
-]
+# Each run has workers of its own, which take a while. Of these the recipes are compared on Ray by
+# test_engines_agree.py, and the kinds of data are arrays before an engine sees them.
+SAME_WORKERS = {"data_kinds", "ditto", "fedadam", "scaffold"}
+ON_RAY = [pytest.param(file, id=file.stem) for file in RUN if file.stem not in SAME_WORKERS]
 
 
 @pytest.mark.slow
