@@ -24,7 +24,7 @@ from fedmuon.runs.loop import prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 
-ROUNDS, CLIENTS = 60, 9
+ROUNDS, CLIENTS = 30, 9
 
 
 def state(client: int, round: int, shift: float = 0.0):
