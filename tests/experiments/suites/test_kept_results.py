@@ -69,13 +69,16 @@ def test_a_stopped_suite_goes_on_and_is_kept(
 
 
 def test_cells_of_several_suites_are_computed_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ranks: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each cell once, the longest first, and the tables are those of one process."""
     runs, alone, kept_in = tmp_path / "runs", tmp_path / "alone", tmp_path / "kept"
-    names = "dp-vanishing", "dp-muon-printed"
-    monkeypatch.setattr(regenerate, "work_of", lambda name: find(name, None, "small", {}))
-    seconds = {"dp-vanishing": 9.0}
+    names, shipped = ("ranks", "dp-muon-printed"), find("dp-muon-printed", None, "small", {})
+    works = {"ranks": ranks, "dp-muon-printed": shipped}
+    monkeypatch.setattr(
+        regenerate, "work_of", lambda name: works.get(name) or find(name, None, "small", {})
+    )
+    seconds = {"ranks": 9.0}
     monkeypatch.setattr(regenerate, "cost", lambda name, *_: seconds.get(name, float("inf")))
     regenerate.together(("disk-glue", *names), 2, runs, kept_in)  # its folder is not here
     assert re.search(r"^seconds (\d+)/\1 ", capsys.readouterr().out, re.MULTILINE)
