@@ -28,7 +28,7 @@ help: ## list the targets
 run: $(STAMP) ## set up, then run the main job on bundled data
 	$(BIN)/fedmuon run
 
-test: $(STAMP) ## set up, then run the tests: every module and formula, in three minutes
+test: $(STAMP) ## set up, then run the tests: every module and formula, in about ten minutes on two cores
 	$(BIN)/python -m pytest $(WORKERS)
 
 test-all: $(STAMP) ## all tests, with the slow ones and those that need a browser
