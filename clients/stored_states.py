@@ -48,6 +48,7 @@ class Memory:
         with distrusted():
             held: dict[str, Any] = dict(message.content.config_records[MEMORY])
             last = int(dict(zip(held["clients"], held["last"], strict=True))[client])
+            self._round = int(held["round"])
             self._saved = tuple(int(one) for one in held["saved"])
             self._with_server, self._run = bool(held["with-server"]), str(held["run"])
         self._context, self.client = context, client
@@ -72,15 +73,16 @@ class Memory:
                 f"'{FOLDER}=\"PATH\"', or begin the run again"
             ) from None
 
-    def keep(self, round: int, own: States) -> None:
-        """Keep the client's states after a round, and what the server's checkpoints need."""
+    def keep(self, own: States) -> None:
+        """Keep the client's states after the round that uses its reply, and what the server's
+        checkpoints need."""
         if self._with_server:
-            self._context.state = state_record(own, round)
+            self._context.state = state_record(own, self._round)
             return
         store = self._store()
         # The server may ask again from the state before, if it does not get or take this reply.
         store.checkpoints = (*self._saved, 0 if self._last is None else self._last + 1)
-        store.write(self.client, round, own)
+        store.write(self.client, self._round, own)
         store.flush()
 
     def _store(self) -> ClientStates:

@@ -126,7 +126,7 @@ def train_together(
         found = client_updates(recipe, task, plan, pairs, sent, own, measured)
         found = compressed(recipe, sent, found, own)
         for one, reply in zip(memories, found if memories else (), strict=True):
-            one.keep(round, reply.own)
+            one.keep(reply.own)
         if recipe.masked:
             each = zip(found, messages, contexts, strict=True)
             with distrusted():

@@ -29,11 +29,10 @@ from fedmuon.federated.rounds import (
     Reply,
     Round,
     ServerState,
+    as_read,
     broadcast,
     client_records,
-    decompressed,
     mean_loss,
-    moved_to,
     next_state,
     returned_like,
     starts,
@@ -65,6 +64,7 @@ class FedMuonStrategy(Strategy):
     nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
     keeps_states: bool = False  # whether the grid gives clients' states to the server
     keys: ConfigRecord | None = None  # public keys of the round's clients, if replies are masked
+    counts_in: int = 0  # the round whose update uses the replies; with FedBuff, they begin earlier
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
         """The remaining rounds under the config's fault policy: the engine of a run."""
@@ -79,17 +79,18 @@ class FedMuonStrategy(Strategy):
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
             now, replies, faults = self.state, list[Reply](), list[Fault]()
+            self.counts_in = now.round
             for start, clients in starts(self.experiment.plan, now, participants.tolist()):
                 self.state = start  # which these clients are sent
                 found, wrong = self._collect(grid, clients)
-                replies += [moved_to(now, start, reply) for reply in found]
+                replies += found
                 faults += wrong
             self.state = now
             self._remember(grid, replies)
             told = ()
             if self.experiment.measured:
-                read, _ = decompressed(recipe, self.state, replies)
-                told = client_records(self.state, read, recipe.direction)
+                read, _ = as_read(recipe, self.experiment.plan, now, replies)
+                told = client_records(now, read, recipe.direction)
             sizes = traffic(recipe, self.state, len(participants), replies)
             self._take(replies)
             answered = np.sort([reply.client for reply in replies])
@@ -187,6 +188,7 @@ class FedMuonStrategy(Strategy):
             content[MEMORY] = ConfigRecord(
                 {
                     "run": memory.run,
+                    "round": self.counts_in,
                     "clients": list(clients),
                     "last": [-1 if one is None else one for one in last],
                     "saved": list(memory.checkpoints),

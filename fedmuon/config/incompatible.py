@@ -215,6 +215,8 @@ def _device_problems(config: Config) -> Iterator[str]:
             f"[devices] buffer = {table.buffer} exceeds [federation] per-round = "
             f"{federation.per_round}, the clients that are at work: lower it, or raise per-round"
         )
+    if table.mode == "fedbuff":
+        yield from _buffer_problems(config)
     if privacy.level == "client":
         yield (
             f"[devices] mode = '{table.mode}' would publish times that tell how many samples "
@@ -234,6 +236,43 @@ def _device_problems(config: Config) -> Iterator[str]:
             f"[devices] {chosen[0]} decides who takes part, and the account of a private run "
             "covers the schedule that is sampled uniformly: set mode = 'synchronous', "
             "availability = 'always' and dropout = 0"
+        )
+
+
+def _buffer_problems(config: Config) -> Iterator[str]:
+    """What has no meaning for updates from older models."""
+    local, table = config.local, config.orthogonalizer
+    lasting = [
+        named
+        for named, held in (
+            ("[local] recipe = 'adamw' averages a second moment", local.recipe == "adamw"),
+            (
+                "[local] recipe = 'muon' averages AdamW's second moment with aux = 'adamw'",
+                config.task.name == "network" and local.aux == "adamw" and local.recipe == "muon",
+            ),
+            (
+                f"[orthogonalizer] row-memory = {table.row_memory:g} averages squares with recipe "
+                "= 'muon'",
+                table.row_memory > 0 and local.recipe == "muon",
+            ),
+            (
+                f"[orthogonalizer] shards = {table.shards} counts steps with recipe = 'muon'",
+                table.shards > 1 and local.recipe == "muon",
+            ),
+        )
+        if held
+    ]
+    if lasting:
+        yield (
+            f"{lasting[0]}, and the weighted moves of [devices] mode = 'fedbuff' could make it "
+            "negative or leave no whole number: choose fedmuon or local-adamw, whose rounds begin "
+            "these states anew, or mode = 'deadline'"
+        )
+    if config.compression.uplink != "none" and config.compression.feedback == "ef21":
+        yield (
+            "[compression] feedback = 'ef21' adds the mean of all clients' last updates in every "
+            "round, and no weight of [devices] mode = 'fedbuff' for stale replies applies to it: "
+            "set feedback = 'error', or mode = 'deadline'"
         )
 
 

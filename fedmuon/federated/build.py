@@ -202,15 +202,6 @@ def _timetable(
     config: Config, plan: RandomnessPlan, recipe: Recipe, task: Task, sizes: np.ndarray
 ) -> Timetable:
     """The rounds of simulated devices, by the tensors of a message and of a reply."""
-    others = recipe.keeps_states or recipe.codecs or recipe.personal or recipe.masked
-    others = others or recipe.compression is not None
-    if config.devices.mode == "fedbuff" and (others or {*recipe.returned} - {"momentum"}):
-        raise InputError(
-            "[devices] mode = 'fedbuff' adds up moves of models and of momenta, and [local] recipe "
-            f"= '{config.local.recipe}' has other states, or they are compressed: choose fedavg, "
-            "local-muon, fedmuon or another one that sends no more, without [compression], or mode "
-            "= 'deadline'"
-        )
     state = begin(recipe, task, plan.seed)
     down, up = (
         payload_bytes(*like(recipe, state.params, state.states))

@@ -115,6 +115,7 @@ def build_recipe(
     _require_countable(config, found, hidden)
     _require_personal(config, found, task)
     _require_public(config, found)
+    _require_movable(config, found)
     if privacy.level != "client":
         return found
     if found.keeps_states or found.client is not None or found.counted:
@@ -327,6 +328,24 @@ def _require_public(config: Config, recipe: Recipe) -> None:
         raise InputError(
             "this recipe compresses what a client returns, and no account covers what compression "
             "does to a clipped update: choose a recipe without codecs, such as fedmuon"
+        )
+
+
+def _require_movable(config: Config, recipe: Recipe) -> None:
+    """Reject states that weighted moves of FedBuff may make wrong. The config has rejected those of
+    built-in recipes."""
+    if config.devices.mode == "fedbuff" and recipe.direction:
+        raise InputError(
+            "[devices] mode = 'fedbuff' adds weighted moves of models, and clients of this recipe "
+            "return directions: choose another recipe, or mode = 'deadline'"
+        )
+    others = {*recipe.returned} & {*recipe.sent} - {"momentum"}
+    if config.devices.mode == "fedbuff" and others:
+        raise InputError(
+            f"[devices] mode = 'fedbuff' adds weighted moves of what clients send back, and the "
+            f"state {min(others)!r} of this recipe may not survive that, as a second moment may "
+            "become negative: return moves of a state that you do not send, or set mode = "
+            "'deadline'"
         )
 
 

@@ -35,6 +35,7 @@ class Timetable:
         uniform: Whether a cohort is as uniform as without devices.
         versions: The numbers of rounds before the models that those in `answered` began with;
             empty if each begins with the newest.
+        lost: How many clients of FedBuff were lost [R] since the round before.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -42,6 +43,7 @@ class Timetable:
     seconds: np.ndarray
     uniform: bool
     versions: tuple[np.ndarray, ...] = ()
+    lost: tuple[int, ...] = ()
 
     def oldest(self, round: int) -> int:
         """The oldest model that a reply in that round or later began with."""
@@ -190,7 +192,7 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round that it began in
     working: list[tuple[float, int, int, bool]] = []  # when it ends, who, the round, whether lost
-    answered, versions, ends = [], [], []
+    answered, versions, ends, losses = [], [], [], [0]
     while len(ends) < rounds:
         if starts > ATTEMPTS * (rounds + 1) * many:
             raise InputError(
@@ -215,14 +217,17 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
         now = working[0][0]
         while working and working[0][0] == now and len(ends) < rounds:
             _, client, version, lost_one = heapq.heappop(working)
+            losses[-1] += lost_one
             if not lost_one:
                 waiting[client] = version
             if len(waiting) == size:
                 answered.append(np.array(sorted(waiting)))
                 versions.append(np.array([waiting[one] for one in sorted(waiting)]))
                 ends.append(now)
+                losses.append(0)
                 waiting = {}
-    return Timetable(tuple(answered), tuple(answered), np.array(ends), False, tuple(versions))
+    told = tuple(answered), tuple(answered), np.array(ends)
+    return Timetable(*told, False, tuple(versions), tuple(losses[:rounds]))
 
 
 def round_of(

@@ -160,7 +160,7 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
         )
         told = ()
         if experiment.measured:
-            read, _ = decompressed(experiment.recipe, before, replies)
+            read, _ = as_read(experiment.recipe, plan, before, replies)
             told = client_records(before, read, experiment.recipe.direction)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
         yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
@@ -178,8 +178,7 @@ def run_round(
         some = [one for one in clients if one[0] in chosen]
         sent, task = read_broadcast(recipe, broadcast(recipe, start), start.params), experiment.task
         found = client_updates(recipe, task, plan, some, sent, own, experiment.measured)
-        found = compressed(recipe, sent, found, own)
-        replies += [moved_to(state, start, reply) for reply in found]
+        replies += compressed(recipe, sent, found, own)
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
@@ -198,22 +197,54 @@ def starts(
     return [(one, some) for one, some in groups if some]
 
 
-def moved_to(state: ServerState, start: ServerState, reply: Reply) -> Reply:
-    """The reply of a client that began with an older model, as FedBuff counts it: its move from
-    there, times 1 / sqrt(1 + staleness), from the newest model."""
-    if start.round == state.round:
-        return reply
-    weight = (1 + state.round - start.round) ** -0.5
+def as_read(
+    recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
+) -> tuple[list[Reply], States]:
+    """The replies as the server's rule sees them, and its next EF21 states.
+
+    With FedBuff, a reply counts by its move from what its client received, times
+    1 / sqrt(1 + staleness), from the newest model. A state that is only returned, such as the
+    change of SCAFFOLD's control variate, counts in full: it is a move already, and the sum of all
+    is what the clients hold.
+    """
+    if plan.timetable is None or not plan.timetable.versions:
+        return _uncompressed(recipe, state, replies)
+    found = []
+    for start, clients in starts(plan, state, [reply.client for reply in replies]):
+        read, _ = _uncompressed(
+            recipe, start, [reply for reply in replies if reply.client in {*clients}]
+        )
+        found += [_moved_to(recipe, state, start, reply) for reply in read]
+    return found, {}
+
+
+def _uncompressed(
+    recipe: Recipe, state: ServerState, replies: Sequence[Reply]
+) -> tuple[list[Reply], States]:
+    """The models and states of replies that began with this state, and its next EF21 states."""
+    ordered = sorted(replies, key=lambda reply: reply.client)
+    found, estimates = decompressed(recipe, state, ordered)
+    if recipe.codecs:
+        found = [replace(one, states=recipe.decoded(one.states, state.params)) for one in found]
+    return found, estimates
+
+
+def _moved_to(recipe: Recipe, state: ServerState, start: ServerState, reply: Reply) -> Reply:
+    """The reply of a client that began with an older model, as FedBuff counts it."""
+    exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
+    if start.round == state.round and exact:
+        return reply  # the newest model was received as it is
+    weight, began = (1 + state.round - start.round) ** -0.5, received_trees(recipe, start)
 
     def moved(now: Params, then: Params, value: Params) -> Params:
         return {name: now[name] + weight * (one - then[name]) for name, one in value.items()}
 
     learned, statistics = split_statistics(reply.params)
+    params = {**moved(state.params, began.pop(MODEL), learned), **statistics}
     states = {
-        name: moved(state.states[name], start.states[name], one)
+        name: moved(state.states[name], began[name], one) if name in began else one
         for name, one in reply.states.items()
     }
-    params = {**moved(state.params, start.params, learned), **statistics}
     return replace(reply, params=params, states=states)
 
 
@@ -221,9 +252,11 @@ def next_state(
     recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
 ) -> ServerState:
     """The server's update, with the older models that later replies began with."""
-    after = server_update(recipe, state, replies, plan.factor_at(state.round))
+    factor = plan.factor_at(state.round)
     if plan.timetable is None or not plan.timetable.versions:
-        return after
+        return server_update(recipe, state, replies, factor)
+    with in_round(state.round):
+        after = _updated(recipe, state, *as_read(recipe, plan, state, replies), factor)
     oldest = plan.timetable.oldest(after.round)
     known = (*state.older, replace(state, older=()))
     return replace(after, older=tuple(one for one in known if one.round >= oldest))
@@ -318,29 +351,32 @@ def server_update(
         factor: What the round's step sizes were multiplied by.
     """
     with in_round(state.round):
-        ordered = sorted(replies, key=lambda reply: reply.client)
-        ordered, estimates = decompressed(recipe, state, ordered)
-        if recipe.codecs:
-            like = state.params
-            ordered = [replace(one, states=recipe.decoded(one.states, like)) for one in ordered]
-        if recipe.keeps_states:  # which an aggregator does not see on any engine
-            ordered = [replace(reply, own={}) for reply in ordered]
-        mean, states, kept = _combined(recipe, state, ordered)
-        kept |= estimates
-        before = {name: one for name, one in state.states.items() if name not in kept}
-        given: dict[str, Any] = {"factor": factor} if recipe.scaled else {}
-        if recipe.counted:
-            weights = recipe.aggregate.shares
-            assert weights is not None  # build_recipe requires it
-            steps = [reply.steps for reply in ordered]
-            given["answered"] = list(zip(weights(ordered), steps, strict=True))
-        mean, statistics = split_statistics(mean)  # the average is their next value
-        old, _ = split_statistics(shared_part(recipe, state.params))
-        params, states = recipe.server(old, mean, {**before, **states}, **given)
-        params = {**params, **statistics}
-        params = state.params | params if recipe.personal else params
-        states = {name: one for name, one in states.items() if name in recipe.kept}
-        return ServerState(state.round + 1, params, states | kept)
+        return _updated(recipe, state, *_uncompressed(recipe, state, [*replies]), factor)
+
+
+def _updated(
+    recipe: Recipe, state: ServerState, replies: list[Reply], estimates: States, factor: float
+) -> ServerState:
+    """The server's state after these replies, which are no longer compressed."""
+    ordered = sorted(replies, key=lambda reply: reply.client)
+    if recipe.keeps_states:  # which an aggregator does not see on any engine
+        ordered = [replace(reply, own={}) for reply in ordered]
+    mean, states, kept = _combined(recipe, state, ordered)
+    kept |= estimates
+    before = {name: one for name, one in state.states.items() if name not in kept}
+    given: dict[str, Any] = {"factor": factor} if recipe.scaled else {}
+    if recipe.counted:
+        weights = recipe.aggregate.shares
+        assert weights is not None  # build_recipe requires it
+        steps = [reply.steps for reply in ordered]
+        given["answered"] = list(zip(weights(ordered), steps, strict=True))
+    mean, statistics = split_statistics(mean)  # the average is their next value
+    old, _ = split_statistics(shared_part(recipe, state.params))
+    params, states = recipe.server(old, mean, {**before, **states}, **given)
+    params = {**params, **statistics}
+    params = state.params | params if recipe.personal else params
+    states = {name: one for name, one in states.items() if name in recipe.kept}
+    return ServerState(state.round + 1, params, states | kept)
 
 
 def simulate(
@@ -505,16 +541,22 @@ def compressed(
     return found
 
 
+def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
+    """The model and states that a client reads in the broadcast of this state."""
+    like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
+    trees = {MODEL: sent.params, **recipe.decoded(sent.states, state.params)}
+    if recipe.compression is None or not recipe.compression.down:
+        return trees
+    return decoded(recipe.compression.downlink, trees, split_statistics(like)[0])
+
+
 def decompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
     """The clients' models and states as the server reads them, and its next EF21 states."""
     if recipe.compression is None or not recipe.compression.up:
         return list(replies), {}
-    like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
-    base = {MODEL: sent.params, **sent.states}
-    if recipe.compression.down:
-        base = decoded(recipe.compression.downlink, base, split_statistics(like)[0])
+    base = received_trees(recipe, state)
     names = (MODEL, *recipe.returned) if recipe.compression.estimates else ()
     mean = {name: state.states[f"{ESTIMATE}{name}"] for name in names}
     messages = [{MODEL: reply.params, **reply.states} for reply in replies]

@@ -330,7 +330,8 @@ def sent_bytes(clock: Timetable | None, result: Round) -> Record:
     """`bytes_down` and `bytes_up` of a round; clients that were lost received the model, too."""
     each = result.bytes_down // max(1, len(result.participants))
     asked = result.participants if clock is None else clock.selected[result.state.round - 1]
-    return {"bytes_down": each * len(asked), "bytes_up": result.bytes_up}
+    lost = clock.lost[result.state.round - 1] if clock is not None and clock.lost else 0
+    return {"bytes_down": each * (len(asked) + lost), "bytes_up": result.bytes_up}
 
 
 def evaluate(run: Run, state: ServerState) -> Record:

@@ -158,13 +158,20 @@ def test_a_reply_that_the_server_did_not_take_is_forgotten(tmp_path, monkeypatch
     folder = tmp_path / "node"
 
     def ask(round: int, last: int, keep: bool = True):
-        content = {"run": "r", "clients": [4], "last": [last], "saved": [0], "with-server": False}
+        content = {
+            "run": "r",
+            "clients": [4],
+            "last": [last],
+            "saved": [0],
+            "with-server": False,
+            "round": round,
+        }
         message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": content}))
         context: Any = SimpleNamespace(node_config={"state-dir": str(folder)})
         memory = Memory(message, context, 4)
         found = flat(memory.recall(round))
         if keep:
-            memory.keep(round, state(4, round))
+            memory.keep(state(4, round))
         return found
 
     assert ask(3, -1) == {}
@@ -185,12 +192,19 @@ def test_a_node_keeps_the_states_of_runs_apart(tmp_path):
     """Another run begins anew and cannot be given the first one's states; these stay for a week."""
 
     def ask(run: str, round: int, last: int):
-        content = {"run": run, "clients": [4], "last": [last], "saved": [0], "with-server": False}
+        content = {
+            "run": run,
+            "clients": [4],
+            "last": [last],
+            "saved": [0],
+            "with-server": False,
+            "round": round,
+        }
         message: Any = SimpleNamespace(content=SimpleNamespace(config_records={"memory": content}))
         context: Any = SimpleNamespace(node_config={"state-dir": str(tmp_path)})
         memory = Memory(message, context, 4)
         found = flat(memory.recall(round))
-        memory.keep(round, state(4, round, shift=len(run)))
+        memory.keep(state(4, round, shift=len(run)))
         return found
 
     assert ask("a", 3, -1) == {}

@@ -29,6 +29,7 @@ from fedmuon.federated.clock import (
     timetable,
 )
 from fedmuon.federated.rounds import begin, broadcast, client_update, run_rounds
+from fedmuon.runs.callbacks import as_callback
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train
 
@@ -235,15 +236,202 @@ def test_a_run_with_fedbuff_is_its_formula(tmp_path: Path) -> None:
         assert np.abs(found - plain.params["weight"].numpy()).max() > 1e-3
 
 
-@pytest.mark.parametrize("recipe", ["scaffold", "adamw", "fedmuon-svd"])
-def test_fedbuff_rejects_other_states(recipe: str, tmp_path: Path) -> None:
-    config = small(local={"recipe": recipe}, devices={"mode": "fedbuff"})
-    with pytest.raises(InputError, match="adds up moves of models and of momenta"):
-        prepare(resolve(config), tmp_path / "a")
+COMPRESSED = {"uplink": "sign", "feedback": "error"}
+STATEFUL: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
+    "scaffold": ({"recipe": "scaffold"}, {}, (336, 336)),
+    "sign": ({"recipe": "fedavg"}, COMPRESSED, (168, 11)),
+    "top-k": (
+        {"recipe": "fedmuon"},
+        {"uplink": "top-k", "share": 0.3, "feedback": "error"},
+        (336, 120),
+    ),
+    "momenta": ({"recipe": "fedmuon-corrected"}, {}, (336, 336)),
+}
+
+
+class Naive:
+    """FedBuff in plain numpy: one heap of events, and clients that train when they begin."""
+
+    def __init__(self, config: Config, name: str, sizes: tuple[int, int]) -> None:
+        self.config, self.name = config, name
+        made = build_experiment(resolve(config))
+        self.data = [made.shards[i].data for i in range(6)]
+        self.X = begin(made.recipe, made.task, config.federation.seed).params["weight"][0].numpy()
+        self.M, self.c = np.zeros_like(self.X), np.zeros_like(self.X)
+        self.own = [{key: np.zeros_like(self.X) for key in "cMem"} for _ in range(6)]
+        draw = generator(config.federation.seed, Draw.DEVICE, block=0)
+        speed = 100.0 * np.exp(draw.standard_normal(6))
+        work = np.array([2 * len(one.labels) for one in self.data])
+        self.needed = 0.1 + sizes[0] / 1e6 + work / speed + sizes[1] / 1e5
+
+    def gradient(self, X: np.ndarray, client: int) -> np.ndarray:
+        inputs, labels = self.data[client].inputs.numpy(), self.data[client].labels.numpy()
+        scores = np.exp(inputs @ X)
+        chances = scores / scores.sum(1, keepdims=True)
+        own = chances[np.arange(len(labels)), labels, None]  # the loss is 1 - p_y
+        return inputs.T @ (own * (chances - np.eye(3)[labels])) / len(labels)
+
+    def orthogonal(self, M: np.ndarray) -> np.ndarray:
+        u, s, v = np.linalg.svd(M, full_matrices=False)
+        return u * (s / np.sqrt(s**2 + 0.1)) @ v
+
+    def trained(self, client: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The moves of the model and states, and what the client has then."""
+        own, lr, x = dict(self.own[client]), 0.05, self.X
+        M = own["M"] if self.name == "momenta" else self.M
+        for _ in range(2):
+            G = self.gradient(x, client)
+            M = 0.9 * M + 0.1 * G
+            if self.name == "scaffold":
+                step = G - own["c"] + self.c
+            elif self.name == "momenta":
+                step = self.orthogonal(M - own["c"] + self.c)
+            else:
+                step = G if self.name == "sign" else self.orthogonal(M)
+            x = x - lr * step
+        moves = {"X": x - self.X}
+        if self.name == "scaffold":
+            moves["c"] = (self.X - x) / (2 * lr) - self.c
+            own["c"] = own["c"] + moves["c"]
+        if self.name == "momenta":
+            moves["c"] = M - own["c"]
+            own |= {"M": M, "c": M}
+        if self.name == "top-k":
+            moves["M"] = M - self.M
+        if self.name in ("sign", "top-k"):
+            for tree, kept in (("X", "e"), ("M", "m")):
+                if tree in moves:
+                    target = moves[tree] + own[kept]
+                    flat = np.abs(target).ravel()
+                    sent = np.where(target >= 0, 1.0, -1.0) * flat.mean()
+                    if self.name == "top-k":
+                        sent = target * (flat >= np.sort(flat)[-6]).reshape(target.shape)
+                    moves[tree], own[kept] = sent, target - sent
+        return moves, own
+
+    def run(self, buffer: int, full: bool = True) -> list[tuple[float, list[int]]]:
+        table, federation = self.config.devices, self.config.federation
+        events: list[tuple[float, int]] = []
+        flights: dict[int, tuple[int, Any]] = {}
+        waiting: dict[int, tuple[int, Any]] = {}
+        found: list[tuple[float, list[int]]] = []
+        now, event = 0.0, 0
+        while len(found) < federation.rounds:
+            free = [i for i in range(6) if i not in flights and i not in waiting]
+            many = min(federation.per_round - len(flights), len(free))
+            rng = generator(federation.seed, Draw.SCHEDULE, round=event)
+            for i in sorted(free[k] for k in rng.choice(len(free), many, replace=False)):
+                chance, when = generator(
+                    federation.seed, Draw.DEVICE, round=event, client=i
+                ).random(2)
+                gone = chance < table.dropout
+                flights[i] = len(found), None if gone else self.trained(i)
+                heapq.heappush(events, (now + (when if gone else 1.0) * self.needed[i], i))
+            event, now = event + 1, events[0][0]
+            while events and events[0][0] == now and len(found) < federation.rounds:
+                _, i = heapq.heappop(events)
+                began, made = flights.pop(i)
+                if made is None:
+                    continue
+                waiting[i] = began, made
+                if len(waiting) == buffer:
+                    self.update(len(found), waiting, full)
+                    found.append((now, sorted(waiting)))
+                    waiting = {}
+        return found
+
+    def update(self, number: int, waiting: dict[int, tuple[int, Any]], full: bool) -> None:
+        size, lasting = len(waiting), self.name in ("scaffold", "momenta")
+        for i, (began, (moves, own)) in waiting.items():
+            weight = 1 / math.sqrt(1 + number - began)
+            share = 1 / (6 if self.name == "momenta" else size)
+            self.X = self.X + weight * moves["X"] * share
+            if self.name == "top-k":
+                self.M = self.M + weight * moves["M"] / size
+            if lasting:
+                self.c = self.c + (1.0 if full else weight) * moves["c"] / 6
+            self.own[i] = own
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_client_states_and_compression_in_fedbuff_are_those_of_naive_events(
+    name: str, tmp_path: Path
+) -> None:
+    """Model, states of the server and of all clients, and times, after 20 updates."""
+    local, compression, sizes = STATEFUL[name]
+    config = small(
+        federation={"rounds": 20, "per-round": 4},
+        local={**local, "steps": 2, "lr": 0.05},
+        compression=compression,
+        devices={"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "speed-spread": 1.0,
+                 "latency": 0.1, "dropout": 0.2, "cost": 1.0, "bandwidth-down": 1e6,
+                 "bandwidth-up": 1e5},
+    )  # fmt: skip
+    naive = Naive(config, name, sizes)
+    updates = naive.run(2)
+    run = prepare(resolve(config), tmp_path / "run")
+    last: list[Any] = []
+
+    def follow(record: Record, state: Any) -> None:
+        memory, rounds = run.experiment.client_states, config.federation.rounds
+        if record["round"] == rounds:
+            last.append((state, [memory.read(i, rounds) for i in range(6)]))
+
+    train(replace(run, callbacks=(as_callback(follow),)), run_rounds)
+    ((state, states),) = last
+    lines = records(tmp_path / "run")
+    assert [one["participants"] for one in lines] == [clients for _, clients in updates]
+    seconds = [one["simulated_seconds"] for one in lines]
+    assert seconds == pytest.approx([end for end, _ in updates], rel=1e-12)
+    assert max(late for one in lines for late in one["staleness"]) > 1
+    assert all(one["bytes_up"] == 2 * sizes[1] for one in lines)
+    assert {one["bytes_down"] // sizes[0] for one in lines} > {2}  # and of those that were lost
+
+    def same(found: Any, wanted: np.ndarray) -> bool:
+        return bool(np.abs(found[0].numpy() - wanted).max() <= 1e-12 * max(1, np.abs(wanted).max()))
+
+    assert same(state.params["weight"], naive.X)
+    control = {"scaffold": "control", "momenta": "correction"}.get(name, "")
+    if name == "top-k":
+        assert same(state.states["momentum"]["weight"], naive.M)
+    if control:
+        assert same(state.states[f"server-{control}"]["weight"], naive.c)
+        assert np.abs(naive.c - sum(one["c"] for one in naive.own) / 6).max() < 1e-14
+    for found, wanted in zip(states, naive.own, strict=True):
+        if control and found:
+            assert same(found[f"client-{control}"]["weight"], wanted["c"])
+        elif found:
+            assert same(found["compression"]["model.weight"], wanted["e"])
+    assert sum(map(bool, states)) > 3
+    other = Naive(config, name, sizes)
+    other.run(2, full=False)  # the control: changes of states that are weighted, too
+    assert same(state.params["weight"], other.X) == (not control)
+
+
+UNFIT = {
+    "adamw": ({"local": {"recipe": "adamw"}}, "averages a second moment"),
+    "rows": (
+        {"local": {"recipe": "muon"}, "orthogonalizer": {"row-memory": 0.9}},
+        "row-memory = 0.9 averages squares",
+    ),
+    "ef21": (
+        {"compression": {"uplink": "top-k", "feedback": "ef21"}},
+        "no weight of \\[devices\\] mode = 'fedbuff'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_fedbuff_rejects_what_has_no_weighted_move(name: str) -> None:
+    """Before anything is built; the deadline mode accepts the same tables."""
+    tables, said = UNFIT[name]
+    small(devices={"mode": "deadline", "deadline": 9.0}, **tables)
+    with pytest.raises(InputError, match=said):
+        small(devices={"mode": "fedbuff"}, **tables)
 
 
 def test_times_and_bytes_follow_compression(tmp_path: Path) -> None:
-    """A compressed reply takes less time; all who are asked receive bytes; FedBuff rejects it."""
+    """A compressed reply takes less time; all who are asked receive bytes."""
     table = {"mode": "deadline", "select": 5, "latency": 0.0, "speed": 1e12, "bandwidth-up": 100.0}
     plain = small(local={"recipe": "fedavg"}, devices=table)
     less = small(local={"recipe": "fedavg"}, devices=table, compression={"uplink": "top-k"})
@@ -256,9 +444,6 @@ def test_times_and_bytes_follow_compression(tmp_path: Path) -> None:
         assert end["simulated_seconds"] == pytest.approx(
             8 * (168 / 1e6 + lines[-1]["bytes_up"] / 3 / 100), rel=1e-6
         )
-    with pytest.raises(InputError, match="without \\[compression\\]"):
-        devices = {"mode": "fedbuff"}
-        execute(small(devices=devices, compression={"uplink": "top-k"}), tmp_path / "c")
 
 
 def test_two_clients_by_hand() -> None:

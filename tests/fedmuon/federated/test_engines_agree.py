@@ -119,6 +119,13 @@ PERSISTENT.append({**PERSISTENT[0], "compression": SPARSE})
 PERSISTENT.append({**PERSISTENT[0], "local": {"steps": 2}, "compression": SPARSE})
 WARM = {"uplink": "power", "rank": 1, "feedback": "error"}
 PERSISTENT.append({"local": {"steps": 2}, "compression": WARM, "data": {"classes": 4}})
+PERSISTENT.append(
+    {
+        **PERSISTENT[0],
+        "compression": {**SPARSE, "feedback": "error"},
+        "devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "dropout": 0.2},
+    }
+)
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},
