@@ -3,16 +3,19 @@
 import heapq
 import json
 import math
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chaos.nursery import Nursery
 from conftest import small
 from safetensors.numpy import load_file
 
-from fedmuon.config.load import Config
+from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.cli import main
@@ -540,6 +543,50 @@ def test_an_interrupted_run_resumes_bit_for_bit(mode: str, tmp_path: Path) -> No
     assert times[0] == times[1] and len(times[0]) == 30
 
 
+@pytest.mark.slow
+def test_fedbuff_resumes_bit_for_bit_after_20_kills(forks: Nursery, tmp_path: Path) -> None:
+    """With client states and compression, killed at random moments: model, all fields of records
+    but wall times, and clock. A state that was wrong would change the records that follow."""
+    tables = {
+        "federation": {"rounds": 600, "per-round": 4},
+        "local": {"recipe": "scaffold", "steps": 2, "batch": 4},
+        "compression": {"uplink": "top-k", "share": 0.3, "feedback": "error"},
+        "devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "dropout": 0.2},
+        "output": {"evaluate-every": 5, "checkpoint-every": 3},
+    }
+    file, cut, random = tmp_path / "config.toml", tmp_path / "cut", np.random.default_rng(0)
+    file.write_text(dump(small(**tables)))
+    whole = forks.run(["run", str(file), f"--out={tmp_path / 'whole'}"], 200)
+    assert whole.code == 0, whole.err
+    middle = 0
+    for _ in range(20):
+        resumed = ["--resume"] if (cut / "config.toml").exists() else []
+        started = forks.start(["run", str(file), f"--out={cut}", *resumed])
+        log = cut / "rounds.jsonl"
+        before = log.read_bytes().count(b"\n") if log.exists() else 0
+        end = time.monotonic() + 60
+        while time.monotonic() < end:  # until it works
+            lines = log.read_bytes() if log.exists() else b""
+            if lines.count(b"\n") > before:
+                break
+            time.sleep(0.005)
+        time.sleep(random.uniform(0.0, 0.1))
+        started.send(signal.SIGKILL)
+        assert started.wait().code == -signal.SIGKILL
+        middle += not (cut / "summary.json").exists()
+    assert middle == 20
+    again = forks.run(["run", str(file), f"--out={cut}", "--resume"], 200)
+    assert again.code == 0, again.err
+    for name in ("model.safetensors", "momentum.safetensors", "clock.npz"):
+        assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    wall = ("seconds", "train_seconds", "check")
+    found, wanted = (
+        [{key: value for key, value in one.items() if key not in wall} for one in records(run)]
+        for run in (cut, tmp_path / "whole")
+    )
+    assert found == wanted and len(found) == 600
+
+
 def table_of(config: Config) -> Timetable:
     found = build_experiment(resolve(config)).plan.timetable
     assert found is not None
@@ -606,6 +653,8 @@ REFUSED = {
     "speeds=trace trace=missing.csv": "cannot read",
     "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
+    "availability=bernoulli available=1e-9": "round 1 has no reply after 100 attempts",
+    "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has too few replies after",
     "dropout=0.9999": "round 1 has no reply after 100 attempts",
 }
 
@@ -630,15 +679,23 @@ def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
     config = fleet(**MODES["both"])
     with pytest.raises(InputError, match="decide who takes part"):
         neighbours.require_measurable(config)
+    for other in ({"mode": "fedbuff"}, {"mode": "synchronous", "availability": "bernoulli"}):
+        with pytest.raises(InputError, match="decide who takes part"):
+            neighbours.require_measurable(small(devices=other))
     execute(config, tmp_path / "a")
     verdict = certificates.certify(finished_run.from_directory(tmp_path / "a"))
     assert "decide who takes part" in verdict.refusal and verdict.bound is None
     execute(small(devices={"mode": "synchronous"}), tmp_path / "b")
     assert not certificates.certify(finished_run.from_directory(tmp_path / "b")).refusal
     secret = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 6.0}}
-    for table in ({"dropout": 0.1}, {"availability": "bernoulli"}):
+    for table in (
+        {"mode": "synchronous", "dropout": 0.1},
+        {"mode": "synchronous", "availability": "bernoulli"},
+        {"mode": "deadline", "deadline": 9.0},
+        {"mode": "fedbuff"},
+    ):
         with pytest.raises(InputError, match="the account of a private run"):
-            small(devices={"mode": "synchronous", **table}, **secret)
+            small(devices=table, **secret)
     with pytest.raises(InputError, match="tell how many samples"):
         small(devices={"mode": "synchronous"}, local={"recipe": "fedavg"},
               privacy={"level": "client", "noise": 1.0, "bound": 1.0})  # fmt: skip
