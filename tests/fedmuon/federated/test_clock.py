@@ -329,8 +329,9 @@ class Naive:
                 ).random(2)
                 gone = chance < table.dropout
                 flights[i] = len(found), None if gone else self.trained(i)
-                heapq.heappush(events, (now + (when if gone else 1.0) * self.needed[i], i))
-            event, now = event + 1, events[0][0]
+                ends = float(now + (when if gone else 1.0) * self.needed[i])
+                heapq.heappush(events, (ends, i))
+            event, now = event + 1, float(events[0][0])
             while events and events[0][0] == now and len(found) < federation.rounds:
                 _, i = heapq.heappop(events)
                 began, made = flights.pop(i)

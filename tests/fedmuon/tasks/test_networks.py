@@ -154,7 +154,9 @@ def test_images_lie_channels_last_where_only_layers_of_torch_read_them() -> None
         def forward(self, images: Tensor) -> Tensor:
             return images.view(len(images), -1)
 
-    own = nn.Sequential(*(Flat() if isinstance(one, nn.Flatten) else one for one in toy()))
+    own = nn.Sequential(
+        *(Flat() if isinstance(one, nn.Flatten) else one for one in toy().children())
+    )
     found, exact = NetworkTask(toy(), TOY), NetworkTask(toy(), TOY, dtype=torch.float64)
     assert found.channels_last
     assert not exact.channels_last
