@@ -334,11 +334,6 @@ def _require_public(config: Config, recipe: Recipe) -> None:
 def _require_movable(config: Config, recipe: Recipe) -> None:
     """Reject states that weighted moves of FedBuff may make wrong. The config has rejected those of
     built-in recipes."""
-    if config.devices.mode == "fedbuff" and recipe.direction:
-        raise InputError(
-            "[devices] mode = 'fedbuff' adds weighted moves of models, and clients of this recipe "
-            "return directions: choose another recipe, or mode = 'deadline'"
-        )
     others = {*recipe.returned} & {*recipe.sent} - {"momentum"}
     if config.devices.mode == "fedbuff" and others:
         raise InputError(
