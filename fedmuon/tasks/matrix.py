@@ -121,7 +121,7 @@ def _best(work: Callable[[], object], device: torch.device, repeats: int) -> flo
 
 THICK = 64  # matrix rows from which a product is thick
 FLOP = 16e6  # the least flop of a piece: some tenths of a millisecond
-LOGITS = 1 << 19  # the most logits of a thick piece, so that they stay in a cache
+LOGITS = 1 << 22  # the most bytes of a thick piece's logits, so that they stay in a cache
 FEW, MANY = 256, 4096  # samples of a part of a thin and of a thick product
 
 
@@ -160,9 +160,8 @@ def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
         (replicas, classes), rows = weight.shape[:2], len(batch.labels)
         if member.thick:
             cut = parts(rows, rows / MANY + 0.5)
-            blocks = min(
-                replicas * classes * (rows / len(cut)) / LOGITS, replicas * classes / THICK
-            )
+            held = replicas * classes * (rows / len(cut)) * weight.element_size()
+            blocks = min(held / LOGITS, replicas * classes / THICK)
             stacks = parts(replicas, blocks + 0.5)
         else:
             cut, stacks = thin_parts(member), [slice(0, replicas)]

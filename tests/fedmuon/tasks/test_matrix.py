@@ -269,6 +269,19 @@ def test_large_work_is_cut_and_small_work_is_put_together(monkeypatch: pytest.Mo
     assert count("thin and long") == count("ragged") == 1
 
 
+def test_a_thick_piece_holds_4_mib_of_logits() -> None:
+    def replicas_of_each(dtype: torch.dtype, replicas: int) -> list[int]:
+        batch = Batch(torch.zeros(1000, 2, dtype=dtype), torch.zeros(1000))
+        member = Member(torch.zeros(replicas, 10, 2, dtype=dtype), batch, 1000)
+        return [len(piece[0].weight) for row in split_members([member]) for piece in row]
+
+    # A stack of 220 has 2.2 million logits: 8.4 MiB in float32, twice as much in float64.
+    assert replicas_of_each(torch.float32, 220) == [73, 73, 74]
+    assert replicas_of_each(torch.float64, 220) == [44] * 5
+    assert replicas_of_each(torch.float32, 110) == [55, 55]
+    assert replicas_of_each(torch.float32, 104) == [104]  # no more than one piece's: not cut
+
+
 def test_parts() -> None:
     assert parts(10, 0.2) == [slice(0, 10)]
     assert parts(10, 3) == [slice(0, 3), slice(3, 6), slice(6, 10)]
