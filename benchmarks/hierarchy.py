@@ -1,4 +1,4 @@
-"""A round of 10^9 clients on one process: what the server does, flat and with edge servers.
+"""A round with 1,000 of 10^9 clients on one process: what a server does, and edge servers do.
 
     python -m benchmarks.hierarchy [--clients N] [--per-round K] [--rows 784] [--columns 10]
 
@@ -51,6 +51,7 @@ class Costs:
 def drawn(clients: int, per_round: int, seed: int = 0) -> Sample:
     """Draw a cohort by the sampler of a run."""
     plan = RandomnessPlan(seed, clients, per_round, 1)
+    plan.participants(0)  # the first draw also loads what it needs
     begun, before = time.process_time(), tracemalloc.is_tracing()
     cohort = plan.participants(0)
     seconds = time.process_time() - begun

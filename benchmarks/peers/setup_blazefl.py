@@ -49,13 +49,14 @@ class Server(BaseServerHandler[Sent, Model]):
 
 
 class Trainer(ThreadPoolClientTrainer[Model, Sent]):
-    """A local epoch a client; each thread of the pool has a network of its own."""
+    """A local epoch a client; clients that train at the same time have networks of their own."""
 
     def __init__(self, name: str, job: Job, parallels: int) -> None:
         self.num_parallels, self.device, self.device_count = parallels, "cpu", 0
         self.cache: list[Model] = []
         self.stop_event = threading.Event()
         self.name, self.job = name, job
+        self.free: list[torch.nn.Module] = []  # networks that no client trains now
 
     def uplink_package(self) -> list[Model]:
         """What the clients of this round have made."""
@@ -63,9 +64,12 @@ class Trainer(ThreadPoolClientTrainer[Model, Sent]):
         return package
 
     def worker(self, cid: int, device: str, payload: Sent, stop_event: threading.Event) -> Model:
-        """The local epoch of one client. The pool is made anew each round, so networks are, too."""
+        """The local epoch of one client."""
         turn, model = payload
-        return local_epoch(NETWORKS[self.name](), self.job, model, turn, cid)
+        network = self.free.pop() if self.free else NETWORKS[self.name]()
+        found = local_epoch(network, self.job, model, turn, cid)
+        self.free.append(network)
+        return found
 
 
 def main() -> None:

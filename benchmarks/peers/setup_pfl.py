@@ -60,8 +60,9 @@ def main() -> None:
     held = Held(nn.Identity(), job)  # pfl's optimizer would otherwise hold the network as well
     clients = range(len(job.offsets) - 1)
     users = [PyTorchTensorDataset(job.client(i), user_id=str(i)) for i in clients]
-    data, busy = Scheduled(users, job.schedule), started()
-    stamps = simulate(FedAvg(NETWORKS[name](), job), Rounds(*job.schedule.shape), held, data)
+    data, network = Scheduled(users, job.schedule), NETWORKS[name]()
+    busy = started()
+    stamps = simulate(FedAvg(network, job), Rounds(*job.schedule.shape), held, data)
     ends = [one.detach() for one in held.values]
     assert set(held.names) == set(tensors(NETWORKS[name]()))
     tell(out, dict(zip(held.names, ends, strict=True)), stamps, busy)

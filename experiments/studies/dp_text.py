@@ -134,7 +134,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
         require_read(f"[variants.{name!r}]", own, [config])
     if not settings.search.keys() <= settings.variants.keys():
         raise InputError(
-            f"[search] names {', '.join(settings.search.keys() - settings.variants.keys())}, which "
+            f"[search] names {', '.join(sorted({*settings.search} - {*settings.variants}))}, which "
             f"this suite does not train: choose from {', '.join(settings.variants)}"
         )
     if settings.search and settings.choose == "last":
@@ -242,7 +242,8 @@ def search(
         run = prepare(config, out, resume=True, callbacks=[models])
         try:
             train(run, run_rounds)
-            lowest.append(min(models.losses(run)))
+            losses = models.losses(run)
+            lowest.append(min(filter(math.isfinite, losses), default=math.inf))
         except NonFinite:
             lowest.append(math.inf)
     best = lowest.index(min(lowest))
@@ -416,8 +417,8 @@ CHOSEN = (
     "after evaluated rounds. The NLL is the lowest one on the validation part."
 )
 SEARCHED = (
-    " Every seed searched its own step size and momentum, by the lowest NLL on the validation part "
-    "(searched.csv)."
+    " Every seed searched the settings in searched.csv for itself, by the lowest NLL on the "
+    "validation part."
 )
 MORE_SCORES = (
     " METEOR is nltk's, with words and stems but no synonyms; NIST and CIDEr are those of "

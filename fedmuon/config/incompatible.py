@@ -121,11 +121,6 @@ def _compression_problems(config: Config) -> Iterator[str]:
             f"[federation] aggregate = '{config.federation.aggregate}' is another one: set "
             "aggregate = 'mean', or feedback = 'error'"
         )
-    if table.downlink == "power":
-        yield (
-            "[compression] downlink = 'power' would need the factors of the last message, which "
-            "the server does not keep: set downlink = 'low-rank'"
-        )
     client_level = privacy.level == "client"
     if client_level or config.local.recipe in PRIVATE:
         for kept, choice, mend in (

@@ -381,7 +381,8 @@ CONTRACTIVE_UPLINK = ReadIf(
 
 # The tables
 
-Compressor = Literal["none", "top-k", "random-k", "rows", "qsgd", "sign", "low-rank", "power"]
+Downlink = Literal["none", "top-k", "random-k", "rows", "qsgd", "sign", "low-rank"]
+Compressor = Literal[Downlink, "power"]  # `power` needs factors of the last message
 
 
 class Data(Table):
@@ -1002,7 +1003,7 @@ class Compression(Table):
         "sends one bit per entry; low-rank and power send factors of `rank`, by a singular value "
         "decomposition or by power iteration from the last message. random-k and qsgd are unbiased",
     )
-    downlink: Compressor = key(
+    downlink: Downlink = key(
         "none",
         "how the server compresses the model and the states that it sends; the server's own model "
         "stays exact until clients return theirs",

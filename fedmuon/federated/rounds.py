@@ -209,12 +209,17 @@ def as_read(
     """
     if plan.timetable is None or not plan.timetable.versions:
         return _uncompressed(recipe, state, replies)
-    found = []
+    found: list[Reply] = []
+    exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
     for start, clients in starts(plan, state, [reply.client for reply in replies]):
-        read, _ = _uncompressed(
-            recipe, start, [reply for reply in replies if reply.client in {*clients}]
-        )
-        found += [_moved_to(recipe, state, start, reply) for reply in read]
+        some = {*clients}
+        read, _ = _uncompressed(recipe, start, [one for one in replies if one.client in some])
+        if start.round == state.round and exact:
+            found += read  # the newest model was received as it is
+        else:
+            began = received_trees(recipe, start)
+            weight = (1 + state.round - start.round) ** -0.5
+            found += [_moved_to(state, began, weight, reply) for reply in read]
     return found, {}
 
 
@@ -229,18 +234,16 @@ def _uncompressed(
     return found, estimates
 
 
-def _moved_to(recipe: Recipe, state: ServerState, start: ServerState, reply: Reply) -> Reply:
-    """The reply of a client that began with an older model, as FedBuff counts it."""
-    exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
-    if start.round == state.round and exact:
-        return reply  # the newest model was received as it is
-    weight, began = (1 + state.round - start.round) ** -0.5, received_trees(recipe, start)
+def _moved_to(
+    state: ServerState, began: Mapping[str, Params], weight: float, reply: Reply
+) -> Reply:
+    """The reply of a client that received `began`, moved to the newest model with a weight."""
 
     def moved(now: Params, then: Params, value: Params) -> Params:
         return {name: now[name] + weight * (one - then[name]) for name, one in value.items()}
 
     learned, statistics = split_statistics(reply.params)
-    params = {**moved(state.params, began.pop(MODEL), learned), **statistics}
+    params = {**moved(state.params, began[MODEL], learned), **statistics}
     states = {
         name: moved(state.states[name], began[name], one) if name in began else one
         for name, one in reply.states.items()

@@ -21,6 +21,7 @@ from fedmuon import orthogonalize as maps
 from fedmuon.config.load import parse
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
+from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import (
     Chain,
@@ -633,7 +634,10 @@ def ef21_muon(
     def server(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:
         chain = Chain((stateless("mean", lambda direction, context: mean), *of_server))
         context = Context(old, forbidden_gradient, [no_draws], factor=factor)
-        params, after = chain.step(old, chain.init(old, states), context)
+        params, after = with_deferred_checks(
+            next(iter(old.values())).device,
+            lambda: chain.step(old, chain.init(old, states), context),
+        )
         return params, {**states, **after}
 
     return Recipe(

@@ -153,11 +153,13 @@ class WorkerPool:
 
     def memory(self) -> list[Record]:
         """The maximum memory of each actor that answers within a few seconds, in bytes."""
-        asked, found = [worker.memory.remote() for worker in self.all], list[Record]()
-        ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
-        for one in ready:
-            with contextlib.suppress(RayError):  # of one that died
-                found.append(ray.get(one))
+        found: list[Record] = []
+        with contextlib.suppress(RayError):  # a diagnosis: no finished run may fail by it
+            asked = [worker.memory.remote() for worker in self.all]
+            ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
+            for one in ready:
+                with contextlib.suppress(RayError):  # of one that died
+                    found.append(ray.get(one))
         return found
 
 

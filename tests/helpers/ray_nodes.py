@@ -53,7 +53,8 @@ def ray_nodes(count: int, store: int = STORE) -> Iterator[tuple[str, dict[str, s
             for process in started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(10)
-            while left := marked(place):
+            end = time.monotonic() + LONGEST
+            while (left := marked(place)) and time.monotonic() < end:
                 for number in left:
                     with contextlib.suppress(OSError):
                         os.kill(number, signal.SIGKILL)

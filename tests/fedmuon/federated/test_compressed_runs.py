@@ -196,7 +196,7 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"privacy": CLIENTS, "local": {"recipe": "fedavg"}, "compression": TOP}, "trust = 'local'"),
     ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
       "compression": {"downlink": "qsgd"}}, "downlink = 'none'"),
-    ({"compression": {"downlink": "power"}}, "downlink = 'low-rank'"),
+    ({"compression": {"downlink": "power"}}, "downlink = 'power'"),
     ({"compression": {"uplink": "low-rank", "iterations": 2}}, "iterations = 2 has no effect"),
     ({"compression": {"uplink": "power", "iterations": 0}}, "iterations = 0"),
     ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
