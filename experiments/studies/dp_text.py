@@ -204,7 +204,7 @@ class TextCell:
                 best, searched = search(tried, places, self.settings)
             tables = fine_tune([*tried.values()][best], places[best], self.settings)
             head = {"method": method, "seed": self.seed}
-            for name, rows in {**tables, "searched": searched}.items():
+            for name, rows in {**tables, **({"searched": searched} if searched else {})}.items():
                 record.setdefault(name, []).extend(head | row for row in rows)
         return record | {"made_up": not given}
 
