@@ -77,8 +77,8 @@ class Settings(Table):
     validation part among the models after evaluated rounds; and the NLL is the lowest one on the
     validation part, as in 000, Appendix D.
 
-    `search` has values of keys of [local] for methods. Every seed trains with each combination of
-    them, and goes on with the one whose NLL on the validation part is the lowest.
+    `search` lists values of keys of [local], by method. Every seed trains with each combination of
+    them and scores the run with the lowest NLL on the validation part.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
