@@ -128,21 +128,8 @@ def method_of(config: Config) -> Method:
             "A run with compressed messages has no certificate: the recursion of 001 averages "
             "models and momenta as they are. Leave [compression] out."
         )
-    if has_map(config) and local.adjust == "polargrad":
-        raise Uncertified(
-            "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, "
-            "so the step has no Lipschitz constant. Set adjust to another scale."
-        )
-    if has_map(config) and config.orthogonalizer.row_memory:
-        raise Uncertified(
-            "[orthogonalizer] row-memory (NorMuon) has no certificate: the recursion has no second "
-            "moment, by whose root NorMuon divides rows. Set row-memory = 0."
-        )
-    if has_map(config) and config.orthogonalizer.shards > 1:
-        raise Uncertified(
-            "[orthogonalizer] shards (MuonBP) has no certificate: the recursion applies the same "
-            "map to whole matrices in every step. Set shards = 1."
-        )
+    if has_map(config):
+        _require_plain_steps(config)
     if local.schedule == HEAVY:
         raise Uncertified(
             "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "
@@ -173,6 +160,28 @@ def method_of(config: Config) -> Method:
         afresh=local.recipe == "local-muon",
         alignment=local.alignment if local.recipe == "fedmuon-aligned" else 0.0,
     )
+
+
+def _require_plain_steps(config: Config) -> None:
+    """Reject steps with an orthogonalized momentum that have no Lipschitz constant, or a state."""
+    table = config.orthogonalizer
+    rejected = {
+        "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, so "
+        "the step has no Lipschitz constant. Set adjust to another scale.": (
+            config.local.adjust == "polargrad"
+        ),
+        "[orthogonalizer] row-memory (NorMuon) has no certificate: the recursion has no second "
+        "moment, by whose root NorMuon divides rows. Set row-memory = 0.": table.row_memory > 0,
+        "[orthogonalizer] shards (MuonBP) has no certificate: the recursion applies the same map "
+        "to whole matrices in every step. Set shards = 1.": table.shards > 1,
+        "[orthogonalizer] products = 'bfloat16' has no certificate: rounding to 8 bits moves the "
+        "map by more than its constant allows. Set products = 'full'.": (
+            table.products != "full" and table.name == "newton-schulz"
+        ),
+    }
+    for why, applies in rejected.items():
+        if applies:
+            raise Uncertified(why)
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:

@@ -292,6 +292,8 @@ def require_smooth(
         why = "what a private run is made of is clipped, and its noise hides it"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
+    elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
+        why = "products in bfloat16 are rounded more coarsely than one sample moves a model"
     elif of not in ("mean", "by-samples"):
         why = f"aggregate {of} chooses among replies, and so jumps"
     elif any("adamw" in name for name in (config.local.recipe, *links)) or (

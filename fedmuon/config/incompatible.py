@@ -72,7 +72,7 @@ def problems(config: Config) -> Iterator[str]:
             f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
             "matrix, whose scale is lr, so set adjust = 'none' or 'polargrad'"
         )
-    yield from _row_and_shard_problems(config)
+    yield from _step_problems(config)
     default = type(config.local).model_fields["steps"].default
     if config.local.epochs and config.local.steps != default:
         yield (
@@ -145,15 +145,20 @@ def _compression_problems(config: Config) -> Iterator[str]:
         )
 
 
-def _row_and_shard_problems(config: Config) -> Iterator[str]:
-    """What does not go with NorMuon's running sizes of rows, or with MuonBP's two kinds of step,
-    or with steps on the server."""
+def _step_problems(config: Config) -> Iterator[str]:
+    """What does not go with NorMuon's running sizes of rows, with MuonBP's two kinds of step, with
+    steps on the server, or with products in bfloat16."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
     drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
     if local.recipe == "ef21-muon" and drawn:
         yield (
             f"[orthogonalizer] name = '{table.name}' draws random numbers, and the server of "
             "recipe = 'ef21-muon' draws none: choose another one, such as newton-schulz"
+        )
+    if table.products != "full" and local.recipe.endswith("muonbc"):
+        yield (
+            f"[orthogonalizer] products = '{table.products}' rounds away the small difference that "
+            f"recipe = '{local.recipe}' corrects: leave it out, or choose a recipe ...-muon"
         )
     stateful = [
         f"{key} = {value:g}"

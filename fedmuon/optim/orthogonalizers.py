@@ -32,6 +32,7 @@ Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block n
 SCALES = (1e-3, 1.0, 1e3)  # of drawn matrices: small, ordinary and large against a map's constants
 NEAR = 1e-2  # relative size of a small perturbation
 MIXED = 0.02  # a larger relative difference is not rounding, even for a map that uses bfloat16
+DTYPES = {"full": None, "bfloat16": torch.bfloat16}  # of [orthogonalizer] products
 ROUNDING = 64  # allowed rounding, in units in the last place of the images
 
 
@@ -83,11 +84,12 @@ def newton_schulz(
     coefficients: Coefficients = "cubic",
     eps: float = 1e-7,
     normalization: str = "plus",
+    products: torch.dtype | None = None,
 ) -> Orthogonalizer:
     """Newton-Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
 
-    The arguments are those of `fedmuon.orthogonalize.newton_schulz`. The normalization `aol` has no
-    Lipschitz constant.
+    The arguments are those of `fedmuon.orthogonalize.newton_schulz`. The normalization `aol` and
+    products in another dtype have no Lipschitz constant.
     """
     given: dict[str, Any] = {
         "steps": steps,
@@ -95,8 +97,9 @@ def newton_schulz(
         "eps": eps,
         "normalization": normalization,
     }
-    constant = None if normalization == AOL else lipschitz("newton-schulz", "sharp", **given)
-    return Orthogonalizer(partial(maps.newton_schulz, **given), constant)
+    unknown = normalization == AOL or products is not None
+    constant = None if unknown else lipschitz("newton-schulz", "sharp", **given)
+    return Orthogonalizer(partial(maps.newton_schulz, **given, products=products), constant)
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
@@ -122,7 +125,7 @@ def map_of_table(
     sign = maps.quotient_sign if centred else maps.exact_sign
     lam = table.lambda_ if regularization is None else regularization
     steps, eps, kind = table.steps, table.eps, table.normalization
-    coefficients = table.polynomials
+    coefficients, products = table.polynomials, DTYPES[table.products]
 
     def sketched(m: Tensor, context: Context, block: int) -> Tensor:
         parts = zip(m.chunk(len(context.draws)), context.draws, strict=True)
@@ -137,7 +140,7 @@ def map_of_table(
     table_of_maps: dict[str, Map] = {
         "smoothed-polar": lambda m, context, block: maps.smoothed_polar(m, per_client(lam, m)),
         "newton-schulz": lambda m, context, block: maps.newton_schulz(
-            m, steps, coefficients, eps, kind
+            m, steps, coefficients, eps, kind, products
         ),
         "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
         "exact-sign": lambda m, context, block: sign(m),
@@ -162,6 +165,7 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
             table.polynomials,
             table.eps,
             table.normalization,
+            DTYPES[table.products],
         ),
         "clipped-sign": partial(clipped_sign, table.clip_level),
         "exact-sign": partial(Orthogonalizer, maps.exact_sign),

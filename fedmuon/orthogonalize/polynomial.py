@@ -48,6 +48,7 @@ def newton_schulz(
     coefficients: Coefficients = "cubic",
     eps: float = 1e-7,
     normalization: str = "plus",
+    products: torch.dtype | None = None,
 ) -> Tensor:
     """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
 
@@ -69,6 +70,8 @@ def newton_schulz(
         eps: Floor of the divisor, > 0. `unit` does not read it.
         normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
             max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning (see `precondition`).
+        products: The dtype of the iterates after the division, such as torch.bfloat16; None is
+            that of M. The result then has errors of a few eps of that dtype, and no constant L.
 
     Returns:
         Z after the last step [..., m, n], with the dtype and device of M.
@@ -81,9 +84,10 @@ def newton_schulz(
     floor = divisor_floor(eps, normalization)
     if normalization == AOL:
         started = precondition(matrix, floor)
-        return _iterate(started, polynomials, lambda size, scale: torch.ones_like(size) / scale)
+        one = torch.ones_like
+        return _iterate(started, polynomials, lambda size, scale: one(size) / scale, products)
     rule = NORMALIZATIONS[normalization]
-    return _iterate(matrix, polynomials, lambda size, scale: rule(size, floor / scale))
+    return _iterate(matrix, polynomials, lambda size, scale: rule(size, floor / scale), products)
 
 
 def precondition(matrix: Tensor, floor: float) -> Tensor:
@@ -138,20 +142,22 @@ def scaled_newton_schulz(
     return _iterate(matrix, polynomials, lambda size, scale: (given / scale).to(size))
 
 
-def _iterate(matrix: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
+def _iterate(
+    matrix: Tensor, polynomials: Schedule, divide: Divide, products: torch.dtype | None = None
+) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
-    out = _iterate_on_gram(stack, polynomials, divide)
+    out = _iterate_on_gram(stack, polynomials, divide) if products not in _HALF else None
     if out is None:  # iterate on Z itself: two large products a step
-        z = _normalize(stack, divide)
+        z = _normalize(stack, divide).to(products)
         if z.dtype not in _HALF or native_half(z.dtype, z.device):
             out = _iterate_on_matrix(polynomials, z, lambda x: x)
         else:
             half = z.dtype
             out = _iterate_on_matrix(polynomials, z.float(), lambda x: x.to(half).float()).to(half)
-    out = out.view(view.shape)
+    out = out.to(matrix.dtype).view(view.shape)
     return out.mT if flipped else out
 
 

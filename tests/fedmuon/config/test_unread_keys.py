@@ -61,6 +61,7 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.steps": 2, "orthogonalizer.coefficients": "jordan",
     "orthogonalizer.safety": 1.05,
     "orthogonalizer.eps": 0.5, "orthogonalizer.normalization": "unit",
+    "orthogonalizer.products": "bfloat16",
     "orthogonalizer.sigma": 0.4, "orthogonalizer.clip-level": 0.02, "orthogonalizer.rank": 1,
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
     "orthogonalizer.sketch": "kaczmarz", "orthogonalizer.row-memory": 0.5,
