@@ -7,6 +7,7 @@ buffers keep their values, and are neither sent nor saved.
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -112,7 +113,7 @@ def user_network(
         raise InputError(
             f"the module cannot read samples of shape {shape} ({_line(error)}): "
             + "whole numbers are read as tokens, so convert features to floats, or " * whole
-            + "fit its first layer to the data"
+            + _how_to_fit(module, sample)
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(
@@ -222,6 +223,23 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
             return values if isinstance(values, Tensor) else torch.as_tensor(values)
 
     return checked
+
+
+def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
+    """Name the layer that turns samples into those that the module reads, if one does."""
+    shape = sample.shape[1:]
+    side = math.isqrt(shape[0]) if len(shape) == 1 else 0
+    layers: dict[str, nn.Module] = {"nn.Flatten()": nn.Flatten()}
+    if len(shape) == 2:
+        layers[f"nn.Unflatten(1, (1, {shape[0]}))"] = nn.Unflatten(1, (1, shape[0]))
+    if side > 1 and side * side == shape[0]:
+        layers[f"nn.Unflatten(1, (1, {side}, {side}))"] = nn.Unflatten(1, (1, side, side))
+    for name, layer in layers.items():
+        with suppress(Exception), torch.no_grad(), evaluating(module), Masks(None):
+            module(layer(sample))
+            read = ", ".join(map(str, layer(sample).shape[1:]))
+            return f"put {name} in front of it, as it reads samples of shape ({read})"
+    return "fit its first layer to the data"
 
 
 def _with_plain_calls(

@@ -292,6 +292,10 @@ def digested(digest: str = "") -> tuple[np.ndarray, np.ndarray]:
     return X, Y
 
 
+def convolution() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 9))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "are frozen"),
@@ -300,6 +304,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-parameters": ({"task": nn.Flatten()}, "give it some"),
     "no-task": ({"task": 3}, "give an nn.Module"),
     "first-layer": ({"task": nn.Linear(4, 1)}, "fit its first layer"),
+    "no-channel": ({"task": convolution(), "data": (X.reshape(-1, 1, 3).repeat(3, 1), CLASSES)},
+                   r"put nn.Unflatten\(1, \(1, 3\)\) in front .* of shape \(1, 3, 3\)"),
+    "flat-images": ({"task": convolution(), "data": (X.repeat(3, 1), CLASSES)},
+                    r"put nn.Unflatten\(1, \(1, 3, 3\)\) in front"),
+    "not-flat": ({"task": nn.Linear(9, 9), "data": (X.reshape(-1, 1, 3).repeat(3, 1), CLASSES)},
+                 r"put nn.Flatten\(\) in front .* of shape \(9\)"),
     "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "widen its last layer"),
     "real-classes": ({"data": (X, CLASSES.astype(float)), "task": nn.Linear(3, 2)},
                      "labels are real numbers, so give integers for classes, or one output"),
