@@ -40,6 +40,18 @@ def test_a_formula_is_a_picture_with_its_source() -> None:
         formulas.svg(r"\foo{x}")
 
 
+def test_every_formula_of_a_page_can_be_set() -> None:
+    found = 0
+    for page in sorted(DOCS.rglob("*.md")):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)
+        for wide, narrow in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", text, flags=re.S):
+            assert formulas.svg(wide or narrow), page
+            found += 1
+    assert found > 50
+    with pytest.raises(ValueError, match="sqrt"):  # the control
+        formulas.svg(r"1/\sqrt 2")
+
+
 def test_outlines_keep_their_points() -> None:
     codes = [Outline.MOVETO, Outline.LINETO, Outline.CURVE3, Outline.CURVE3, Outline.CLOSEPOLY]
     points = [(0, 0), (1, 2), (3, 4), (5, -6), (0, 0)]
