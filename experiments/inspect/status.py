@@ -2,8 +2,10 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 
 from fedmuon.analysis.report.numbers import digits, in_bytes
@@ -17,7 +19,7 @@ from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
 from fedmuon.experiments.tables import NOT_RELEASED
-from fedmuon.runs.directory import Record, RunDirectory, positions, traffic_of
+from fedmuon.runs.directory import Record, RunDirectory, answered, positions, traffic_of
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
@@ -31,13 +33,27 @@ LINES = {
     "recipe": ("local.recipe", "local.lr", "local.momentum", "local.batch", "local.schedule"),
     "map": ("orthogonalizer.name", "orthogonalizer.lambda", "orthogonalizer.steps",
             "orthogonalizer.rank"),
+    "messages": ("compression.uplink", "compression.downlink", "compression.share",
+                 "compression.levels", "compression.rank", "compression.iterations",
+                 "compression.feedback"),
+    "devices": ("devices.mode", "devices.select", "devices.deadline", "devices.buffer",
+                "devices.speeds", "devices.bandwidths", "devices.availability",
+                "devices.dropout"),
     "privacy": ("privacy.noise", "privacy.bound", "privacy.lot", "privacy.epsilon"),
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
 SHORT = SYMBOLS | {
     "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
     "privacy.epsilon": "ε asked", "federation.seed": "seed",
+    "compression.uplink": "up", "compression.downlink": "down", "compression.share": "share",
+    "compression.levels": "levels", "compression.rank": "rank",
+    "compression.iterations": "iterations", "compression.feedback": "feedback",
+    "devices.select": "asked", "devices.deadline": "seconds", "devices.buffer": "buffer",
+    "devices.speeds": "speeds", "devices.bandwidths": "bandwidths",
+    "devices.availability": "available", "devices.dropout": "dropout",
 }  # fmt: skip
+UNSET = ("none", "constant", "always", 0)  # values of the next tables that change nothing
+SPARSE = ("compression", "devices")
 
 
 @dataclass(frozen=True)
@@ -168,6 +184,7 @@ class RunStatus:
             if sent := traffic_of(self.rounds):
                 down, up = (in_bytes(one) for one in sent)
                 lines["traffic"] = f"{down} down, {up} up"
+            lines["replies"] = _replies_of(self.rounds, self.config.federation.clients)
         if self.summary is not None:
             lines["workers"] = _memory_of(self.summary.get("workers", []))
             lines["stopped"] = str(self.summary.get("stopped", ""))
@@ -178,6 +195,19 @@ class RunStatus:
     def _changed(self) -> Changed:
         there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
         return tuple((one.st_mtime_ns, one.st_size) for one in there)
+
+
+def _replies_of(rounds: Sequence[Record], clients: int) -> str:
+    """How many replies were used, and from how many clients; empty if all that were asked for."""
+    used = [answered(one) for one in rounds]
+    late = [age for one in rounds for age in one.get("staleness", ())]
+    asked, there = sum(len(one["participants"]) for one in rounds), sum(map(len, used))
+    if asked == there and not late:
+        return ""
+    words = (
+        f"{there} of {asked} used, from {len({*chain.from_iterable(used)})} of {clients} clients"
+    )
+    return words + (f", mean staleness {digits(sum(late) / len(late))}" if late else "")
 
 
 def _memory_of(workers: list[Record]) -> str:
@@ -257,6 +287,8 @@ def settings(config: Config) -> dict[str, str]:
             table, _, name = key.partition(".")
             held = getattr(config, table)
             value = getattr(held, attribute(type(held), name))
+            if table in SPARSE and value in UNSET:
+                continue
             if key == "local.batch" and not value:
                 if config.local.recipe in PRIVATE:
                     continue  # it draws lots

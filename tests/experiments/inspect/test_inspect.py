@@ -444,3 +444,35 @@ def test_the_card_says_how_much_memory_workers_took() -> None:
     assert status._memory_of([other, one]) == (
         "2 on 2 nodes, peak memory 300 MB to 410 MB; GPU 2 GB"
     )
+
+
+def test_the_card_has_compression_devices_and_unused_replies(runs: Path, tmp_path: Path) -> None:
+    """Counted by hand from the records; a run without them has no such lines."""
+    plain = {name for name, _ in RunStatus(runs / "a0").card()}
+    assert not plain & {"messages", "devices", "replies"}
+    config = small(
+        {
+            "federation": {"clients": 6, "per-round": 2, "rounds": 3},
+            "compression": {"uplink": "top-k", "share": 0.5, "feedback": "error"},
+            "devices": {"mode": "deadline", "select": 4, "speeds": "log-normal"},
+        }
+    )
+    execute(config, tmp_path / "late")
+    found = RunStatus(tmp_path / "late")
+    card = dict(found.card())
+    assert card["messages"] == "up = top-k, share = 0.5, feedback = error"
+    assert card["devices"] == "deadline, asked = 4, speeds = log-normal"
+    counted = [set(one["participants"]) - set(one["dropped"]) for one in found.rounds]
+    assert sum(map(len, counted)) == 6
+    assert card["replies"] == f"6 of 12 used, from {len(set.union(*counted))} of 6 clients"
+    buffered = small(
+        {
+            "federation": {"clients": 6, "per-round": 2, "rounds": 4},
+            "devices": {"mode": "fedbuff", "buffer": 1, "speeds": "log-normal"},
+        }
+    )
+    execute(buffered, tmp_path / "buffered")
+    found = RunStatus(tmp_path / "buffered")
+    ages = [age for one in found.rounds for age in one["staleness"]]
+    assert len(ages) == 4
+    assert dict(found.card())["replies"].endswith(f"mean staleness {digits(sum(ages) / 4)}")
