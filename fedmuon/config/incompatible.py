@@ -132,7 +132,7 @@ def _compression_problems(config: Config) -> Iterator[str]:
                     f"[compression] {choice} keeps a client's states between rounds, which no "
                     f"ledger of a private run counts: set {mend}"
                 )
-    if client_level and privacy.trust != "local":
+    if client_level and privacy.trust != "local" and table.uplink != "none":
         yield (
             f"{named} may follow the noise only, and with [privacy] trust = '{privacy.trust}' a "
             "client's message has not all of its noise yet: set trust = 'local', or leave "
@@ -242,6 +242,11 @@ def _device_problems(config: Config) -> Iterator[str]:
 def _buffer_problems(config: Config) -> Iterator[str]:
     """What has no meaning for updates from older models."""
     local, table = config.local, config.orthogonalizer
+    if local.recipe == "ef21-muon":
+        yield (
+            "[devices] mode = 'fedbuff' adds up moves of models, and the clients of recipe = "
+            "'ef21-muon' return directions: choose another mode, or a recipe such as fedmuon"
+        )
     lasting = [
         named
         for named, held in (

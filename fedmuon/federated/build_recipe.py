@@ -254,11 +254,6 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
             f"[federation] aggregate = '{aggregate}' weighs clients, and the server's state of "
             "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
         )
-    if recipe.direction and config.devices.mode == "fedbuff":
-        raise InputError(
-            "[devices] mode = 'fedbuff' adds up moves of models, and the clients of this recipe "
-            "return directions: choose another mode, or a recipe such as fedmuon"
-        )
     own = user_objects(config).recipe is not None  # of ours, those with one number do not read it
     if own and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
@@ -332,10 +327,16 @@ def _require_public(config: Config, recipe: Recipe) -> None:
 
 
 def _require_movable(config: Config, recipe: Recipe) -> None:
-    """Reject states that weighted moves of FedBuff may make wrong. The config has rejected those of
-    built-in recipes."""
-    others = {*recipe.returned} & {*recipe.sent} - {"momentum"}
-    if config.devices.mode == "fedbuff" and others:
+    """Reject what has no weighted moves, and states that weighted moves of FedBuff may make wrong.
+    The config has rejected those of built-in recipes."""
+    if config.devices.mode != "fedbuff":
+        return
+    if recipe.direction:
+        raise InputError(
+            "[devices] mode = 'fedbuff' adds up moves of models, and the clients of this recipe "
+            "return directions: choose another mode, or a recipe such as fedmuon"
+        )
+    if others := {*recipe.returned} & {*recipe.sent} - {"momentum"}:
         raise InputError(
             f"[devices] mode = 'fedbuff' adds weighted moves of what clients send back, and the "
             f"state {min(others)!r} of this recipe may not survive that, as a second moment may "

@@ -21,6 +21,7 @@ from fedmuon.core.rng import Draw, generator
 
 HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")  # of a device; block of its draw
 ATTEMPTS = 100  # at a round that nobody answers
+LONGEST = 1e15  # seconds of a client's round, as of the keys of [devices]
 ZONE, THERE = 3, 4  # blocks of the draws of time zones and of availability by chance
 
 
@@ -35,7 +36,8 @@ class Timetable:
         uniform: Whether a cohort is as uniform as without devices.
         versions: The numbers of rounds before the models that those in `answered` began with;
             empty if each begins with the newest.
-        lost: How many clients of FedBuff were lost [R] since the round before.
+        lost: How many clients [R] received a model since the round before and are not in
+            `selected`: of FedBuff those that were lost, else those of attempts without a reply.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -155,7 +157,7 @@ def timetable(
     many, deadline = federation.per_round, math.inf
     if table.mode == "deadline":
         many, deadline = table.select or many, table.deadline or math.inf
-    now, selected, answered, ends = 0.0, [], [], []
+    now, selected, answered, ends, unused = 0.0, [], [], [], [0] * federation.rounds
     if (fastest := float(devices.needed.min())) > deadline:
         raise InputError(
             f"[devices] deadline = {deadline:g} is met by none of the {len(steps)} clients, of "
@@ -170,6 +172,7 @@ def timetable(
             now += took
             if len(used):
                 break
+            unused[round] += len(chosen)
         else:
             raise InputError(
                 f"round {round + 1} has no reply after {ATTEMPTS} attempts: raise [devices] "
@@ -178,9 +181,8 @@ def timetable(
         selected.append(chosen)
         answered.append(used)
         ends.append(now)
-    return Timetable(
-        tuple(selected), tuple(answered), np.array(ends), not biased_participation(config)
-    )
+    told = tuple(selected), tuple(answered), np.array(ends)
+    return Timetable(*told, not biased_participation(config), lost=tuple(unused))
 
 
 def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
@@ -191,13 +193,14 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     not begin anew, because it would repeat its draws.
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round that it began in
+    least = 0  # attempts until the last update
     working: list[tuple[float, int, int, bool]] = []  # when it ends, who, the round, whether lost
     answered, versions, ends, losses = [], [], [], [0]
     while len(ends) < rounds:
-        if starts > ATTEMPTS * (rounds + 1) * many:
+        if starts - least > 10 * ATTEMPTS * many:
             raise InputError(
-                f"update {len(ends) + 1} has too few replies after {starts} attempts: raise "
-                "[devices] available, or lower dropout"
+                f"update {len(ends) + 1} has too few replies after {starts - least} attempts: "
+                "raise [devices] available, or lower dropout"
             )
         busy = [client for _, client, _, _ in working]
         then, chosen = devices.choose(
@@ -225,7 +228,7 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
                 versions.append(np.array([waiting[one] for one in sorted(waiting)]))
                 ends.append(now)
                 losses.append(0)
-                waiting = {}
+                waiting, least = {}, starts
     told = tuple(answered), tuple(answered), np.array(ends)
     return Timetable(*told, False, tuple(versions), tuple(losses[:rounds]))
 
@@ -256,8 +259,15 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
     """The devices of a config, for clients that compute so many samples a round [N]."""
     table, seed = config.devices, config.federation.seed
     clients = len(work)
-    speed, down, up = hardware(config, clients)
-    needed = table.latency + sizes[0] / down + work * table.cost / speed + sizes[1] / up
+    with np.errstate(all="ignore"):  # what overflows is rejected below
+        speed, down, up = hardware(config, clients)
+        needed = table.latency + sizes[0] / down + work * table.cost / speed + sizes[1] / up
+    if not (needed <= LONGEST).all():
+        slow = int(np.argmax(~(needed <= LONGEST)))
+        raise InputError(
+            f"[devices]: client {slow} takes {needed[slow]:.3g} s for a round, more than "
+            f"{LONGEST:g}: raise speeds and bandwidths, also of a trace, or lower their spread"
+        )
     devices = Devices(seed, needed, table.dropout)
     if table.availability == "bernoulli":
         return Devices(seed, needed, table.dropout, table.available)
@@ -298,20 +308,22 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
     if not path:
         raise InputError(f"{where} names no file: set it to a CSV file with {', '.join(columns)}")
     try:
-        lines = list(csv.reader(Path(path).read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        lines = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
+    except OSError as error:
         raise InputError(f"{where}: cannot read {path} ({error}): check the path") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{where}: {path} is no CSV text ({error}): save it as UTF-8") from None
     if not lines or [cell.strip() for cell in lines[0]] != list(columns):
         raise InputError(f"{path} does not begin with the line {','.join(columns)}: add it")
     for number, cells in enumerate(lines[1:], 2):
-        if not cells:
+        if not any(map(str.strip, cells)):
             continue
         try:
             client, *values = map(float, cells)
         except ValueError:
             client, values = math.nan, []
         sound = len(values) == len(columns) - 1 and all(map(math.isfinite, values))
-        if not sound or client < 0 or client != int(client):
+        if not sound or client < 0 or not client.is_integer():
             raise InputError(
                 f"{path}, line {number}: {','.join(cells)!r} is not a client's number and "
                 f"{len(columns) - 1} finite numbers ({','.join(columns)}): fix the line"

@@ -397,7 +397,7 @@ def encoded(
     """The tensors of a message that carries these trees, whose sender has that memory.
 
     Tensors of the names and shapes of `like` are compressed; all others, such as running statistics
-    of BatchNorm or counts of steps, are sent as they are.
+    of BatchNorm, counts of steps or single numbers, are sent as they are.
     """
     found: dict[str, Params] = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
@@ -420,6 +420,8 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
         rest = dict(held)
         found[tree] = {}
         for name, value in like.items():
+            if not compressible(value, name, like):
+                continue
             names = {part: _flat_name(name, part) for part in compressor.template(value)}
             if all(one in rest for one in names.values()):
                 parts = {part: rest.pop(one) for part, one in names.items()}
@@ -440,8 +442,10 @@ def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, P
 
 
 def compressible(value: Tensor, name: str, like: Params) -> bool:
-    """Whether a tensor of that name belongs to a learned parameter."""
-    return name in like and value.shape == like[name].shape and value.dtype == like[name].dtype
+    """Whether a tensor of that name belongs to a learned parameter, and has axes and entries."""
+    if name not in like or value.ndim < 2 or not value.numel():
+        return False
+    return value.shape == like[name].shape and value.dtype == like[name].dtype
 
 
 def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:

@@ -15,7 +15,8 @@ from chaos.nursery import Nursery
 from conftest import small
 from safetensors.numpy import load_file
 
-from fedmuon.config.load import Config, dump
+from fedmuon.config.load import Config, dump, parse
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.cli import main
@@ -32,6 +33,9 @@ from fedmuon.federated.clock import (
     timetable,
 )
 from fedmuon.federated.rounds import begin, broadcast, client_update, run_rounds
+from fedmuon.optim import links
+from fedmuon.optim.chain import Chain
+from fedmuon.optim.recipe import Recipe
 from fedmuon.runs.callbacks import as_callback
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train
@@ -422,6 +426,7 @@ UNFIT = {
         {"compression": {"uplink": "top-k", "feedback": "ef21"}},
         "no weight of \\[devices\\] mode = 'fedbuff'",
     ),
+    "ef21-muon": ({"local": {"recipe": "ef21-muon"}}, "recipe = 'ef21-muon' return directions"),
 }
 
 
@@ -432,6 +437,77 @@ def test_fedbuff_rejects_what_has_no_weighted_move(name: str) -> None:
     small(devices={"mode": "deadline", "deadline": 9.0}, **tables)
     with pytest.raises(InputError, match=said):
         small(devices={"mode": "fedbuff"}, **tables)
+
+
+OWN_UNFIT = {
+    "a second moment": (
+        dict.fromkeys(("sent", "returned", "kept"), ("moments",)),
+        "the state 'moments' of this recipe may not survive",
+    ),
+    "directions": ({"direction": True}, "the clients of this recipe return directions"),
+}
+
+
+@pytest.mark.parametrize("name", OWN_UNFIT)
+def test_fedbuff_rejects_own_recipes_without_weighted_moves(name: str, tmp_path: Path) -> None:
+    """A custom recipe; the control is one whose server averages a momentum."""
+    fields, said = OWN_UNFIT[name]
+    moments = replace(links.momentum(0.9), name="moments")
+
+    def rule(old: Any, mean: Any, states: Any) -> Any:
+        return mean, states
+
+    def run(link: Any, given: dict[str, Any]) -> None:
+        chain = Chain((links.gradient(), link, links.descend(0.05)))
+        recipe = Recipe(chain, rule, **given)
+        tables = {"data": {"name": "synthetic", "train": 90, "test": 60, "minimum": 2},
+                  "local": {"recipe": "given"}, "devices": {"mode": "fedbuff"}}  # fmt: skip
+        config = parse(tables, own_recipe=True).with_objects(UserObjects(recipe=recipe))
+        prepare(resolve(config), tmp_path / link.name)
+
+    with pytest.raises(InputError, match=said):
+        run(moments, fields)
+    assert not (tmp_path / "moments").exists()
+    run(links.momentum(0.9), dict.fromkeys(("sent", "returned", "kept"), ("momentum",)))
+
+
+def test_traces_may_have_a_mark_of_their_encoding_and_blank_lines(tmp_path: Path) -> None:
+    """As spreadsheets write them; another encoding is rejected with what to do."""
+    lines = [f"{i},{10 + i},100,50" for i in range(6)]
+    file = tmp_path / "t.csv"
+    plain = hardware(with_trace(file, "trace", *lines), 6)
+    text = "\r\n".join([HEADS["trace"], *lines, "   ", ""])
+    file.write_bytes(text.encode("utf-8-sig"))
+    config = small(devices={"mode": "synchronous", "trace": str(file), "speeds": "trace",
+                            "bandwidths": "trace"})  # fmt: skip
+    assert all(np.array_equal(*pair) for pair in zip(plain, hardware(config, 6), strict=True))
+    file.write_bytes(text.encode("utf-16"))
+    with pytest.raises(InputError, match=r"is no CSV text .* save it as UTF-8"):
+        hardware(config, 6)
+
+
+def test_attempts_without_a_reply_count_the_models_that_they_sent(tmp_path: Path) -> None:
+    """Against a loop over attempts, of clients that are often lost."""
+    config = small(
+        federation={"rounds": 20, "per-round": 2},
+        local={"recipe": "fedavg"},
+        devices={"mode": "synchronous", "dropout": 0.6},
+    )
+    execute(config, tmp_path)
+    seed, sent = config.federation.seed, []
+    for number in range(20):
+        for attempt in range(100):
+            rng = generator(seed, Draw.SCHEDULE, round=number, step=attempt)
+            chosen = rng.choice(6, 2, replace=False)
+            chances = [
+                generator(seed, Draw.DEVICE, round=number, client=int(i), step=attempt).random()
+                for i in chosen
+            ]
+            if max(chances) >= 0.6:
+                break
+        sent.append(2 * (attempt + 1))
+    assert [one["bytes_down"] for one in records(tmp_path)] == [168 * many for many in sent]
+    assert len({*sent}) > 2
 
 
 def test_times_and_bytes_follow_compression(tmp_path: Path) -> None:
@@ -631,6 +707,14 @@ WRONG = [
     ("trace", [f"{i},{i - 3},1,1" for i in range(6)], "-3 is no speed or bandwidth of client 0"),
     ("trace", ["0,1,1"], "line 2: '0,1,1' is not a client's number and 3 finite numbers"),
     ("trace", ["0,1,1,nan"], "finite numbers"),
+    ("trace", ["inf,1,1,1"], "'inf,1,1,1' is not a client's number"),
+    ("trace", ["nan,1,1,1"], "'nan,1,1,1' is not a client's number"),
+    ("trace", ["0,1,1,1", "x" * 200_000], "is no CSV text (field larger than field limit"),
+    (
+        "trace",
+        [f"{i},{'1e-320' if i == 4 else '1'},1,1" for i in range(6)],
+        "client 4 takes inf s for a round, more than 1e+15: raise speeds",
+    ),
     ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 has a line before"),
     ("availability-trace", ["0,5,4"], "client 0 is there from 5 to 4 s"),
     ("availability-trace", ["0,1,2"], "has no line of client 1"),
@@ -657,6 +741,10 @@ REFUSED = {
     "availability=bernoulli available=1e-9": "round 1 has no reply after 100 attempts",
     "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has too few replies after",
     "dropout=0.9999": "round 1 has no reply after 100 attempts",
+    "mode=fedbuff dropout=0.99999": "update 1 has too few replies after 5001 attempts",
+    "speeds=pareto speed-spread=1e15": "takes inf s for a round, more than 1e+15: raise speeds",
+    "speeds=log-normal speed-spread=1e3": "s for a round, more than 1e+15: raise speeds",
+    "cost=1e15 speed=1e-3": "s for a round, more than 1e+15: raise speeds",
 }
 
 

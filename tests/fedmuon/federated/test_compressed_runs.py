@@ -196,6 +196,8 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"privacy": CLIENTS, "local": {"recipe": "fedavg"}, "compression": TOP}, "trust = 'local'"),
     ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
       "compression": {"downlink": "qsgd"}}, "downlink = 'none'"),
+    ({"privacy": CLIENTS, "local": {"recipe": "fedavg"}, "compression": {"downlink": "qsgd"}},
+     "downlink = 'none'"),
     ({"compression": {"downlink": "power"}}, "downlink = 'power'"),
     ({"compression": {"uplink": "low-rank", "iterations": 2}}, "iterations = 2 has no effect"),
     ({"compression": {"uplink": "power", "iterations": 0}}, "iterations = 0"),

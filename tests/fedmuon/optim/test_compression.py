@@ -13,6 +13,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.compression import (
     Compression,
     Compressor,
+    decoded,
     identity,
     power,
     qsgd,
@@ -20,6 +21,7 @@ from fedmuon.optim.compression import (
     rows,
     sign,
     svd,
+    templates,
     top_k,
 )
 
@@ -310,6 +312,32 @@ def test_feedback_reaches_the_mean_and_selection_alone_does_not() -> None:
         errors[kind] = float((x[0] - torch.tensor([0.0, 1.0])).abs().max())
     assert errors["none"] == 1.0  # the second entry is never sent
     assert errors["ef21"] < 1e-9 and errors["error"] < 0.3
+
+
+@pytest.mark.parametrize("feedback", ["none", "error", "ef21"])
+@pytest.mark.parametrize("compressor", EVERY, ids=lambda one: one.name)
+def test_numbers_and_empty_parameters_are_sent_as_they_are(
+    compressor: Compressor, feedback: str
+) -> None:
+    """A single number [S], and parameters without entries, beside one that is compressed."""
+    shapes = {"g": (1,), "none": (1, 0), "flat": (1, 0, 3), "thin": (1, 3, 0), "w": (1, 7, 5)}
+    began = {name: matrices(1, shape) for name, shape in shapes.items()}
+    ended = {name: matrices(2, shape) for name, shape in shapes.items()}
+    table = Compression(compressor, compressor, feedback, clients=1)
+    mean = {"model": {"w": torch.zeros(1, 7, 5).double()}} if feedback == "ef21" else {}
+    received = decoded(compressor, table.broadcast({"model": began}, 0), began)
+    message, memory = table.message({"model": ended}, received, {}, 0, 0)
+    shaped = templates(compressor, {"model": began}, began)
+    assert {name: one.shape for name, one in message["model"].items()} == {
+        name: one.shape for name, one in shaped["model"].items()
+    }
+    (found,), _ = table.replies([message], received, mean)
+    for name in {*shapes} - {"w"}:
+        assert torch.equal(received["model"][name], began[name])
+        assert torch.equal(found["model"][name], ended[name])
+    lossless = compressor.name == "none" or not compressor.error(began["w"])
+    assert lossless == torch.allclose(received["model"]["w"], began["w"], atol=1e-12)  # the control
+    assert not any(name.split(".")[1] in ("g", "none", "flat", "thin") for name in memory)
 
 
 def test_what_is_no_parameter_is_sent_as_it_is() -> None:
