@@ -8,6 +8,7 @@ changes the schedule silently.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,12 +88,7 @@ class FedMuonStrategy(Strategy):
                 faults += wrong
             self.state = now
             self._remember(grid, replies)
-            told = ()
-            if self.experiment.measured:
-                read, _ = as_read(recipe, self.experiment.plan, now, replies)
-                told = client_records(now, read, recipe.direction)
-            sizes = traffic(recipe, self.state, len(participants), replies)
-            self._take(replies)
+            told, sizes = self._take(replies), traffic(recipe, now, len(participants), replies)
             answered = np.sort([reply.client for reply in replies])
             loss = mean_loss(replies)
             yield Round(self.state, participants, answered, loss, tuple(faults), told, **sizes)
@@ -159,10 +155,15 @@ class FedMuonStrategy(Strategy):
                 own = states_of(grid.collect_state(reply.client), round)
             memory.write(reply.client, round, own)
 
-    def _take(self, replies: list[Reply]) -> None:
-        """Update the server's state."""
-        recipe, plan = self.experiment.recipe, self.experiment.plan
-        self.state = next_state(recipe, plan, self.state, replies)
+    def _take(self, replies: list[Reply]) -> tuple[dict[str, Any], ...]:
+        """Update the server's state; what is known of each client, if that was asked for."""
+        recipe, plan, now = self.experiment.recipe, self.experiment.plan, self.state
+        told: tuple[dict[str, Any], ...] = ()
+        read = as_read(recipe, plan, now, replies)
+        if self.experiment.measured:
+            told = client_records(now, read[0], recipe.direction)
+        self.state = next_state(recipe, plan, now, *read)
+        return told
 
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the optimizer sends."""

@@ -154,14 +154,12 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     shard_of = shards.with_test if experiment.measured else shards.__getitem__
     for number in range(state.round, plan.rounds):
         participants = plan.participants(number)
-        before = state
-        state, replies = run_round(
-            experiment, state, [(int(i), shard_of(int(i))) for i in participants]
-        )
-        told = ()
-        if experiment.measured:
-            read, _ = as_read(experiment.recipe, plan, before, replies)
-            told = client_records(before, read, experiment.recipe.direction)
+        before, told = state, ()
+        replies = _replies(experiment, before, [(int(i), shard_of(int(i))) for i in participants])
+        read = as_read(experiment.recipe, plan, before, replies)
+        if experiment.measured:  # before an aggregator that may write into what it is given
+            told = client_records(before, read[0], experiment.recipe.direction)
+        state = next_state(experiment.recipe, plan, before, *read)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
         yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
 
@@ -170,6 +168,14 @@ def run_round(
     experiment: Experiment, state: ServerState, clients: Sequence[Client]
 ) -> tuple[ServerState, list[Reply]]:
     """Run one round of these clients: the next state, and the replies behind it."""
+    recipe, plan = experiment.recipe, experiment.plan
+    replies = _replies(experiment, state, clients)
+    return next_state(recipe, plan, state, *as_read(recipe, plan, state, replies)), replies
+
+
+def _replies(experiment: Experiment, state: ServerState, clients: Sequence[Client]) -> list[Reply]:
+    """What these clients return in the next round, as their messages carry it; they remember their
+    own states."""
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     replies = []
@@ -182,7 +188,7 @@ def run_round(
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
-    return next_state(recipe, plan, state, replies), replies
+    return replies
 
 
 def starts(
@@ -207,19 +213,20 @@ def as_read(
     change of SCAFFOLD's control variate, counts in full: it is a move already, and the sum of all
     is what the clients hold.
     """
-    if plan.timetable is None or not plan.timetable.versions:
-        return _uncompressed(recipe, state, replies)
     found: list[Reply] = []
     exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
-    for start, clients in starts(plan, state, [reply.client for reply in replies]):
-        some = {*clients}
-        read, _ = _uncompressed(recipe, start, [one for one in replies if one.client in some])
-        if start.round == state.round and exact:
-            found += read  # the newest model was received as it is
-        else:
-            began = received_trees(recipe, start)
-            weight = (1 + state.round - start.round) ** -0.5
-            found += [_moved_to(state, began, weight, reply) for reply in read]
+    with in_round(state.round):
+        if plan.timetable is None or not plan.timetable.versions:
+            return _uncompressed(recipe, state, replies)
+        for start, clients in starts(plan, state, [reply.client for reply in replies]):
+            some = {*clients}
+            read, _ = _uncompressed(recipe, start, [one for one in replies if one.client in some])
+            if start.round == state.round and exact:
+                found += read  # the newest model was received as it is
+            else:
+                began = received_trees(recipe, start)
+                weight = (1 + state.round - start.round) ** -0.5
+                found += [_moved_to(state, began, weight, reply) for reply in read]
     return found, {}
 
 
@@ -252,14 +259,14 @@ def _moved_to(
 
 
 def next_state(
-    recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
+    recipe: Recipe, plan: RandomnessPlan, state: ServerState, read: list[Reply], estimates: States
 ) -> ServerState:
-    """The server's update, with the older models that later replies began with."""
-    factor = plan.factor_at(state.round)
-    if plan.timetable is None or not plan.timetable.versions:
-        return server_update(recipe, state, replies, factor)
+    """The server's update with what `as_read` returns, and the older models that later replies
+    began with."""
     with in_round(state.round):
-        after = _updated(recipe, state, *as_read(recipe, plan, state, replies), factor)
+        after = _updated(recipe, state, read, estimates, plan.factor_at(state.round))
+    if plan.timetable is None or not plan.timetable.versions:
+        return after
     oldest = plan.timetable.oldest(after.round)
     known = (*state.older, replace(state, older=()))
     return replace(after, older=tuple(one for one in known if one.round >= oldest))

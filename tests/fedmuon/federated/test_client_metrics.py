@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fedmuon
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated import client_metrics
@@ -267,3 +268,19 @@ def test_private_runs_release_nothing_of_single_clients(tables: dict) -> None:
     small(**tables)
     with pytest.raises(InputError, match=r"\[output\] clients = true .* without noise: set cli"):
         small(**tables, output=ON)
+
+
+def test_an_aggregate_that_writes_into_replies_changes_no_record_of_clients(tmp_path: Path) -> None:
+    """Records tell what clients returned, before the server combines it."""
+
+    def writing(replies: Any) -> dict[str, torch.Tensor]:
+        for one in replies[1:]:
+            for name, value in one.params.items():
+                replies[0].params[name].add_(value)
+        return {name: value.div_(len(replies)) for name, value in replies[0].params.items()}
+
+    config = small(output=ON)
+    execute(config, tmp_path / "mean")
+    given = small(federation={"aggregate": "given"}, output=ON)
+    execute(given.with_objects(UserObjects(aggregate=writing)), tmp_path / "written")
+    same_client_records(tmp_path / "mean", tmp_path / "written")

@@ -127,8 +127,10 @@ def test_a_stopped_run_resumes_bit_identically(compression: dict[str, Any], tmp_
     assert np.abs(other - whole).max() > 1e-6  # the memory matters
 
 
-def test_a_broadcast_is_read_once_in_a_round() -> None:
-    """By all clients together; the server reads it again to add what they return."""
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_broadcast_is_read_once_in_a_round(measured: bool) -> None:
+    """By all clients together; the server reads it again to add what they return, also where it
+    tells of each client."""
     seen: list[int] = []
     both = {"uplink": "qsgd", "downlink": "qsgd", "levels": 100}
 
@@ -140,7 +142,8 @@ def test_a_broadcast_is_read_once_in_a_round() -> None:
             return down.decode(parts, like)
 
         table = replace(made.recipe.compression, downlink=replace(down, decode=decode))
-        return replace(made, recipe=replace(made.recipe, compression=table))
+        recipe = replace(made.recipe, compression=table)
+        return replace(made, recipe=recipe, measured=measured)
 
     assert distance(ended(config(both), counted), ended(config(both))) == 0
     rounds = config(both).federation.rounds
