@@ -19,7 +19,9 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import (
+    Reply,
     ServerState,
+    as_read,
     begin,
     broadcast,
     client_updates,
@@ -28,7 +30,7 @@ from fedmuon.federated.rounds import (
     run_rounds,
     simulate,
 )
-from fedmuon.optim.compression import Compression, identity
+from fedmuon.optim.compression import Compression, compressor, identity
 from fedmuon.runs.loop import prepare, train
 
 TOP = {"uplink": "top-k", "share": 0.3}
@@ -148,6 +150,50 @@ def test_a_broadcast_is_read_once_in_a_round(measured: bool) -> None:
     assert distance(ended(config(both), counted), ended(config(both))) == 0
     rounds = config(both).federation.rounds
     assert len(seen) == 2 * 2 * rounds  # of a model and a momentum
+
+
+def test_draws_depend_on_the_round_the_client_and_the_tensor() -> None:
+    """Of the same update each has a message of its own; the same client and round has the same."""
+    one = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 7, 5)))
+    trees = {"model": {"a": one, "b": one}, "momentum": {"a": one}}
+    zero = {tree: dict.fromkeys(held, torch.zeros_like(one)) for tree, held in trees.items()}
+    for name, part in (("random-k", "indices"), ("qsgd", "codes")):
+        table = Compression(compressor(name, 0.3), compressor(name, 0.3), seed=4)
+
+        def parts(sent: Any, part: str = part) -> list[tuple[int, ...]]:
+            places = ("model", "a"), ("model", "b"), ("momentum", "a")
+            return [tuple(sent[tree][f"{at}:{part}"].flatten().tolist()) for tree, at in places]
+
+        up = [
+            one
+            for round, client in ((0, 0), (0, 1), (1, 0))
+            for one in parts(table.message(trees, zero, {}, round, client)[0])
+        ]
+        down = [one for round in (0, 1) for one in parts(table.broadcast(trees, round))]
+        assert len({*up, *down}) == len(up) + len(down) == 15
+        assert parts(table.message(trees, zero, {}, 0, 1)[0]) == up[3:6]  # the control
+
+
+def test_running_statistics_are_no_moves_of_fedbuff() -> None:
+    """A stale reply's model moves with its weight; its BatchNorm statistics count as they are."""
+    table = {"mode": "fedbuff", "buffer": 1, "speeds": "log-normal"}
+    made = build_experiment(resolve(small(local={"recipe": "fedavg"}, devices=table)))
+    clock = made.plan.timetable
+    assert clock is not None
+    stale = [number - int(one[0]) for number, one in enumerate(clock.versions)]
+    number = int(np.argmax(stale))
+    known = [
+        ServerState(k, {"w": torch.full((1, 2), float(k)), "bn.running_mean": torch.ones(1, 2)}, {})
+        for k in range(number + 1)
+    ]
+    state = replace(known[number], older=tuple(known[:number]))
+    sent = {"w": torch.full((1, 2), 100.0), "bn.running_mean": torch.full((1, 2), 7.0)}
+    reply = Reply(int(clock.answered[number][0]), sent, {}, torch.zeros(1))
+    ((read,), _) = as_read(made.recipe, made.plan, state, [reply])
+    late, began = stale[number], number - stale[number]
+    assert late > 0 and (read.params["bn.running_mean"] == 7).all()
+    wanted = number + (100 - began) / (1 + late) ** 0.5
+    assert (read.params["w"] - wanted).abs().max() < 1e-5
 
 
 def test_fewer_bytes_go_up_and_down(tmp_path: Path) -> None:
