@@ -202,6 +202,14 @@ def test_two_clients_of_fedbuff_by_hand() -> None:
     assert [int(*one) for one in found.versions] == [0, 0, 1, 3, 2]
 
 
+def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
+    """About 10 for an update, 2,000 in all; more than 1,000 for one are too many."""
+    found = buffered(Devices(0, np.ones(3), dropout=0.9), 200, 1, 1)
+    assert len(found.answered) == 200 and sum(found.lost) > 1000
+    with pytest.raises(InputError, match="update 1 has too few replies after 1001 attempts"):
+        buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
+
+
 def test_a_run_with_fedbuff_is_its_formula(tmp_path: Path) -> None:
     """X + mean of (Y_i - X_v) / sqrt(1 + staleness), with clients trained one by one."""
     table = {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "speed-spread": 1.0}
@@ -580,7 +588,7 @@ def test_a_day_and_a_trace_by_hand() -> None:
     """Client 0 is there in [2, 3), client 1 in [5, 8), of 8 seconds that repeat."""
     spans = (np.array([[2.0, 3.0]]), np.array([[5.0, 8.0]]))
     traced = Devices(0, np.ones(2), day=8.0, spans=spans)
-    cases = {0: [2, 5], 2: [0, 3], 3: [7, 2], 7.5: [2.5, 0], 8: [2, 5]}
+    cases = {0: [2, 5], 2: [0, 3], 3: [7, 2], 7.5: [2.5, 0], 8: [2, 5], 18.5: [0, 2.5], 31: [3, 0]}
     for now, waits in cases.items():
         assert traced.until_there(now, 0).tolist() == waits
     assert traced.choose(3.0, 0, 2)[0] == 5.0 and traced.choose(3.0, 0, 2)[1].tolist() == [1]
