@@ -261,6 +261,7 @@ LOSSES: dict[str, Look] = {
     "test_loss": ("--", "s", 1.2),
     "client_loss": ("-", "", 0.6),  # of every round, whatever is evaluated
 }
+AGAIN: tuple[Look, ...] = (PLAIN, (":", "^", 1.2), ("-.", "D", 1.2))  # the colours, used again
 WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin"}
 FEW = 12  # evaluations that are marked
 
@@ -294,14 +295,17 @@ def by_round(
     figure, panels = canvas(1 + len(measures), narrow, 2.9)
     for place, (name, records) in enumerate(curves.items()):
         colour, runs = SERIES[place % len(SERIES)][0], (records, places[name])
+        again = AGAIN[place // len(SERIES) % len(AGAIN)]
         for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
             label, hue = (label, SERIES[other][0]) if single else (f"_{name}, {label}", colour)
             _draw(panels[0], runs, loss, hue, look, label)
         if not single:
-            panels[0].plot([], [], color=colour, label=name)  # one label for all its losses
+            line, mark, _ = again
+            mark = mark if again != PLAIN else ""
+            panels[0].plot([], [], line, marker=mark, color=colour, label=name)  # of all its losses
         for axes, measure in zip(panels[1:], measures, strict=True):
-            _draw(axes, runs, measure, colour, PLAIN, "")
+            _draw(axes, runs, measure, colour, again, "")
     _name_losses(panels[0])
     lengths = [one[-1] for runs in places.values() for one in runs if one]
     uneven = max(lengths, default=0) > UNEVEN * min(lengths, default=0)
