@@ -433,6 +433,9 @@ def test_a_bound_is_shown_beside_not_training(tmp_path: Path, weighting: str) ->
     assert record["certified_loss"] == pytest.approx(losses[1] + record["value"], rel=1e-12)
     assert losses[0] < losses[1] + record["value"]
     assert gap.start_words(record)[-1][1] == "no: X⁰ itself has a smaller one"
+    quotient = float(dict(gap.start_words(record))["decrease of the train loss, over the bound"]
+                     .rpartition("= ")[2])  # fmt: skip
+    assert quotient == pytest.approx((losses[0] - losses[1]) / record["value"], rel=5e-3)
     better = gap.start_words(record | {"certified_loss": losses[0] - 0.125})
     assert better[-1][1] == "yes, by 0.125" and not gap.start_words({})
     assert not gap.start_words(record | {"certified_loss": None})
