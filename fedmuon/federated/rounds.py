@@ -161,7 +161,7 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
             told = client_records(before, read[0], experiment.recipe.direction)
         state = next_state(experiment.recipe, plan, before, *read)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
-        yield Round(state, participants, participants, mean_loss(replies), clients=told, **sizes)
+        yield Round(state, participants, participants, mean_loss(replies), (), told, **sizes)
 
 
 def run_round(
