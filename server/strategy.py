@@ -213,7 +213,13 @@ class FedMuonStrategy(Strategy):
         if missing and own and (table.policy == "strict" or not replies):
             raise RoundFailed(own[0].removeprefix(OWN))
         if missing and (table.policy == "strict" or not replies):
-            why = "; ".join(f"client {one.client}: {one.why}" for one in faults[-len(missing) :])
+            clients_of: dict[str, list[str]] = {}
+            for one in faults[-len(missing) :]:
+                clients_of.setdefault(one.why, []).append(str(one.client))
+            why = "; ".join(
+                f"client{'s' * (len(some) > 1)} {', '.join(some)}: {one}"
+                for one, some in clients_of.items()
+            )
             raise RoundFailed(
                 f"round {self.state.round} has no sound reply of {len(missing)} of {len(clients)} "
                 f"participants ({why}): fix the cause and resume with --resume"

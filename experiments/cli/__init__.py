@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 import fedmuon
 from fedmuon.core.errors import AGAIN, InputError, Interrupted
+from fedmuon.core.files import why_and_remedy
 from fedmuon.core.registry import blame
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.options import WithKeys, complain
@@ -116,7 +118,8 @@ def main(arguments: list[str] | None = None) -> Any:
             why = blame(error)
             if not why and isinstance(error, OSError):  # a full disk, a name that is too long
                 place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
-                why = f"the system refuses {place} ({error.strerror}): make room, or choose another"
+                path = Path(error.filename) if isinstance(error.filename, str) else None
+                why = f"the system refuses {place} {why_and_remedy(error, path)}"
             elif not why and isinstance(error, MemoryError):
                 why = "the memory of this machine does not suffice: make the experiment smaller"
             if why is None:

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -19,9 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.core.files import mendable
 from fedmuon.core.signals import ENDS
 from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder
 from fedmuon.experiments.engines.processes import importable
@@ -39,6 +42,7 @@ QUIET = {
 THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
 LOCAL = "local"  # the address that starts a Ray of our own, as none does
 CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
+LEAST = 1 << 18  # bytes of its folder's disk without which Ray does not start
 _driving = threading.Lock()
 TAKEN = (
     "this program is connected to a Ray already: run one after the other, call ray.shutdown() "
@@ -240,8 +244,15 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     """
     # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
     # it makes to everyone (0777), hence a folder within the folder.
-    folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
+    with mendable(Path("/tmp"), "write to"):
+        folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
     try:
+        if (free := shutil.disk_usage(folder.path).free) < LEAST:  # Ray would wait for a minute
+            raise InputError(
+                f"Ray needs room for its logs and sockets, and {folder.path.parent} has {free:,} "
+                "bytes free: free space there and give the command again, with --resume if it "
+                "began a run"
+            )
         token = folder.path / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32), encoding="utf-8")

@@ -6,6 +6,7 @@ Importing this module loads Ray and Flower, which read their settings then: call
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,9 +25,13 @@ from fedmuon.core.signals import deferred, interruptible
 from fedmuon.experiments.engines.ray_cluster import connected, spare_workers
 from fedmuon.server import stopping
 from fedmuon.server.ray.grid import RayGrid
-from fedmuon.server.ray.worker_pool import died, why
+from fedmuon.server.ray.worker_pool import died, is_full, why
 
 Result = TypeVar("Result")
+ROOM = (
+    "Free space there (on the node that is full), or give a cluster larger stores with `ray start "
+    "--object-store-memory`"
+)
 
 
 def with_ray_grid(
@@ -48,10 +53,10 @@ def with_ray_grid(
             logger.setLevel(logging.CRITICAL)
         until.enter_context(joined)
         spare = spare_workers(None if client_app else _kind_of_workers(config))
-        if client_app is None:
-            handed = config.given and Handed.over(config.given)
-            client_app = clients.Clients(handed) if handed else clients.app
         try:
+            if client_app is None:
+                handed = config.given and Handed.over(config.given)
+                client_app = clients.Clients(handed) if handed else clients.app
             with (
                 deferred(stopping.ask),
                 RayGrid(
@@ -91,6 +96,12 @@ def _why(error: RayError, config: Config) -> str:
             f"the Ray engine stopped after all of its workers had died, the last one thus: "
             f"{why(error)}. Free memory or lower [federation] per-round, then resume with --resume"
         )
+    if is_full(error):
+        free = ""
+        with contextlib.suppress(Exception):  # a part of the message only
+            place = ray.get_runtime_context().get_temp_dir()
+            free = f". On this machine, {place} has {shutil.disk_usage(place).free:,} bytes free"
+        return f"the Ray engine stopped: {why(error)}{free}. {ROOM}, then resume with --resume"
     said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
     if isinstance(error, ActorUnschedulableError | TaskUnschedulableError):
         return (
@@ -116,6 +127,8 @@ class Handed:
         """Put it there; what cannot travel is refused."""
         try:
             return cls(ray.put(held))
+        except RayError:
+            raise
         except Exception as error:  # whatever the object's own pickling does
             raise InputError(
                 f"what was handed over cannot be sent to Ray's workers ({error!s:.200}): keep open "

@@ -289,7 +289,21 @@ class Spread:
             waiting = {task.remote(one, self.cpus): one for one in longest}
             while waiting:  # briefly each time: signals are heard between two waits
                 for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
-                    yield waiting.pop(done), ray.get(done)
+                    cell = waiting.pop(done)
+                    try:
+                        record = ray.get(done)
+                    except (InputError, OSError) as error:  # whose text is a traceback, too
+                        raise getattr(error, "cause", error) from error
+                    except ray.exceptions.RayTaskError:
+                        raise
+                    except ray.exceptions.RayError as error:
+                        from fedmuon.server.ray.worker_pool import why  # Ray, Flower
+
+                        raise InputError(
+                            f"{cell.name} stopped on Ray ({why(error)}): fix the cause and go on "
+                            "with --resume"
+                        ) from error
+                    yield cell, record
 
 
 def cost(cell: Cell) -> float:

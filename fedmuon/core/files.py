@@ -29,6 +29,9 @@ SUMS, PART = "SHA256SUMS", ".part"
 AFRESH = "start afresh in another folder with --out"
 KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
          stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
+# Errors of a full disk, a full quota and a limit on files -> what to do.
+FULL = {errno.ENOSPC: "free space there", errno.EDQUOT: "free some of your quota",
+        errno.EFBIG: "raise the limit of a file's size (ulimit -f)"}  # fmt: skip
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened for this process by its caller
 
 
@@ -43,10 +46,25 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"cannot {doing} {path} ({error.strerror}): choose another place, which is writable "
-            "and has room"
-        ) from None
+        raise InputError(f"cannot {doing} {path} {why_and_remedy(error, path)}") from None
+
+
+def why_and_remedy(error: OSError, path: Path | None = None) -> str:
+    """The end of a message about an error of the operating system: `(WHY): WHAT TO DO`.
+
+    Where a disk is full, it says how much is free in the folder of `path`.
+    """
+    if error.errno not in FULL:
+        return f"({error.strerror}): choose another place, which is writable and has room"
+    free = ""
+    with contextlib.suppress(OSError, StopIteration):
+        if path is not None and error.errno != errno.EFBIG:
+            folder = next(one for one in (path, *path.parents) if one.is_dir())
+            free = f"; {folder} has {shutil.disk_usage(folder).free:,} bytes free"
+    return (
+        f"({error.strerror}{free}): {FULL[error.errno]} and give the command again, with --resume "
+        "if it began a run, or choose another place"
+    )
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:

@@ -15,6 +15,8 @@ from flwr.app import Message, RecordDict
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    ObjectStoreFullError,
+    OutOfDiskError,
     OutOfMemoryError,
     RayError,
     WorkerCrashedError,
@@ -169,9 +171,16 @@ def died(error: BaseException | None) -> bool:
     return isinstance(error, ended) and not getattr(error, "actor_init_failed", False)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an object found no room in Ray's store, nor on the disk that Ray would move it to."""
+    return isinstance(getattr(error, "cause", error), ObjectStoreFullError | OutOfDiskError)
+
+
 def why(error: RayError) -> str:
     """Why a worker does not reply."""
     kind = type(error).__name__
+    if is_full(error):
+        return f"Ray's object store is full, and so is the disk that it moves objects to ({kind})"
     if died(error):
         return f"its worker process died ({kind}): it was killed, or ran out of memory"
     return f"{kind}: {error}"
