@@ -69,9 +69,9 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
     quiet_ray()
     # These load Ray and Flower.
     from fedmuon.experiments.engines import ray_engine
-    from fedmuon.server.strategy import engine
+    from fedmuon.server.strategy import FlowerEngine
 
-    return ray_engine.with_ray_grid(config, lambda grid: work(engine(config, grid)), verbose)
+    return ray_engine.with_ray_grid(config, lambda grid: work(FlowerEngine(config, grid)), verbose)
 
 
 def _config_to_resume(config: Config | None, out: Path) -> Config:

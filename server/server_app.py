@@ -17,7 +17,7 @@ from fedmuon.federated.build import resolve
 from fedmuon.runs.loop import prepare, train
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
-from fedmuon.server.strategy import engine
+from fedmuon.server.strategy import FlowerEngine
 
 SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
 PAUSE = 0.1
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
             run = prepare(resolve(config), folder, resume=True)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
-            train(run, engine(run.config, grid))
+            train(run, FlowerEngine(run.config, grid))
     except InputError as error:
         log(ERROR, "fedmuon: %s", error)
         raise

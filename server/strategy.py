@@ -24,7 +24,6 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import Record
 from fedmuon.federated.personal import tests_personal_models
 from fedmuon.federated.rounds import (
-    Engine,
     Experiment,
     Fault,
     Reply,
@@ -339,8 +338,3 @@ class FlowerEngine:
     def memory(self) -> list[Record]:
         """The maximum memory of each worker; empty if the grid has none of its own."""
         return self.grid.memory() if isinstance(self.grid, Measured) else []
-
-
-def engine(config: Config, grid: Grid) -> Engine:
-    """The engine of this config, with the clients behind the grid."""
-    return FlowerEngine(config, grid)

@@ -103,7 +103,7 @@ def _engine(run: Run, state: ServerState) -> Engine:
     from fedmuon.server import message_sizes, strategy
 
     def work(grid: Any) -> tuple[Engine, float]:
-        up, engine = time.perf_counter() - begun, strategy.engine(config, grid)
+        up, engine = time.perf_counter() - begun, strategy.FlowerEngine(config, grid)
         trial = Trial(run.experiment, state, engine)
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
         machines = ray_engine.machines()

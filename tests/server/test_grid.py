@@ -36,7 +36,7 @@ from fedmuon.federated.build import resolve
 from fedmuon.runs.loop import prepare, train
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker_pool import large
-from fedmuon.server.strategy import engine
+from fedmuon.server.strategy import FlowerEngine
 
 MANY, SEED = 10**6, 5
 IDS = node_ids(NODES, SEED)  # the first ones of a grid of more nodes, too
@@ -350,7 +350,7 @@ def run_by(app: Any, folder: Path) -> None:
     what = small(engine={"name": "ray"})
     run = prepare(resolve(what), folder / "ray")
     with RayGrid(app, what.federation.clients, workers=1) as grid:
-        train(run, engine(run.config, grid))
+        train(run, FlowerEngine(run.config, grid))
     execute(small(), folder / "inline")
     assert distance(folder / "inline", folder / "ray") <= 1e-12
 
@@ -405,7 +405,7 @@ def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_p
         RayGrid(app, what.federation.clients, workers=1, again=False) as grid,
         pytest.raises(InputError),
     ):
-        train(run, engine(run.config, grid))
+        train(run, FlowerEngine(run.config, grid))
     log = tmp_path / "ray" / "rounds.jsonl"
     assert not (log.exists() and log.read_text())
 

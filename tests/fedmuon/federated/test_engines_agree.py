@@ -28,7 +28,7 @@ from fedmuon.federated.rounds import Engine, begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train
-from fedmuon.server.strategy import engine
+from fedmuon.server.strategy import FlowerEngine
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -52,7 +52,7 @@ def config(address: str, **given: dict) -> Config:
 def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Record:
     """A run with the live workers."""
     run = prepare(resolve(what), out, resume)
-    return live.do(lambda grid: train(run, engine(run.config, grid)))
+    return live.do(lambda grid: train(run, FlowerEngine(run.config, grid)))
 
 
 def records(run: Path) -> list[dict]:
@@ -187,7 +187,7 @@ def test_states_of_clients_on_ray_are_those_inline(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        live.do(lambda grid: train(run, engine(run.config, grid), stop))
+        live.do(lambda grid: train(run, FlowerEngine(run.config, grid), stop))
     on_ray(live, small(**tables), ray, resume=True)
     assert distance(inline, ray) == 0
     sent = [[(one["bytes_down"], one["bytes_up"]) for one in records(run)] for run in (inline, ray)]
@@ -329,7 +329,7 @@ def test_neighbours_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, numb
     what = small(**NEIGHBOURS[number])
     stability(what, tmp_path / "inline")
     on_ray(live, what, tmp_path / "ray")
-    live.do(lambda grid: _measure(tmp_path / "ray", lambda held: engine(held, grid)))
+    live.do(lambda grid: _measure(tmp_path / "ray", lambda held: FlowerEngine(held, grid)))
     same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 

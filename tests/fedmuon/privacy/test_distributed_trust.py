@@ -36,7 +36,7 @@ from fedmuon.privacy.mechanisms.discrete import gaussian
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
 from fedmuon.privacy.noise import words_of
 from fedmuon.runs.loop import prepare, train
-from fedmuon.server.strategy import engine
+from fedmuon.server.strategy import FlowerEngine
 
 SHARED: dict[str, Any] = {"cohorts": "fixed", "trust": "distributed", "honest": 1.0}
 RECIPES = ("fedavg", "fedavgm", "fedmuon", "local-muon", "fedmuon-aligned", "muon")
@@ -422,7 +422,7 @@ def remote(rounds: int = 2, **privacy: Any) -> Config:
 
 def run(grid: Nodes, out: Path, what: Config) -> Any:
     prepared = prepare(resolve(what), out)
-    return train(prepared, engine(prepared.config, grid))
+    return train(prepared, FlowerEngine(prepared.config, grid))
 
 
 def replies(grid: Nodes) -> list[Message]:
@@ -478,7 +478,7 @@ def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
     ledger = Ledger.read(tmp_path / "a" / "ledger.jsonl")
     assert [one.round for one in ledger.entries] == [0]
     prepared = prepare(resolve(what), tmp_path / "a", resume=True)
-    train(prepared, engine(prepared.config, Nodes(6)))
+    train(prepared, FlowerEngine(prepared.config, Nodes(6)))
     ledger = Ledger.read(tmp_path / "a" / "ledger.jsonl")
     assert [one.attempt for one in ledger.entries if one.round == 0] == [0, 1]
 
