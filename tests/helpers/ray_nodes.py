@@ -9,26 +9,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from chaos.processes import MARK, marked
 
 STORE = 80_000_000  # bytes of an object store; Ray's minimum is 78,643,200
+FULL = "RAY_local_fs_capacity_threshold"  # the share from which a disk is full to Ray
 LONGEST = 90.0  # seconds until a node has started
 STARTED = "Ray runtime started"
 
 
 @contextlib.contextmanager
-def ray_nodes(count: int, store: int = STORE) -> Iterator[tuple[str, dict[str, str]]]:
+def ray_nodes(
+    count: int, store: int = STORE, full_disk: bool = False
+) -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a cluster of `count` nodes with one CPU each, and the environment of programs
-    that may join it. Whatever happens within, no process of it lives afterwards."""
+    that may join it. With a `full_disk`, Ray moves no object there. Whatever happens within, no
+    process of it lives afterwards."""
     with tempfile.TemporaryDirectory(prefix="fm-", dir="/tmp", ignore_cleanup_errors=True) as place:
         token = Path(place, "token")
         token.write_text(secrets.token_hex(32))
         given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), MARK: place}
         environment = {name: one for name, one in os.environ.items() if name != "RAY_ADDRESS"}
         environment |= {**given, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": place}
+        environment |= {FULL: "0.0001"} if full_disk else {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -61,6 +66,19 @@ def ray_nodes(count: int, store: int = STORE) -> Iterator[tuple[str, dict[str, s
                 time.sleep(0.1)
             for process in started:
                 process.wait(10)
+
+
+def spilled(address: str, environment: Mapping[str, str]) -> int:
+    """Bytes that the cluster's nodes have moved from their object stores to disk so far."""
+    code = (
+        "import sys, ray\n"
+        "ray.init(address=sys.argv[1], logging_level='ERROR', log_to_driver=False)\n"
+        "from ray._private.internal_api import get_state_from_address, get_memory_info_reply\n"
+        "reply = get_memory_info_reply(get_state_from_address(sys.argv[1]))\n"
+        "print(reply.store_stats.spilled_bytes_total)"
+    )
+    command = [sys.executable, "-c", code, address]
+    return int(subprocess.check_output(command, env=environment, text=True, timeout=120))
 
 
 def _await(log: Path, process: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
 """Runs on Ray nodes that are started by `ray start`, each with an object store of its own."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chaos.processes import MARK, command, marked
-from ray_nodes import STORE, ray_nodes
+from ray_nodes import STORE, ray_nodes, spilled
 from safetensors.numpy import load_file
+
+from fedmuon.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = {
@@ -36,27 +39,39 @@ def nodes() -> Iterator[tuple[str, dict[str, str]]]:
         yield found
 
 
+@contextlib.contextmanager
 def started(
     keys: dict, out: Path, nodes: tuple[str, dict[str, str]] | None
-) -> subprocess.Popen[str]:
-    """`fedmuon run`, on those nodes or in its own process."""
+) -> Iterator[subprocess.Popen[str]]:
+    """`fedmuon run`, on those nodes or in its own process; it does not outlive the block."""
     address, environment = nodes or ("", {**os.environ})
     engine = ["--engine", "ray", "--ray-address", address] if nodes else ["--engine", "inline"]
     given = [word for name, value in keys.items() for word in ("--set", f"{name}={value}")]
     line = [sys.executable, "-m", "fedmuon", "run", *engine, *given, "--out", str(out)]
-    return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
-def ended(process: subprocess.Popen[str], out: Path) -> dict:
+def summary_of(process: subprocess.Popen[str], out: Path) -> dict:
     """The summary of a run that went well."""
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return json.loads((out / "summary.json").read_text())
 
 
+def ended(keys: dict, out: Path, nodes: tuple[str, dict[str, str]] | None) -> dict:
+    """The summary of a run that went well from its start to its end."""
+    with started(keys, out, nodes) as process:
+        return summary_of(process, out)
+
+
 def distance(keys: dict, out: Path) -> float:
     """The largest relative difference from the same run in one process."""
-    ended(started(keys, out.with_name("inline"), None), out.with_name("inline"))
+    ended(keys, out.with_name("inline"), None)
     found = []
     for name in ("model", "momentum"):
         ray, inline = (
@@ -69,7 +84,7 @@ def distance(keys: dict, out: Path) -> float:
 
 def test_two_nodes_share_a_run(nodes: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     """Each answers messages, and the model is that of one process."""
-    workers = ended(started(SMALL, out := tmp_path / "ray", nodes), out)["workers"]
+    workers = ended(SMALL, out := tmp_path / "ray", nodes)["workers"]
     assert len({one["node"] for one in workers}) == 2
     assert all(one["replies"] > 0 for one in workers)
     assert sum(one["replies"] for one in workers) == 36
@@ -80,28 +95,62 @@ def test_a_round_has_more_bytes_than_the_object_stores(
     nodes: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """Ray puts objects without room there on disk, and the result stays the same."""
-    workers = ended(started(LARGE, out := tmp_path / "ray", nodes), out)["workers"]
+    before = spilled(*nodes)
+    workers = ended(LARGE, out := tmp_path / "ray", nodes)["workers"]
     size = load_file(out / "model.safetensors")["weight"].nbytes
     assert len(workers) == 2 and size > 0.25 * STORE
-    assert (1 + 3) * size > STORE  # the model, and what one of two workers answers for six clients
+    assert spilled(*nodes) > before
     assert distance(LARGE, out) <= 1e-12
+
+
+@pytest.fixture(scope="module")
+def full_nodes() -> Iterator[tuple[str, dict[str, str]]]:
+    with ray_nodes(2, full_disk=True) as found:
+        yield found
+
+
+def test_stores_and_disk_are_full_for_a_call_with_several_clients(
+    full_nodes: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """A reply with three models finds no room; then each client is asked alone, and the result is
+    that of one process."""
+    ended(LARGE, out := tmp_path / "ray", full_nodes)
+    assert spilled(*full_nodes) == 0
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    told = [fault["why"] for one in records for fault in one.get("faults", [])]
+    assert told and all(one.startswith("Ray's object store is full, and") for one in told)
+    assert not any("dropped" in one for one in records)
+    assert distance(LARGE, out) <= 1e-12
+
+
+def test_stores_and_disk_are_full_for_any_call(
+    full_nodes: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """A model and one reply find no room: the run says so, and can be resumed."""
+    keys, out = LARGE | {"data.dimension": 108_000}, tmp_path / "ray"
+    with started(keys, out, full_nodes) as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 2 and said.count("fedmuon: ") == 1 and "Traceback" not in said
+    assert "Ray's object store is full, and so is the disk" in said and "--resume" in said
+    assert not (out / "rounds.jsonl").read_text() and not RunDirectory(out).lost()
 
 
 def test_a_worker_is_killed_within_a_round(
     nodes: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """The clients that it was asked for are asked again, and the result stays the same."""
-    process, out = started(LONG, tmp_path / "ray", nodes), tmp_path / "ray"
+    out = tmp_path / "ray"
     log, end, killed = out / "rounds.jsonl", time.monotonic() + 120, 0
-    while not killed and time.monotonic() < end and process.poll() is None:
-        for number in marked(nodes[1][MARK]):
-            if b"Worker.answer" in command(number) and log.exists() and log.stat().st_size:
-                os.kill(number, signal.SIGKILL)
-                killed = number
-                break
-        time.sleep(0.01)
-    assert killed
-    workers = ended(process, out)["workers"]
+    with started(LONG, out, nodes) as process:
+        while not killed and time.monotonic() < end and process.poll() is None:
+            for number in marked(nodes[1][MARK]):
+                if b"Worker.answer" in command(number) and log.exists() and log.stat().st_size:
+                    os.kill(number, signal.SIGKILL)
+                    killed = number
+                    break
+            time.sleep(0.01)
+        assert killed
+        workers = summary_of(process, out)["workers"]
     assert killed not in [one["pid"] for one in workers]
     records = [json.loads(line) for line in log.read_text().splitlines()]
     told = [fault["why"] for one in records for fault in one.get("faults", [])]
