@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
-from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import (
     POINTS,
     Claim,
@@ -40,6 +40,7 @@ from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Study, assemble, distinct, heading
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
+from fedmuon.experiments.suites.suite import NAMES, shown
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, risk, run_rounds
@@ -246,6 +247,12 @@ def in_words(steps: Steps) -> str:
     return ", ".join(f"{name.partition('.')[2]} = {value:g}" for name, value in steps.items())
 
 
+def set_by(place: str, one: Model | Method) -> dict[str, str]:
+    """The config keys that a model or method sets or searches: `table.key` -> `place`."""
+    keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
+    return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
+
+
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """A cell for each model, alpha and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes", "them")
@@ -256,6 +263,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
                     f"[[claims]] names {name!r}, which is no method: {', '.join(settings.methods)}"
                 )
     contents.require_free("[base]", settings.base, SETTLED)
+    for label, method in settings.methods.items():
+        contents.require_free("--set", request.changes, set_by(f"[methods.{label!r}]", method))
     found = []
     for (name, model), (label, method) in itertools.product(
         settings.models.items(), settings.methods.items()
@@ -289,23 +298,49 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
 
 # What it claims.
 
-STANDS_ON = (
+STANDS_ON = "\n".join((
     "Step sizes of every method were chosen by the loss on validation samples, with seeds that "
-    "take no part in the comparison. Accuracies are on test samples that neither training nor "
-    "the choice saw, after the last round. Intervals are Student's over seeds, of differences "
-    "paired by seed: at one seed two methods share the data split, the start and the sampled "
-    "clients. A method with several step sizes had more points to choose from: those of a local "
-    "and a server rule were tried in all combinations, and the auxiliary step size of Muon, which "
-    "moves the parameters that Muon does not, after the others where it was searched. Other "
-    "settings, such as momentum, local steps, batch and rounds, have one value each, which was "
-    "not tuned."
-)
+    "take no part in the comparison.",
+    "Accuracies are on test samples that neither training nor the choice saw, after the last "
+    "round.",
+    "Intervals are Student's over seeds, of differences paired by seed: at one seed two methods "
+    "share the data split, the start and the sampled clients.",
+    "A method with several step sizes had more points to choose from: those of a local and a "
+    "server rule were tried in all combinations, and the auxiliary step size of Muon, which moves "
+    "the parameters that Muon does not, after the others where it was searched.",
+    "Other settings, such as momentum, local steps, batch and rounds, have one value each, which "
+    "was not tuned.",
+))  # fmt: skip
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """The report's section: the claims are those of the suite's file."""
     given = [(one["better"], one["than"]) for one in about["settings"]["claims"]]
-    return assemble(replace(study, claims=partial(claims, given)), folder, about)
+    return described(replace(study, claims=partial(claims, given)), folder, about)
+
+
+def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The section of a finished folder, with the step sizes that were chosen.
+
+    The settings of suite.json have the first step sizes that were tried. A choice at an end of its
+    grid is told beside the verdicts.
+    """
+    rows = read_table(folder / "rows.csv")
+    chosen = {float(one.partition(",")[0].partition("=")[2]) for one in rows["step_sizes"].tolist()}
+    card = [
+        (name, "step size, as chosen", shown(sorted(chosen))) if name == NAMES["local.lr"] else
+        (name, words, of) for name, words, of in about.get("card", [])
+    ]  # fmt: skip
+    found = assemble(study, folder, {**about, "card": card} if card else about)
+    inside = distinct(where(rows, edge=""), "model", "alpha", "method")
+    every = distinct(rows, "model", "alpha", "method")
+    if not (many := len(every) - len(inside)):
+        return found
+    caution = (
+        f"The best step size lies at an end of its grid for {many} of {len(every)} methods, so a "
+        "better one may lie outside."
+    )
+    return replace(found, caution=caution)
 
 
 def claims(

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def test_ratios_are_paired_by_seed() -> None:
         ([2.0, 1.0, 8.0], [math.inf] * 3, "holds"),
         ([math.inf, 1.0, 8.0], [2.0, 1.0, 8.0], "undecided"),
         ([1.0], [8.0], "not testable at this scale"),
+        ([1.0, 1.0], [8.0, 8.0], "undecided"),  # an interval of no width, of the same ratio
+        ([0.5, 1.0, 2.0], [2.0, 4.0, 8.0], "undecided"),
+        ([0.5, 1.0, 2.1], [2.0, 4.0, 8.0], "holds"),
     ],
 )
 def test_a_claim_can_fail(mine: list[float], other: list[float], verdict: str) -> None:
@@ -76,6 +80,19 @@ def test_a_claim_can_fail(mine: list[float], other: list[float], verdict: str) -
     claim = systems.cheaper(rows, curves, "p", "A", "B")
     assert claim.verdict == verdict, claim
     assert "A reaches a test accuracy of 0.5 with fewer megabytes" in claim.sentence
+    assert claim.accepted == "< 1" and "accuracy at the end 0.6" in claim.detail
+
+
+def test_targets_that_are_reached_at_once_and_wide_intervals_say_nothing() -> None:
+    """The second evaluation is the negative control: there the ratio decides."""
+    rows, curves = tables(A=[[1.0, 1.1, 1.2]], B=[[8.0, 8.5, 8.0]])
+    assert systems.cheaper(rows, curves, "p", "A", "B").verdict == "holds"
+    curves["accuracy"] = np.where(curves["round"] > 0, 0.6, 0.1)
+    claim = systems.cheaper(rows, curves, "p", "A", "B", "on slow links")
+    assert claim.verdict == "undecided" and "at their first evaluation" in claim.in_words
+    assert "than B on slow links, each" in claim.sentence
+    wide = systems.cheaper(*tables(A=[[1.0, 8.0]], B=[[2.0, 3.0]]), "p", "A", "B")
+    assert wide.verdict == "undecided" and "says nothing" in wide.in_words
 
 
 SUITE = """
@@ -174,6 +191,49 @@ def test_a_suite_of_costs_that_cannot_be_made_is_rejected(
         found(tmp_path, change)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("local.recipe", "fedmuon", "methods.'FedAvg, uncompressed'"),
+        ("local.lr", 3.0, "methods.'FedAvg, uncompressed'"),
+        ("devices.select", 4, "methods.'FedAvg, deadline'"),
+        ("devices.latency", 1.0, "parts.seconds"),
+    ],
+)
+def test_set_cannot_change_what_methods_differ_in(
+    key: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    table, _, name = key.partition(".")
+    (tmp_path / "costs.toml").write_text(
+        SUITE.replace("[parts.seconds]", "[parts.seconds]\nbase.devices.latency = 0.2")
+    )
+    for changed in (True, False):  # the negative control: a key that no method sets
+        tables = {table: {name: value}} if changed else {"local": {"steps": 3}}
+        request = partial(kinds.find, str(tmp_path / "costs.toml"), None, "small", tables)
+        if not changed:
+            assert {one.config.local.steps for one in request().cells} == {3}
+            continue
+        with pytest.raises(InputError, match=f"--set {key} has no effect.*{said}"):
+            request()
+
+
+def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> None:
+    """Most clients are in time for the deadline, and some are late."""
+    work = kinds.find("systems", "mnist5k", "full", {})
+    assert [one.name for one in work.cells if "deadline" in one.name and not
+            one.config.devices.deadline] == []  # fmt: skip
+    late = [one for one in work.cells if one.head["method"] == "FedMuon, deadline"]
+    table = late[0].config.devices
+    chance = 0.1 + 2 * 62_720 / 1e6
+    drawn = np.exp(np.random.default_rng(0).standard_normal(100_000) * table.speed_spread)
+    took = chance + 5 * 32 * table.cost / (table.speed * drawn)
+    assert 0.75 < (took <= table.deadline).mean() < 0.85
+    assert late[0].config.federation.rounds * 4 == 200
+    small = kinds.find("systems", "mnist5k", "small", {})
+    assert len(small.cells) == len(work.cells) == 28
+    assert all(one.settings.extend for one in small.cells)
+
+
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
     found(tmp_path)
     out = tmp_path / "out"
@@ -185,3 +245,8 @@ def test_from_the_command_to_the_report(tmp_path: Path) -> None:
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "cost in MB sent up; ratio to FedAvg, uncompressed" in page
     assert "cost in simulated seconds; ratio to FedAvg, deadline" in page
+    assert "local.recipe = fedavg, devices.mode = deadline, devices.select = 3" in page
+    assert "<li>Step sizes are the best for the loss at the end" in page
+    chosen = {row["step_sizes"] for row in csv.DictReader((out / "rows.csv").open())}
+    assert "as chosen" in page and chosen == {"lr = 100"}
+    assert "at an end of its grid for 2 of 2 methods" in page
