@@ -39,7 +39,11 @@ def show(
     ] = None,
     x: Annotated[
         str,
-        Option("--x", help="Axis of the curves: rounds, seconds (simulated), bytes-up or bytes."),
+        Option(
+            "--x",
+            help="Axis of the curves: rounds, seconds (simulated), bytes-up (of used replies) or "
+            "bytes (in both directions).",
+        ),
     ] = "rounds",
 ) -> None:
     """Show a run: its experiment, its curves, what it measured and released.
@@ -173,7 +177,11 @@ def compare(
     ] = None,
     x: Annotated[
         str,
-        Option("--x", help="Axis of the figure: rounds, seconds (simulated), bytes-up or bytes."),
+        Option(
+            "--x",
+            help="Axis of the figure: rounds, seconds (simulated), bytes-up (of used replies) or "
+            "bytes (in both directions).",
+        ),
     ] = "rounds",
 ) -> None:
     """Compare finished runs by the keys in which they differ, with mean and ± over seeds.

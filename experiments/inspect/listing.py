@@ -19,6 +19,7 @@ from fedmuon.runs.directory import Record
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
 LATE = ("test_gap", "seconds")  # measurements that tables have last, or not at all
+ZERO_IS = {"devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "per-round"}
 MOST = 3  # a row with more folders names the first and the last
 
 
@@ -110,6 +111,8 @@ def head(name: str) -> str:
 def _cell(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
+    if value == 0 and name in ZERO_IS:
+        return ZERO_IS[name]
     if isinstance(value, float) and "." not in name:  # a key is as it was set
         return digits(value, 2 if name.endswith(SPREAD) else 4)
     return escape(plain(value, None))

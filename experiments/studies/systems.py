@@ -202,8 +202,7 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
         name = f"systems-{part}" if f"systems-{part}" in study.figures else default
         drawn.setdefault(name, []).append(part)
     pictures = [
-        Picture.known(name, study.figures[name], _of_parts(rows, own), *others,
-                      _of_parts(curves, own))
+        Picture.known(name, study.figures[name], rows, *others, _of_parts(curves, own))
         for name, own in drawn.items()
     ]  # fmt: skip
     return replace(found, pictures=pictures, more=[methods_table(parts)])
@@ -307,9 +306,7 @@ def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Co
         mine, (_, unit) = where(rows, model=name), UNITS[cost_of(curves, name)]
         methods = distinct(mine, "method")
         base = parts.get(name, {}).get("baseline", methods[0])
-        words = parts.get(name, {}).get("words", "")
-        place = f"{name} ({words})" if words else name
-        title = f"{place}: target {mine['target'][0]:g}; cost in {unit}; ratio to {base}"
+        title = f"{name}: target {mine['target'][0]:g}; cost in {unit}; ratio to {base}"
         lines.append(heading(title, head))
         spent = {one: costs_to_target(rows, curves, name, one) for one in methods}
         for method in methods:
@@ -345,17 +342,18 @@ MARKS, FEW = 6, 4  # marks of a line; lines of a panel that have bands
 def accuracy_against(
     cost: str, rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False
 ) -> Figure:
-    """Mean accuracy against the mean cost: a panel for each algorithm.
+    """Mean accuracy against the mean cost, on a log axis: a panel for each algorithm.
 
     Panels of a few lines have bands of all seeds. Methods are named `ALGORITHM, HOW`; what follows
-    a second comma is dotted, in the colour of HOW.
+    a second comma is dotted, in the colour of HOW. `rows` may hold parts that are not in `curves`:
+    a HOW has one colour in all figures of parts that share some.
     """
-    drawn = [name for name in distinct(rows, "model") if cost_of(curves, name) == cost]
+    drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [
         (part, name) for part in drawn for name in distinct(where(rows, model=part), "method")
     ]
     families = list(dict.fromkeys(name.partition(", ")[0] for _, name in methods))
-    hows = list(dict.fromkeys(name.split(", ")[1] for _, name in methods if ", " in name))
+    hows = _hows(rows, drawn)
     figure, panels = style.canvas(max(1, len(families)), narrow, 3.0)
     named = set()
     for part, name in methods:
@@ -382,39 +380,47 @@ def accuracy_against(
         axes.set_title(family, loc="left")
         axes.set_xlabel(UNITS[cost][1])
         axes.set_ylabel("test accuracy" if narrow or axes is panels[0] else "")
-    _share_axes(panels, log=cost == BYTES)
+    _share_axes(panels)
     if named:
         style.legend_below(figure, panels[0], 2 if narrow else 4 + (len(named) == 5))
     return figure
 
 
-def _share_axes(panels: Sequence[Any], log: bool) -> None:
+def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
+    """Each HOW of `ALGORITHM, HOW` in these parts, and in parts that share one with them."""
+    of = {
+        part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")
+               if ", " in one]
+        for part in distinct(rows, "model")
+    }  # fmt: skip
+    own = {how for part in drawn for how in of[part]}
+    return list(dict.fromkeys(how for hows in of.values() if own & {*hows} for how in hows))
+
+
+def _share_axes(panels: Sequence[Any]) -> None:
     """Give all panels the same axes."""
-    ends = np.array([[float(one.dataLim.x0), float(one.dataLim.x1)] for one in panels])
-    for axes in panels:
-        if np.isfinite(ends).all() and ends[:, 1].max() > 0:
-            positive = [float(x) for one in panels for line in one.lines
-                        for x in np.asarray(line.get_xdata(), dtype=float)
-                        if x > 0 and line.get_linestyle() != "--"]  # fmt: skip
-            if log and positive:
-                axes.set_xlim(0.8 * min(positive), 1.25 * max(positive))
-                style.log_x(axes)
-            else:
-                axes.set_xlim(0, 1.03 * max(positive, default=1.0))
+    positive = [
+        float(x) for one in panels for line in one.lines if line.get_linestyle() != "--"
+        for x in np.asarray(line.get_xdata(), dtype=float) if x > 0
+    ]  # fmt: skip
+    if positive:
+        for axes in panels:
+            axes.set_xlim(0.8 * min(positive), 1.25 * max(positive))
+            style.log_x(axes)
     style.alike(panels)
 
 
 def _points(curves: Columns, cost: str) -> np.ndarray:
     """Mean cost, and mean, least and largest accuracy, at every evaluated round, [rounds, 4].
 
-    A round that a run did not reach ends the line. On a log axis, round 0 has no place.
+    A round that a run did not reach ends the line. Round 0 has no place on a log axis.
     """
     found, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):
         now = where(curves, round=at)
         if len(now["seed"]) < seeds or not np.isfinite(now["accuracy"]).all():
             break
-        if cost == BYTES and not at:
+        if not at:
             continue
         values = now["accuracy"]
         place = now[cost].mean() / UNITS[cost][0]

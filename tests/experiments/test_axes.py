@@ -10,6 +10,7 @@ import pytest
 import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.inspect.listing import side_by_side
 from fedmuon.experiments.results import Result
 from fedmuon.runs.directory import AXES, positions
 
@@ -98,3 +99,18 @@ def test_commands_take_an_axis(
     assert said in " ".join((told.out + told.err).split())
     if "a.html" in words:
         assert "By simulated seconds" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_compared_runs_say_what_zero_means_for_a_clock(runs: Path, tmp_path: Path) -> None:
+    """Other keys keep their zeros."""
+    late = {"mode": "deadline", "deadline": 50.0, "dropout": 0.01, "speeds": "log-normal"}
+    fedmuon.run(CONFIG | {"devices": late}, out=tmp_path / "late")
+    _, _, _, (heads, rows, _) = side_by_side([runs / "clock", tmp_path / "late"])
+    cells = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    first, second = cells.values()
+    assert (first["select"], first["deadline"], first["dropout"]) == ("3", "none", "0.0")
+    assert (second["select"], second["deadline"], second["dropout"]) == (
+        "per-round",
+        "50.0",
+        "0.01",
+    )

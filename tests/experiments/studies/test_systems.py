@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -211,27 +212,47 @@ def test_set_cannot_change_what_methods_differ_in(
         tables = {table: {name: value}} if changed else {"local": {"steps": 3}}
         request = partial(kinds.find, str(tmp_path / "costs.toml"), None, "small", tables)
         if not changed:
-            assert {one.config.local.steps for one in request().cells} == {3}
+            cells: Sequence[Any] = request().cells
+            assert {one.config.local.steps for one in cells} == {3}
             continue
         with pytest.raises(InputError, match=f"--set {key} has no effect.*{said}"):
             request()
 
 
+def test_a_compressor_has_one_colour_in_all_figures() -> None:
+    """Parts that share none keep colours of their own: the mode is black, as the compressor is."""
+    rows, curves = tables(**{"X, none": [[1.0]], "X, top-k": [[2.0]], "X, sign": [[3.0]]})
+    other, drawn = tables(**{"X, none": [[1.0]], "X, sign": [[3.0]]})
+    third, clock = tables(**{"X, waits": [[1.0]], "X, late": [[3.0]]})
+    for held, name in ((other, "q"), (drawn, "q"), (third, "r"), (clock, "r")):
+        held["model"] = np.full(len(held["model"]), name)
+    every = {name: np.concatenate([rows[name], other[name], third[name]]) for name in rows}
+    found = [
+        {str(line.get_label()): line.get_color() for line in axes.lines
+         if not str(line.get_label()).startswith("_")}
+        for axes in (systems.accuracy_against(systems.BYTES, every, {}, one).axes[0]
+                     for one in (curves, drawn, clock))
+    ]  # fmt: skip
+    assert found[0].keys() == {"none", "top-k", "sign"} and found[1].keys() == {"none", "sign"}
+    assert len({*found[0].values()}) == 3 and found[1].items() <= found[0].items()
+    assert found[2] == {"waits": found[0]["none"], "late": found[0]["top-k"]}
+
+
 def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> None:
     """Most clients are in time for the deadline, and some are late."""
-    work = kinds.find("systems", "mnist5k", "full", {})
-    assert [one.name for one in work.cells if "deadline" in one.name and not
+    full, small = (kinds.find("systems", "mnist5k", scale, {}) for scale in ("full", "small"))
+    cells: Sequence[Any] = full.cells
+    assert [one.name for one in cells if "deadline" in one.name and not
             one.config.devices.deadline] == []  # fmt: skip
-    late = [one for one in work.cells if one.head["method"] == "FedMuon, deadline"]
+    late = [one for one in cells if one.head["method"] == "FedMuon, deadline"]
     table = late[0].config.devices
     chance = 0.1 + 2 * 62_720 / 1e6
     drawn = np.exp(np.random.default_rng(0).standard_normal(100_000) * table.speed_spread)
     took = chance + 5 * 32 * table.cost / (table.speed * drawn)
     assert 0.75 < (took <= table.deadline).mean() < 0.85
     assert late[0].config.federation.rounds * 4 == 200
-    small = kinds.find("systems", "mnist5k", "small", {})
-    assert len(small.cells) == len(work.cells) == 28
-    assert all(one.settings.extend for one in small.cells)
+    again: Sequence[Any] = small.cells
+    assert len(again) == len(cells) == 28 and all(one.settings.extend for one in again)
 
 
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
