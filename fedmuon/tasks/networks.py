@@ -468,7 +468,9 @@ def stateless(function: Any) -> bool:
         return copyable(function)
     if issubclass(kind, partial):
         held = [function.func, *function.args, *function.keywords.values()]
-    elif kind is FunctionType and f"{function.__globals__['__name__']}.".startswith(FUNCTIONS):
+    elif kind is FunctionType and f"{function.__globals__.get('__name__', '')}.".startswith(
+        FUNCTIONS
+    ):
         held = [cell.cell_contents for cell in function.__closure__ or ()]
     else:
         return False

@@ -29,6 +29,7 @@ from fedmuon.optim.orthogonalizers import require_sound
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import as_recipe
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.tasks.networks import stateless
 from fedmuon.tasks.per_example.clipping import Clipping
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
@@ -717,3 +718,11 @@ def test_samples_are_not_written_out() -> None:
     data = Unwritten((X, Y))
     found = fedmuon.run(tables(), data=data, task=linear)
     assert torch.equal(found.model["weight"], fedmuon.run(tables(), **PLAIN).model["weight"])
+
+
+def test_a_loss_of_a_namespace_without_a_name_is_called() -> None:
+    """As from `exec(code, {})`; its module is unknown, so nothing is assumed of it."""
+    space: dict[str, Any] = {}
+    exec("def loss(outputs, targets):\n    return ((outputs[:, 0] - targets) ** 2)", space)
+    del space["__builtins__"]
+    assert "__name__" not in space and not stateless(space["loss"])
