@@ -8,7 +8,6 @@ changes the schedule silently.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +28,7 @@ from fedmuon.federated.rounds import (
     Reply,
     Round,
     ServerState,
-    as_read,
     broadcast,
-    client_records,
     mean_loss,
     next_state,
     returned_like,
@@ -87,10 +84,11 @@ class FedMuonStrategy(Strategy):
                 faults += wrong
             self.state = now
             self._remember(grid, replies)
-            told, sizes = self._take(replies), traffic(recipe, now, len(participants), replies)
+            self.state, records = next_state(self.experiment, now, replies)
+            sizes = traffic(recipe, now, len(participants), replies)
             answered = np.sort([reply.client for reply in replies])
             loss = mean_loss(replies)
-            yield Round(self.state, participants, answered, loss, tuple(faults), told, **sizes)
+            yield Round(self.state, participants, answered, loss, tuple(faults), records, **sizes)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -121,7 +119,7 @@ class FedMuonStrategy(Strategy):
         """The next state; all replies must be valid."""
         holders = {node: client for client, node in self.nodes.items()}
         sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
-        self._take(sound)
+        self.state, _ = next_state(self.experiment, self.state, sound)
         return self.arrays(), MetricRecord({"loss": mean_loss(sound).tolist()})
 
     def configure_evaluate(
@@ -153,16 +151,6 @@ class FedMuonStrategy(Strategy):
             if isinstance(grid, Stateful):
                 own = states_of(grid.collect_state(reply.client), round)
             memory.write(reply.client, round, own)
-
-    def _take(self, replies: list[Reply]) -> tuple[dict[str, Any], ...]:
-        """Update the server's state; what is known of each client, if that was asked for."""
-        recipe, plan, now = self.experiment.recipe, self.experiment.plan, self.state
-        told: tuple[dict[str, Any], ...] = ()
-        read = as_read(recipe, plan, now, replies)
-        if self.experiment.measured:
-            told = client_records(now, read[0], recipe.direction)
-        self.state = next_state(recipe, plan, now, *read)
-        return told
 
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the optimizer sends."""

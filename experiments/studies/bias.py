@@ -155,7 +155,7 @@ def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -
     for r in range(settings.rounds + 1):
         distances.append(torch.linalg.matrix_norm(state.params["X"] - task.optimum()).view(shape))
         if r < settings.rounds:
-            state, _ = run_round(made, state, clients)
+            state, *_ = run_round(made, state, clients)
     every = torch.stack(distances).numpy()  # [R + 1, step sizes, seeds]
     last = every[-max(1, settings.rounds // 10) :].mean(0)
     close = every <= SHARE * every[0]

@@ -323,7 +323,7 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """The section of a finished folder, with the step sizes that were chosen.
 
     The settings of suite.json have the first step sizes that were tried. A choice at an end of its
-    grid is told beside the verdicts.
+    grid is a caution at the verdicts.
     """
     rows = read_table(folder / "rows.csv")
     chosen = {float(one.partition(",")[0].partition("=")[2]) for one in rows["step_sizes"].tolist()}

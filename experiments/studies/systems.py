@@ -215,7 +215,7 @@ def _of_parts(columns: Columns, parts: Sequence[str]) -> Columns:
 
 
 def methods_table(parts: Mapping[str, Any]) -> Titled:
-    """What the suite's file sets for each method, and the values of its search."""
+    """The settings of each method in the suite's file, and the step sizes tried first."""
     head, lines = ("method", "settings", "step sizes tried first"), []
     for name, part in parts.items():
         lines.append((f"{name}: {_settings(part['base'])}".removesuffix(": "), "", ""))

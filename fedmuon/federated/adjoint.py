@@ -238,7 +238,7 @@ def _through(
         if place[0] == "states":
             states.setdefault(place[1], {})[place[2]] = value
     again = ServerState(state.round, params, states)
-    after, _ = run_round(taped, again, list(shards.items()))
+    after, *_ = run_round(taped, again, list(shards.items()))
     ends = {
         place: value
         for place, value in _tree(after).items()

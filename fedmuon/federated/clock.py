@@ -181,8 +181,8 @@ def timetable(
         selected.append(chosen)
         answered.append(used)
         ends.append(now)
-    told = tuple(selected), tuple(answered), np.array(ends)
-    return Timetable(*told, not biased_participation(config), lost=tuple(unused))
+    schedule = tuple(selected), tuple(answered), np.array(ends)
+    return Timetable(*schedule, not biased_participation(config), lost=tuple(unused))
 
 
 def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:

@@ -154,28 +154,17 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     shard_of = shards.with_test if experiment.measured else shards.__getitem__
     for number in range(state.round, plan.rounds):
         participants = plan.participants(number)
-        before, told = state, ()
-        replies = _replies(experiment, before, [(int(i), shard_of(int(i))) for i in participants])
-        read = as_read(experiment.recipe, plan, before, replies)
-        if experiment.measured:  # before an aggregator that may write into what it is given
-            told = client_records(before, read[0], experiment.recipe.direction)
-        state = next_state(experiment.recipe, plan, before, *read)
+        before, clients = state, [(int(i), shard_of(int(i))) for i in participants]
+        state, replies, records = run_round(experiment, before, clients)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
-        yield Round(state, participants, participants, mean_loss(replies), (), told, **sizes)
+        yield Round(state, participants, participants, mean_loss(replies), (), records, **sizes)
 
 
 def run_round(
     experiment: Experiment, state: ServerState, clients: Sequence[Client]
-) -> tuple[ServerState, list[Reply]]:
-    """Run one round of these clients: the next state, and the replies behind it."""
-    recipe, plan = experiment.recipe, experiment.plan
-    replies = _replies(experiment, state, clients)
-    return next_state(recipe, plan, state, *as_read(recipe, plan, state, replies)), replies
-
-
-def _replies(experiment: Experiment, state: ServerState, clients: Sequence[Client]) -> list[Reply]:
-    """What these clients return in the next round, as their messages carry it; they remember their
-    own states."""
+) -> tuple[ServerState, list[Reply], tuple[dict[str, Any], ...]]:
+    """Run one round of these clients: the next state, the replies behind it, as messages carry
+    them, and the clients' records (see `next_state`)."""
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     replies = []
@@ -188,7 +177,8 @@ def _replies(experiment: Experiment, state: ServerState, clients: Sequence[Clien
     for reply in replies:
         if recipe.keeps_states:
             memory.write(reply.client, state.round, reply.own)
-    return replies
+    after, records = next_state(experiment, state, replies)
+    return after, replies, records
 
 
 def starts(
@@ -259,17 +249,26 @@ def _moved_to(
 
 
 def next_state(
-    recipe: Recipe, plan: RandomnessPlan, state: ServerState, read: list[Reply], estimates: States
-) -> ServerState:
-    """The server's update with what `as_read` returns, and the older models that later replies
-    began with."""
+    experiment: Experiment, state: ServerState, replies: Sequence[Reply]
+) -> tuple[ServerState, tuple[dict[str, Any], ...]]:
+    """Update the server with the replies of a round.
+
+    Returns:
+        The state after it, with the older models that later replies began with, and a record for
+        each client if the experiment is `measured`.
+    """
+    recipe, plan, records = experiment.recipe, experiment.plan, ()
+    read, estimates = as_read(recipe, plan, state, replies)
+    if experiment.measured:  # before an aggregator, which may write into its arguments
+        records = client_records(state, read, recipe.direction)
     with in_round(state.round):
         after = _updated(recipe, state, read, estimates, plan.factor_at(state.round))
     if plan.timetable is None or not plan.timetable.versions:
-        return after
+        return after, records
     oldest = plan.timetable.oldest(after.round)
     known = (*state.older, replace(state, older=()))
-    return replace(after, older=tuple(one for one in known if one.round >= oldest))
+    older = tuple(one for one in known if one.round >= oldest)
+    return replace(after, older=older), records
 
 
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:

@@ -83,12 +83,16 @@ def distance(keys: dict, out: Path) -> float:
 
 
 def test_two_nodes_share_a_run(nodes: tuple[str, dict[str, str]], tmp_path: Path) -> None:
-    """Each has a worker, and the model is that of one process.
+    """Each answers messages, and the model is that of one process.
 
-    A worker that is late on a busy machine may find all six rounds answered by the other one.
+    A worker that starts late on a busy machine may find all rounds answered: then they run again.
     """
     workers = ended(SMALL, out := tmp_path / "ray", nodes)["workers"]
+    for attempt in range(2):
+        if not all(one["replies"] > 0 for one in workers):
+            workers = ended(SMALL, out := tmp_path / f"again{attempt}", nodes)["workers"]
     assert len({one["node"] for one in workers}) == 2
+    assert all(one["replies"] > 0 for one in workers)
     assert sum(one["replies"] for one in workers) == 36
     assert distance(SMALL, out) <= 1e-12
 

@@ -373,7 +373,7 @@ def descended(
     state = ServerState(0, start, initial_states(recipe, start))
     for r in range(rounds):
         clients: Any = [(int(i), Number(int(i))) for i in plan.participants(r)]
-        state, _ = run_round(made, state, clients)
+        state, *_ = run_round(made, state, clients)
     return state.params["weight"][0]
 
 
