@@ -183,7 +183,7 @@ def of_suite(folder: Path) -> Findings:
 
 # The same in a terminal.
 
-COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 
 
 def suite_tables(found: Findings) -> list[Table | Text]:

@@ -2,7 +2,7 @@
 
 The columns are those of runs.csv and neighbours.csv of a suite, or of neighbours.csv and bound.json
 of one run. The factors that vary decide what is claimed. A claim about numbers that the theory
-rejected (nan) is undecided; it is not testable if the theory rejected the whole run, or if no
+rejected (nan) is inconclusive; it is not tested here if the theory rejected the whole run, or if no
 outcome could refute it.
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.numbers import number as number
+from fedmuon.analysis.report.tables import DEVIATION
 from fedmuon.analysis.report.tables import Rows as Rows
 from fedmuon.analysis.report.verdicts import Claim, with_command
 
@@ -146,8 +147,8 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """The mean in words, with the standard deviation if there are several values."""
-    more = f" ± {number(float(values.std(ddof=1)), 2)}" if len(values) > 1 else ""
+    """The mean in words, with the standard deviation (SD) if there are several values."""
+    more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
 

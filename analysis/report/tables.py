@@ -139,6 +139,7 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
 Rows = list[tuple[str, ...]]
 VALUE = r"[-−+≥≤ ]*(?:\d[\d.,]*(?:e[-−+]?\d+)?|–)(?:%)?"
 SPREAD = re.compile(rf"({VALUE}) ± (.*)")
+DEVIATION = " (SD)"  # ends what is a standard deviation; other ± are half of a 95% interval
 WITHIN = re.compile(rf"({VALUE}) \((.* to .*)\)")
 ASCII = {"−": "-", "–": ""}
 LATEX = {
@@ -160,6 +161,10 @@ def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[li
             names.append(name)
             found.append(cells)
             continue
+        if kind == "±":
+            deviation = any(cell.endswith(DEVIATION) for cell in cells)
+            kind = "± SD" if deviation else "± 95%"
+            cells = [cell.removesuffix(DEVIATION) for cell in cells]
         both = [split.groups() if (split := pattern.fullmatch(cell)) else (cell, "")
                 for cell in cells]  # fmt: skip
         names += [name.removesuffix(" (95%)"), kind]

@@ -6,14 +6,15 @@ A claim is about K places (settings, sizes, runs). At place k the data leave a 9
 an effect, and a longer one, J_k: all J_k together are right 95 times in 100 (Bonferroni). The rule
 accepts the effects of a set A, an interval of the line. The claim
 
-    holds       if every I_k lies in A,
-    fails       if some J_k has no point of A,
-    undecided   otherwise: the data allow both.
+    holds          if every I_k lies in A,
+    refuted        if some J_k has no point of A,
+    inconclusive   otherwise: the data allow both.
 
-It is `not testable at this scale` if an effect was seen without an interval (one seed), or if
+It is `not tested here` if an effect was seen without an interval (one seed), or if
 nothing was learned that could be compared. What was counted, or computed without chance, is its own
 interval. A false claim holds with a chance of at most 1/20: at a place where its effect is not in
-A, I_k must miss it. A true claim fails with at most that chance, as some J_k must miss its effect.
+A, I_k must miss it. A true claim is refuted with at most that chance, as some J_k must miss its
+effect.
 
 Next steps
 ----------
@@ -184,8 +185,21 @@ def mean_of(values: np.ndarray) -> Slope:
 
 
 POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
-Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
-HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)
+Verdict = Literal["holds", "refuted", "inconclusive", "not tested here"]
+HOLDS, REFUTED, INCONCLUSIVE, UNTESTED = VERDICTS = get_args(Verdict)
+MEANINGS: dict[Verdict, str] = {  # the one definition; pages and reports print it
+    HOLDS: "Every 95% interval lies inside the range of effects that the claim allows.",
+    REFUTED: "At least one interval lies outside that range, also after a correction for the "
+    "number of comparisons (Bonferroni).",
+    INCONCLUSIVE: "The data allow both: an interval reaches into the range and out of it.",
+    UNTESTED: "Nothing here can decide it. For example, there is only one seed, the models learned "
+    "nothing that could be compared, or no outcome could exceed the bound.",
+}
+FORMER = {"fails": REFUTED, "undecided": INCONCLUSIVE, "not testable at this scale": UNTESTED}
+SCOPE = (
+    "Each verdict is about the sentence beside it, with the data, model and scale that the suite "
+    "used. It is not a verdict on a paper. The page of each paper compares the two settings."
+)
 ONE_OF_MANY = (
     "an interval is beyond the rule, as one of many may be by chance: they are right together, 95 "
     "times in 100, where they are {} times as long"
@@ -337,28 +351,31 @@ class Claim:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """See the top of this file; a claim with an unknown effect is `undecided`."""
+        """See the top of this file; a claim with an unknown effect is `inconclusive`."""
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
-            return UNTESTABLE
+            return UNTESTED
         if self.rule.refuses(*effect.together).any():
-            return FAILS
+            return REFUTED
         if len(known) and self.rule.accepts(effect.low, effect.high).all():
             return HOLDS
         without = known & np.isnan(effect.low + effect.high)
-        return UNTESTABLE if without.any() else UNDECIDED
+        return UNTESTED if without.any() else INCONCLUSIVE
 
     @property
     def why(self) -> str:
         """Why these runs cannot test the claim, or an interval does not decide it, if so."""
-        if self.verdict == UNDECIDED and self.rule.refuses(self.effect.low, self.effect.high).any():
+        if (
+            self.verdict == INCONCLUSIVE
+            and self.rule.refuses(self.effect.low, self.effect.high).any()
+        ):
             return ONE_OF_MANY.format(number(float(self.effect.longer.max()), 3))
-        return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
+        return self.limit or "no interval to judge by" * (self.verdict == UNTESTED)
 
     @property
     def holds(self) -> bool | None:
         """True or False if it is decided, else None."""
-        return {HOLDS: True, FAILS: False}.get(self.verdict)
+        return {HOLDS: True, REFUTED: False}.get(self.verdict)
 
     @cached_property
     def worst(self) -> int | None:
@@ -368,7 +385,7 @@ class Claim:
         without an interval.
         """
         effect = self.effect
-        against = self.rule.refuses(*effect.together) | (self.verdict != FAILS)
+        against = self.rule.refuses(*effect.together) | (self.verdict != REFUTED)
         known = np.flatnonzero(~np.isnan(effect.value) & against)
         if not len(known):
             return None
@@ -419,6 +436,11 @@ class Claim:
         }  # fmt: skip
 
 
+def current(word: str) -> str:
+    """The verdict by its present name: results of earlier versions have other words."""
+    return FORMER.get(word, word)
+
+
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
     """Make a claim that holds if it is true in every one of these cases."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
@@ -439,14 +461,13 @@ def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
 
 
 def tally(claims: Sequence[Claim], data: str = "") -> str:
-    """`5 of 8 claims hold on digits; 1 fails, 2 are undecided`."""
+    """`5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
     if not claims:
         return f"Measured on {data}; nothing is claimed" if data else "nothing is claimed"
     found = counts(claims)
     held, where = found[HOLDS], f" on {data}" if data else ""
-    words = {FAILS: ("fails", "fail"), UNDECIDED: ("is undecided", "are undecided"),
-             UNTESTABLE: (f"is {UNTESTABLE}", f"are {UNTESTABLE}")}  # fmt: skip
-    rest = [f"{found[one]} {words[one][found[one] > 1]}" for one in words if found[one]]
+    rest = [f"{found[one]} {'are' if found[one] > 1 else 'is'} {one}"
+            for one in VERDICTS if one != HOLDS and found[one]]  # fmt: skip
     head = f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}"
     return "; ".join([head, ", ".join(rest)] if rest else [head])
 
@@ -465,9 +486,9 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
-    then = {*about.get("gap_then", ())}
-    # One of many that fails may do so by chance, so all must hold or all must fail.
-    decides = then - {UNTESTABLE} == {HOLDS} or then == {FAILS}
+    then = {current(one) for one in about.get("gap_then", ())}
+    # One of many may be refuted by chance, so all must hold or all must be refuted.
+    decides = then - {UNTESTED} == {HOLDS} or then == {REFUTED}
     why = " ".join([*notes, *[SHORT] * (useful and not decides)])
     also = "; ".join(filter(None, (claim.also, why)))
     named = useful and (decides or about.get("scale") == "small")
@@ -483,7 +504,7 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
         folder: The suite's folder; it is resumed with more seeds where that is possible. Otherwise
             the command writes a new folder.
     """
-    if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
+    if claim.verdict in (HOLDS, REFUTED) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
     words = of_all_seeds(shlex.split(about["again"]))
     words += [word for change in claim.changes for word in ("--set", change)]

@@ -21,16 +21,16 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
 from fedmuon.analysis.report.overlay import DrawnRun, drawing
 from fedmuon.analysis.report.tables import MEND, as_csv, as_latex, slug, split_intervals
-from fedmuon.analysis.report.verdicts import counts, tally
+from fedmuon.analysis.report.verdicts import MEANINGS, SCOPE, counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
 
 ASSETS = Path(__file__).parent / "assets"
 MARKS = {  # class and sign of each verdict
     "holds": ("yes", "✓"),
-    "fails": ("no", "✗"),
-    "undecided": ("open", "?"),
-    "not testable at this scale": ("unknown", "–"),
+    "refuted": ("no", "✗"),
+    "inconclusive": ("open", "?"),
+    "not tested here": ("unknown", "–"),
 }
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -102,7 +102,7 @@ def _templates() -> Any:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    found.globals |= {"MARKS": MARKS, "terms_of": terms_of}
+    found.globals |= {"MARKS": MARKS, "MEANINGS": MEANINGS, "SCOPE": SCOPE, "terms_of": terms_of}
     return found
 
 

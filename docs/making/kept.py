@@ -7,8 +7,10 @@ from pathlib import Path
 from docs.making import papers, results
 from docs.making.papers import Claim, Kept, cell, counted, table
 from fedmuon.analysis.report.numbers import interval, quantity
+from fedmuon.analysis.report.verdicts import SCOPE
 from fedmuon.experiments.suites import contents
 
+JUDGED = "suite", "claim", "verdict", "effect", "claim allows", "command that could decide it"
 HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
 
 
@@ -25,13 +27,15 @@ def claims(folder: Path = results.FOLDER) -> str:
     rows = [of_paper(number, one, word, folder)
             for (number, one), word in zip(every, words, strict=True)]  # fmt: skip
     suites = kept(folder)
-    head = ("where", "printed", "found here", "verdict", "evidence", "command, and its seconds")
+    head = ("where", "the paper", "our result", "verdict", "evidence", "command")
     return "\n\n".join([
         f"{len(every)} claims of the papers: {counted(words)}.",
-        "{.stacked}\n" + table(head, rows),
-        "## As the suites judge them",
+        "{.stacked .filtered}\n" + table(head, rows),
+        "## Claims of our suites",
         f"{counted(all_words(suites))}, of {len(suites)} suites.",
-        table(("suite", "claim", "verdict", "effect", "rule", "what would decide it"),
+        SCOPE,
+        papers.legend("suites"),
+        "{.filtered}\n" + table(JUDGED,
               [line for name in suites for line in of_suite(name, suites[name])]),
     ])  # fmt: skip
 
@@ -43,9 +47,9 @@ def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
     again = held["again"] if held else f"fedmuon suite {name}"
     test = f"pytest tests/{claim['test']}" if "test" in claim else ""
     command = claim.get("command") or (again if name else test)
-    took = f", {held['seconds']:.0f} s" if held else ""
-    return [f"[{number}]({link(number)}), {claim['where']}", claim["printed"], claim["ours"],
-            f"**{word}**", papers.evidence(claim),
+    took = f" (the whole suite took {held['seconds']:.0f} s)" if held else ""
+    place = f"[{papers.named(number)}]({link(number)}), {claim['where']}"
+    return [place, claim["printed"], claim["ours"], f"**{word}**", papers.evidence(claim),
             f"`{command}`{took}" if command else ""]  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def headline(title: str, asked: dict[str, list[str]], folder: Path, picture: str
     for name, fragments in asked.items():
         held = results.read(name, folder)
         if held is None:
-            parts.append(f"No result is kept of `{name}`. Run it: `fedmuon suite {name}`")
+            parts.append(f"There is no stored result of `{name}`. Run `fedmuon suite {name}`.")
             continue
         rows = [[one["claim"], marked(one, held), effect(one)] for one in held["claims"]
                 if not fragments or any(part in one["claim"] for part in fragments)]  # fmt: skip

@@ -6,12 +6,12 @@ from docs.making import drawings
 from docs.making.commands import reference as commands
 from docs.making.kept import claims, headlines, pictures
 from docs.making.methods import methods
-from docs.making.papers import gallery
+from docs.making.papers import gallery, legend
 from docs.making.papers import index as papers
 from docs.making.papers import page as paper
 
 __all__ = [
-    "claims", "commands", "drawing", "gallery", "headlines", "methods", "paper", "papers",
+    "claims", "commands", "drawing", "gallery", "headlines", "legend", "methods", "paper", "papers",
     "pictures", "readme",
 ]  # fmt: skip
 README = Path(__file__).resolve().parents[2] / "README.md"

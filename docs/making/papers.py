@@ -1,14 +1,15 @@
-"""A page for each paper: what it says, what is found here, and what shows it.
+"""A page for each paper: its claims, our results, and what shows them.
 
 A claim of a paper has one of these verdicts:
 
-    confirmed      it is mathematics, and a test or suite shows it; or a suite shows it in the
-                   paper's own setting (same data, model and scale)
-    refuted        the same, and what is shown contradicts it
-    agrees here    a suite with other data or another model, or at a smaller scale, finds the same
-    differs here   such a suite finds something else
-    inconclusive   a suite measured it, and its intervals allow both
-    not tested     nothing here tests it
+    holds                    it is mathematics, and a test or suite shows it; or a suite shows it in
+                             the paper's own setting (same data, model and scale)
+    refuted                  the same, and the result contradicts it
+    holds in our setting     a suite with other data or another model, or at a smaller scale, finds
+                             the same
+    refuted in our setting   such a suite finds something else
+    inconclusive             a suite measured it, and its intervals allow both
+    not tested here          nothing here tests it
 
 Its `basis` is mathematics, the paper's setting, substitute (other data or another model) or reduced
 (a smaller scale). `paper` and `here` say both settings. `claim` are fragments of the sentences of
@@ -24,23 +25,43 @@ from pathlib import Path
 from typing import Any
 
 from docs.making import results
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
+from fedmuon.analysis.report.verdicts import (
+    HOLDS,
+    INCONCLUSIVE,
+    MEANINGS,
+    REFUTED,
+    UNTESTED,
+)
 from fedmuon.experiments.suites import contents
 
 FOLDER = Path(__file__).resolve().parent.parent / "papers"
 Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
-CONFIRMED, REFUTED, AGREES, DIFFERS, OPEN, UNTESTED = OF_PAPERS = (
-    "confirmed", "refuted", "agrees here", "differs here", "inconclusive", "not tested"
-)  # fmt: skip
+HOLDS_IN_OURS, REFUTED_IN_OURS = f"{HOLDS} in our setting", f"{REFUTED} in our setting"
+OF_PAPERS = {  # each with its meaning
+    HOLDS: "It is mathematics, and a test or a suite shows it. Or a suite shows it with the "
+    "paper's own data, model and scale.",
+    REFUTED: "The same, and the result contradicts the claim.",
+    HOLDS_IN_OURS: "A suite with other data, another model or a smaller scale finds the same.",
+    REFUTED_IN_OURS: "Such a suite finds something else. This says nothing against the paper's own "
+    "result.",
+    INCONCLUSIVE: "A suite measured it, and the intervals allow both.",
+    UNTESTED: "No test and no suite at full scale covers it.",
+}
 MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
     "mathematics", "the paper's setting", "substitute", "reduced"
 )  # fmt: skip
-WORDS = (*VERDICTS, *OF_PAPERS)
+WORDS = (*OF_PAPERS,)
+
+
+def legend(kind: str) -> str:
+    """The verdicts with their meanings, as Markdown: those on claims of papers, or of suites."""
+    meanings: Mapping[str, str] = {"papers": OF_PAPERS, "suites": MEANINGS}[kind]
+    return table(("verdict", "meaning"), [[f"**{word}**", said] for word, said in meanings.items()])
 
 
 def read(number: str) -> dict[str, Any]:
-    """A paper's title, identifier, suites and claims."""
+    """A paper's short name, title, identifier, suites and claims."""
     return tomllib.loads((FOLDER / f"{number}.toml").read_text(encoding="utf-8"))
 
 
@@ -51,8 +72,13 @@ def known() -> list[str]:
 
 def index() -> str:
     """The papers by their numbers."""
-    rows = [[f"[{number}]({number}.md)", titled(read(number))] for number in known()]
-    return table(("", "paper"), rows)
+    rows = [[f"[{named(number)}]({number}.md)", titled(read(number))] for number in known()]
+    return table(("short name", "paper"), rows)
+
+
+def named(number: str) -> str:
+    """A paper's short name with its number: `DP-Muon (000)`."""
+    return f"{read(number)['name']} ({number})"
 
 
 def titled(paper: Mapping[str, Any]) -> str:
@@ -74,16 +100,21 @@ def page(number: str) -> str:
     return "\n\n".join(
         [
             f"**{titled(held)}**",
-            f"{len(words)} claims: {counted(words)}. [What these words mean](/about/claims.md).",
-            "{.stacked}\n" + table(("where", "printed", "found here", "verdict", "evidence"), rows),
+            f"{len(words)} claims of the paper: {counted(words)}. "
+            "[What these words mean](/about/claims.md).",
+            "{.stacked}\n"
+            + table(("where", "the paper", "our result", "verdict", "evidence"), rows),
             *(
-                ["## Beyond the paper", table(("the paper has", "here", "verdict"), beyond)]
+                ["## Beyond the paper", table(("the paper has", "our result", "verdict"), beyond)]
                 if beyond
                 else []
             ),
-            "## Tests that show it",
+            "## Tests that show these results",
             "\n".join(proofs),
             "## Suites",
+            "The verdicts above are about the paper. A verdict below is about the sentence beside "
+            "it, on the suite's own data, model and scale. A suite can hold where it shows that "
+            "the paper is wrong.",
             *(suite(name) for name in held["suites"]),
         ]
     )
@@ -96,23 +127,29 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
         return REFUTED
     held = results.read(claim["suite"], folder) if "suite" in claim else None
     if held is None or held["scale"] != "full":
-        return CONFIRMED if tested and own else UNTESTED
+        return HOLDS if tested and own else UNTESTED
     word = together(judged(claim, held))
-    if word == HOLDS or (tested and claim["basis"] == MATHEMATICS and word != FAILS):
-        return CONFIRMED if own else AGREES
-    return (REFUTED if own else DIFFERS) if word == FAILS else OPEN
+    if word == HOLDS or (tested and claim["basis"] == MATHEMATICS and word != REFUTED):
+        return HOLDS if own else HOLDS_IN_OURS
+    if word == REFUTED:
+        return REFUTED if own else REFUTED_IN_OURS
+    return INCONCLUSIVE
 
 
 def together(words: Sequence[str]) -> str:
-    """The verdict on several claims that stand for one: it holds if all do, fails if one does."""
-    order = (FAILS, UNDECIDED, UNTESTABLE)
+    """The verdict on several claims that stand for one: it holds if all hold."""
+    order = (REFUTED, INCONCLUSIVE, UNTESTED)
     return next((one for one in order if one in words), HOLDS)
 
 
 def evidence(claim: Claim) -> str:
-    """On what a claim's verdict stands: the two settings, and the suite and the test."""
-    said = ("paper", "here", "suite")
-    parts = [claim["basis"], *(f"{key}: {claim[key]}" for key in said if key in claim)]
+    """What a claim's verdict rests on: both settings, the suite and the test."""
+    said = {"paper": "paper", "here": "ours", "suite": "suite"}
+    parts = [claim["basis"], *(f"{word}: {claim[key]}" for key, word in said.items()
+                               if key in claim)]  # fmt: skip
+    if against := claim.get("against"):
+        sentences = [against] if isinstance(against, str) else against
+        parts += [f"it contradicts the suite's claim “{one}”" for one in sentences]
     parts += ["a test"] * ("test" in claim)
     return "; ".join(parts)
 
@@ -128,17 +165,17 @@ def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
 def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
     """Counts by verdict of the suite's claims that it stands on, or that are against it."""
     if kept is None:
-        return f"run it: `fedmuon suite {name}`"
+        return f"no stored result; run `fedmuon suite {name}`"
     words = judged(claim, kept)
     said = counted(words) if len(words) > 1 else f"**{words[0]}**"
     return f"{said}{scale(kept)} (`{name}`)"
 
 
 def counted(words: Iterable[str]) -> str:
-    """`**12** hold, **1** fails`, in the order of `WORDS`."""
+    """`**12** hold, **1** refuted`, in the order of `WORDS`."""
     found = Counter(words)
-    many = {HOLDS: "hold", FAILS: "fail"}
-    return ", ".join(f"**{found[one]}** {many.get(one, one) if found[one] > 1 else one}"
+    many = {one: one.replace(HOLDS, "hold") for one in WORDS}
+    return ", ".join(f"**{found[one]}** {many[one] if found[one] > 1 else one}"
                      for one in sorted(found, key=WORDS.index))  # fmt: skip
 
 
@@ -149,7 +186,7 @@ def scale(kept: Kept) -> str:
 
 def judged(claim: Claim, kept: Kept) -> list[str]:
     """What the kept claims that it stands on come to for it; those against it are turned round."""
-    turned = {HOLDS: FAILS, FAILS: HOLDS}
+    turned = {HOLDS: REFUTED, REFUTED: HOLDS}
     against = matching(claim.get("against", []), kept)
     own = claim.get("claim", [] if against else [""])
     return [*(one["verdict"] for one in matching(own, kept)),
@@ -169,10 +206,10 @@ def suite(name: str) -> str:
     about, kept = contents.read(name), results.read(name)
     parts = [f"### `{name}`: {about['title']}", str(about.get("note", ""))]
     if kept is None:
-        parts.append(f"No result is kept here. Run it: `fedmuon suite {name}`")
+        parts.append(f"There is no stored result. Run `fedmuon suite {name}`.")
     else:
         rows = [[one["claim"], one["verdict"], one["detail"]] for one in kept["claims"]]
-        parts += [table(("claim", "verdict", "by how much"), rows), circumstances(kept)]
+        parts += [table(("claim of the suite", "verdict", "details"), rows), circumstances(kept)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -188,7 +225,8 @@ def circumstances(kept: Kept) -> str:
     return (
         f"{str(kept['scale']).capitalize()} scale of this suite{on}{seeds}"
         + f"; the paper used {used.rstrip('.')}" * bool(used)
-        + f". {kept['seconds']:.0f} seconds ({machine}{commit}). Again: `{kept['again']}`"
+        + f". The whole suite took {kept['seconds']:.0f} seconds ({machine}{commit}). "
+        f"Reproduce it with `{kept['again']}`."
     )
 
 
@@ -197,10 +235,10 @@ def gallery() -> str:
     of = {number: read(number)["suites"] for number in known()}
     rows = []
     for name in sorted(contents.shipped()):
-        papers = [f"[{number}]({number}.md)" for number in of if name in of[number]]
+        papers = [f"[{read(number)['name']}]({number}.md)" for number in of if name in of[number]]
         seen = verdicts(name, {}, results.read(name)).split(" (`")[0]
         rows.append([f"`{name}`", contents.read(name)["title"], ", ".join(papers) or "ours", seen])
-    return table(("suite", "what it is", "of", "verdicts"), rows)
+    return table(("suite", "what it is", "paper", "verdicts"), rows)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

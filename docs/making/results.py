@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture
-from fedmuon.analysis.report.verdicts import with_command
+from fedmuon.analysis.report.verdicts import current, with_command
 from fedmuon.experiments.report import of_suite
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"
@@ -70,9 +70,14 @@ KINDS: dict[str, Callable[[Figure], bytes]] = {
 
 
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """What is kept of a suite; None if nothing is."""
+    """The stored result of a suite, its verdicts by their present names; None if there is none."""
     file = folder / f"{suite}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if not file.exists():
+        return None
+    held = json.loads(file.read_text(encoding="utf-8"))
+    for claim in held.get("claims", ()):
+        claim["verdict"] = current(claim["verdict"])
+    return held
 
 
 if __name__ == "__main__":

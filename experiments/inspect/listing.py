@@ -105,7 +105,7 @@ def names_of(found: Comparison) -> list[str]:
 
 def head(name: str) -> str:
     """The heading of a measurement's column; its standard deviation stands beside it."""
-    return "±" if name.endswith(SPREAD) else name.replace("_", " ")
+    return "± SD" if name.endswith(SPREAD) else name.replace("_", " ")
 
 
 def _cell(value: Any, name: str = "") -> str:

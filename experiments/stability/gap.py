@@ -14,7 +14,7 @@ import numpy as np
 from fedmuon.analysis import MeasuredGap
 from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.report.verdicts import UNDECIDED
+from fedmuon.analysis.report.verdicts import INCONCLUSIVE
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
@@ -59,7 +59,7 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
     try:
         then = verdict_on(_gap(run, top), changed)
     except InputError:  # rounded otherwise, its losses are further apart
-        then = UNDECIDED
+        then = INCONCLUSIVE
     return found | as_record([why], [then])
 
 

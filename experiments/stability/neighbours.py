@@ -59,7 +59,7 @@ SECRET_COHORTS = (
 )
 GAP = "population gap"  # at the clients' label shares; the test gap is of the samples held out
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
-UNDECIDED = Text("undecided: its interval reaches above the bound", style="yellow")
+INCONCLUSIVE = Text("inconclusive: its interval reaches above the bound", style="yellow")
 
 
 def execute(
@@ -291,7 +291,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         within = None if value is None else _within(record, value)
         ends = f"{written(low, '+.4g')} to {written(high, '+.4g')}"
         rows += [(GAP, written(record["gap"], "+.4g")), ("its 95% interval", ends)]
-        if within is None or within is UNDECIDED:
+        if within is None or within is INCONCLUSIVE:
             rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
         rows += [] if within is None else [(f"{GAP} within", within)]
     summary = RunDirectory(out).summary() or {}
@@ -306,7 +306,7 @@ def verdict_table(out: Path, record: Record) -> Table:
 def _within(record: Record, value: float) -> Text:
     """Whether the gap's whole interval is at most the bound, or above it."""
     low, high = record["gap_low"], record["gap_high"]
-    return UNDECIDED if low <= value < high else _yes(high <= value)
+    return INCONCLUSIVE if low <= value < high else _yes(high <= value)
 
 
 def _yes(holds: bool) -> Text:

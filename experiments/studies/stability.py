@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from fedmuon.analysis import Realized
-from fedmuon.analysis.report.verdicts import UNDECIDED
+from fedmuon.analysis.report.verdicts import INCONCLUSIVE
 from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive, reads, refusal
@@ -325,7 +325,7 @@ def _after_changes(
         try:
             losses = measure(tops)
         except InputError:  # rounded otherwise, they are further apart
-            return [UNDECIDED]
+            return [INCONCLUSIVE]
     return [gap.verdict_on(one.gap, own) for one, own in zip(losses, verdicts, strict=True)]
 
 

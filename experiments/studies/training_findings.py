@@ -89,7 +89,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         folder,
         about,
         claims=claims,
-        numbers_title="Terminal values, mean ± standard deviation over seeds",
+        numbers_title="Final values, mean ± standard deviation (SD) over seeds",
         head=head,
         numbers=numbers,
         pictures=pictures,

@@ -127,14 +127,14 @@ def test_suites_of_papers_are_shipped() -> None:
 
 def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
     claims = [{"claim": "All is well.", "verdict": "holds", "detail": "by far"},
-              {"claim": "All grows.", "verdict": "fails", "detail": "it falls"}]  # fmt: skip
+              {"claim": "All grows.", "verdict": "refuted", "detail": "it falls"}]  # fmt: skip
     (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims, "scale": "full"}))
     for asked, said in (
         ({"claim": "is well"}, "**holds** (`dp-bias`)"),
-        ({"claim": ""}, "**1** holds, **1** fails (`dp-bias`)"),
-        ({"against": "is well"}, "**fails** (`dp-bias`)"),
-        ({"claim": ["is well", "All grows"]}, "**1** holds, **1** fails (`dp-bias`)"),
-        ({"suite": "rank", "test": "a"}, "run it: `fedmuon suite rank`; tested"),
+        ({"claim": ""}, "**1** holds, **1** refuted (`dp-bias`)"),
+        ({"against": "is well"}, "**refuted** (`dp-bias`)"),
+        ({"claim": ["is well", "All grows"]}, "**1** holds, **1** refuted (`dp-bias`)"),
+        ({"suite": "rank", "test": "a"}, "no stored result; run `fedmuon suite rank`; tested"),
     ):
         assert papers.shown({"suite": "dp-bias"} | asked, tmp_path) == said
     with pytest.raises(ValueError, match="no claim that is kept says 'is ill'"):

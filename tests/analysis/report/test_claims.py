@@ -26,7 +26,7 @@ from fedmuon.analysis.report.claims import (
     suite_claims,
     within_certificate,
 )
-from fedmuon.analysis.report.verdicts import HOLDS, UNDECIDED, UNTESTABLE
+from fedmuon.analysis.report.verdicts import HOLDS, INCONCLUSIVE, UNTESTED
 
 SIZES = [500, 1000, 2000, 5000]
 
@@ -55,12 +55,12 @@ def test_a_gap_over_its_bound_is_seen() -> None:
     assert f"bound − gap +{least:.3g}".rstrip("0") in good.detail
     above = changed(changed(runs, "gap", 7, 9.0), "gap_high", 7, 9.1)
     bad = gap_within_bound(changed(above, "gap_low", 7, 8.9))
-    assert bad.verdict == "fails" and "17 of 18" in bad.detail and bad.worst == 7
+    assert bad.verdict == "refuted" and "17 of 18" in bad.detail and bad.worst == 7
     one = gap_within_bound(changed(above, "gap_low", 7, runs["bound"][7] + 1e-9))
-    assert one.verdict == "undecided" and "one of many" in one.why  # of 18, by chance
-    assert gap_within_bound(above).verdict == "undecided"  # its interval has values below
+    assert one.verdict == "inconclusive" and "one of many" in one.why  # of 18, by chance
+    assert gap_within_bound(above).verdict == "inconclusive"  # its interval has values below
     high = gap_within_bound(changed(runs, "gap_high", 3, runs["bound"][3] + 1e-9))
-    assert high.verdict == "undecided" and "(17 even" in high.detail
+    assert high.verdict == "inconclusive" and "(17 even" in high.detail
     vacuous = gap_within_bound(changed(runs, "bound", 3, 1.0))
     assert vacuous.holds and vacuous.in_words.count("vacuous") == 1
 
@@ -118,7 +118,7 @@ def test_pairs_against_a_loop(factor: str, quantity: str) -> None:
     growth = [(b - a if factor == "lr" else a - b) / max(a, b) for a, b in pairs]
     np.testing.assert_allclose(sorted(found.effect.value), sorted(growth))
     assert not found.holds and f"{held} of {len(pairs)} neighbouring" in found.detail
-    assert quantity != "bound" or found.verdict == "fails"
+    assert quantity != "bound" or found.verdict == "refuted"
 
 
 @pytest.mark.parametrize("factor", ["lr", "lambda", "n"])
@@ -129,11 +129,11 @@ def test_one_pair_out_of_order_is_seen(factor: str, quantity: str) -> None:
     top = runs[factor] == (runs[factor].max() if factor == "lr" else runs[factor].min())
     bad = changed(runs, quantity, int(np.flatnonzero(top)[0]), -99.0)
     one = monotone(bad, factor, quantity).verdict
-    assert one == ("fails" if quantity == "bound" else UNDECIDED)
+    assert one == ("refuted" if quantity == "bound" else INCONCLUSIVE)
     last = np.flatnonzero(top & np.all([runs[k] == runs[k][top][0] for k in FACTORS], 0))
     for place in last:  # at both seeds
         bad = changed(bad, quantity, int(place), -99.0)
-    assert monotone(bad, factor, quantity).verdict == "fails"
+    assert monotone(bad, factor, quantity).verdict == "refuted"
     flat = monotone({**runs, quantity: np.ones(len(top))}, factor, quantity)
     assert flat.holds is False and "ties counted against it" in flat.detail
 
@@ -176,7 +176,7 @@ def test_exposure_ranks_the_perturbations() -> None:
     left = np.array([spearmanr(x[~one], y[~one]) for one in of])
     half = stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
     assert len(runs) == 6 and found.effect.high - found.effect.value == pytest.approx([half])
-    assert found.verdict == ("holds" if rho - half >= 0.87 else UNDECIDED) and rho + half >= 0.87
+    assert found.verdict == ("holds" if rho - half >= 0.87 else INCONCLUSIVE) and rho + half >= 0.87
     alone = spearmanr(x[active], y[active])
     assert f"{alone:.3f} without the {(~active).sum()} of clients" in found.detail
     other = neighbours["old_label"] != neighbours["new_label"]
@@ -245,16 +245,16 @@ def test_the_claims_of_a_run() -> None:
     assert [claim.holds for claim in run_claims(neighbours, record, False)] == [True] * 3
     assert len(run_claims(neighbours, record, True)) == 4
     refused = run_claims(neighbours, {**record, "value": None}, False)
-    assert refused[0].verdict == UNDECIDED
+    assert refused[0].verdict == INCONCLUSIVE
     above = {**record, "gap": 0.4, "gap_low": 0.31, "gap_high": 0.5}
-    assert run_claims(neighbours, above, False)[0].verdict == "fails"
-    assert run_claims(neighbours, {**above, "gap_low": 0.29}, False)[0].verdict == UNDECIDED
+    assert run_claims(neighbours, above, False)[0].verdict == "refuted"
+    assert run_claims(neighbours, {**above, "gap_low": 0.29}, False)[0].verdict == INCONCLUSIVE
 
 
 def test_what_nothing_could_exceed_is_not_held() -> None:
     """Infinite certificates and vacuous bounds; one that is neither is judged as before."""
     ends = {"gap": 0.1, "gap_low": 0.0, "gap_high": 0.2}
-    for certificate, value, verdict in ((np.inf, 2.0, UNTESTABLE), (1.0, 0.5, HOLDS)):
+    for certificate, value, verdict in ((np.inf, 2.0, UNTESTED), (1.0, 0.5, HOLDS)):
         tried = {"client": np.zeros(2), "perturbation": np.array([0.1, 0.2])}
         tried["certificate"] = np.full(2, certificate)
         gap, within, *_ = run_claims(tried, {**ends, "value": value, "status": "certified"}, False)

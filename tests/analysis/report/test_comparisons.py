@@ -13,7 +13,7 @@ from fedmuon.analysis.report.comparisons import (
     sooner,
     terminal,
 )
-from fedmuon.analysis.report.verdicts import POINTS, UNTESTABLE, by_seed, with_command
+from fedmuon.analysis.report.verdicts import POINTS, UNTESTED, by_seed, with_command
 from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.studies.training_findings import looks
 
@@ -36,7 +36,7 @@ def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
 def test_terminal_claims_are_about_means_over_seeds() -> None:
     runs, _ = columns(good=[[0.9, 0.2], [0.9, 0.5]], bad=[[0.9, 0.4], [0.9, 0.4]])
     claim = terminal("good", "bad", "train_loss", runs)
-    assert claim.verdict == "undecided"
+    assert claim.verdict == "inconclusive"
     assert claim.detail.startswith("0.35 against 0.4 (−0.05 ± 1.9); ± is 95%")
     assert claim.detail.endswith("0 of 1 clear of 0")
     sure, _ = columns(good=[[0.2], [0.21]], bad=[[0.4], [0.41]])
@@ -48,7 +48,7 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     assert higher.holds and higher.effect.unit == POINTS
     assert terminal("bad", "good", "accuracy", sure).holds is False
     alone, _ = columns(good=[[0.2]], bad=[[0.4]])
-    assert terminal("good", "bad", "train_loss", alone).verdict == UNTESTABLE
+    assert terminal("good", "bad", "train_loss", alone).verdict == UNTESTED
     assert terminal("good", "good", "train_loss", runs).holds  # at or below
     assert terminal("good", "bad", "epsilon", runs).holds is None
     sure["train_loss"][:2] += 0.21  # worse by a hundredth
@@ -59,7 +59,7 @@ def test_models_that_only_guess_compare_nothing() -> None:
     """Of ten classes on 100 samples, an accuracy up to 0.19 may be a guess."""
     assert luck(10, 100) == pytest.approx(0.19)
     runs, _ = columns(good=[[0.84], [0.85]], bad=[[0.88], [0.89]])
-    for chance, verdict in ((0.19, UNTESTABLE), (0.15, "holds")):
+    for chance, verdict in ((0.19, UNTESTED), (0.15, "holds")):
         found = terminal("good", "bad", "accuracy", runs, chance=chance)
         assert found.verdict == verdict and ("guess" in found.detail) == (chance == 0.19)
         close = near("good", "bad", "train_loss", runs, 0.1, chance=chance)
@@ -70,7 +70,7 @@ def test_models_that_only_guess_compare_nothing() -> None:
         assert not with_command(found, about).command  # more seeds guess no better
     alone, _ = columns(good=[[0.84]], bad=[[0.88]])  # negative control: the seed is missing
     bare = terminal("good", "bad", "accuracy", alone, chance=0.15)
-    assert bare.verdict == UNTESTABLE and with_command(bare, about).command
+    assert bare.verdict == UNTESTED and with_command(bare, about).command
 
 
 def test_models_near_chance_are_counted() -> None:
@@ -145,7 +145,7 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
     assert claim.holds and claim.detail == "2 of 2 runs get there, after 2 s against 6 s"
     assert sooner("slow", "good", runs, curves).holds is False  # never gets there
     runs, curves = columns(slow=[[0.5, 0.3]], other=[[0.5, 0.4, 0.3]])  # 2 rounds of 2 s each
-    assert sooner("slow", "other", runs, curves).verdict == UNTESTABLE  # of one seed
+    assert sooner("slow", "other", runs, curves).verdict == UNTESTED  # of one seed
     twice = {name: np.tile(column, 2) for name, column in curves.items()}
     twice["seed"] = np.repeat([0, 1], len(curves["seed"]))
     ends = {name: np.tile(column, 2) for name, column in runs.items()}

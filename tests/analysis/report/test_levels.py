@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests:tests/helpers python -m tests.analysis.report.test_levels  # 10,000 draws each
 
-Every claim here is true at the very end of its rule at all places, where "fails" is likeliest.
+Every claim here is true at the very end of its rule at all places, where "refuted" is likeliest.
 """
 
 import math

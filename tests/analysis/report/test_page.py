@@ -40,7 +40,7 @@ def test_values_and_intervals_have_columns_of_their_own() -> None:
     rows = [("all:", "", "", ""), ("  SGD", "−0.069 (−0.174 to +0.037)", "0.3 ± 0.02", "9 (c)"),
             ("  lost", "–", "1 of 2 diverged", "3")]  # fmt: skip
     names, cells = split_intervals(head, rows)
-    assert names == ["method", "slope", "95%", "loss", "±", "at"]
+    assert names == ["method", "slope", "95%", "loss", "± 95%", "at"]
     assert cells[0] == ["all:", *[""] * 5]
     assert cells[1] == ["  SGD", "−0.069", "−0.174 to +0.037", "0.3", "0.02", "9 (c)"]
     assert cells[2] == ["  lost", "–", "", "1 of 2 diverged", "", "3"]

@@ -124,10 +124,10 @@ def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:
         runs[name][0] = value
     runs["within"] = np.array(["False", "True"])
     text = read(write_report(write(tmp_path / "a", runs, neighbours))).text
-    assert "1 of 2 claims holds on fashion-mnist; 1 fails" in text and "✗ fails" in text
+    assert "1 of 2 claims holds on fashion-mnist; 1 is refuted" in text and "✗ refuted" in text
     runs["bound"][:] = np.nan
     text = read(write_report(write(tmp_path / "b", runs, neighbours))).text
-    assert "1 is undecided" in text and "? undecided" in text
+    assert "1 is inconclusive" in text and "? inconclusive" in text
 
 
 def test_the_page_needs_nothing_else(suite: Path) -> None:
@@ -238,9 +238,9 @@ def test_objects_handed_over_are_run_again_in_python(
 
 
 @pytest.mark.parametrize(("then", "decides"), [
-    (["holds"], True), (["fails"], True), (["holds", "undecided"], False),
-    (["fails", "undecided"], False), ([], False), (["holds", "not testable at this scale"], True),
-    (["not testable at this scale"], False),
+    (["holds"], True), (["refuted"], True), (["holds", "inconclusive"], False),
+    (["refuted", "inconclusive"], False), ([], False), (["holds", "not tested here"], True),
+    (["not tested here"], False),
 ])  # fmt: skip
 def test_a_suite_names_a_change_where_its_runs_would_decide(
     then: list[str], decides: bool, tmp_path: Path
@@ -255,7 +255,7 @@ def test_a_suite_names_a_change_where_its_runs_would_decide(
         folder = write(tmp_path / scale, runs, neighbours, **said, scale=scale, again=again)
         of_gap, *others = gather(folder)[0].claims
         named = decides or scale == "small"
-        assert of_gap.verdict == "undecided" and "so wide." in of_gap.also
+        assert of_gap.verdict == "inconclusive" and "so wide." in of_gap.also
         assert of_gap.command == named * (
             "fedmuon suite A1 --data fashion-mnist --scale full --set engine.dtype=float64 "
             f"--out runs/A1-{end}"
@@ -269,7 +269,7 @@ def test_a_suite_names_a_change_where_its_runs_would_decide(
 def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
-    assert "0 of 3 claims hold on synthetic; 3 are not testable" in text
+    assert "0 of 3 claims hold on synthetic; 3 are not tested here" in text
     assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 

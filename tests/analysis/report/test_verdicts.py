@@ -15,11 +15,11 @@ from scipy.stats import ttest_ind
 
 from fedmuon.analysis.report.verdicts import (
     ALL,
-    FAILS,
     HOLDS,
+    INCONCLUSIVE,
     POINTS,
-    UNDECIDED,
-    UNTESTABLE,
+    REFUTED,
+    UNTESTED,
     VERDICTS,
     Claim,
     Effect,
@@ -49,7 +49,7 @@ def naive(low: float, high: float, rule: Rule) -> str:
 
     points = [low, *(p for p in np.linspace(-2, 2, 81) if low < p < high), high]
     held = [accepted(point) for point in points]
-    return HOLDS if all(held) else UNDECIDED if any(held) else FAILS
+    return HOLDS if all(held) else INCONCLUSIVE if any(held) else REFUTED
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -64,15 +64,15 @@ def test_one_place_against_a_loop_over_its_points(strict: bool) -> None:
         claim = Claim("", Effect.between("", {"": Slope((low + high) / 2, low, high)}), rule)
         assert claim.verdict == naive(low, high, rule), (low, high, rule)
         seen.add(claim.verdict)
-    assert seen == {HOLDS, FAILS, UNDECIDED}
+    assert seen == {HOLDS, REFUTED, INCONCLUSIVE}
 
 
 def test_several_places_are_judged_together() -> None:
     """All must hold, one that fails is enough; and every pair of the three, by hand."""
     inside, outside, across = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
     wanted = {
-        (inside, inside): HOLDS, (inside, outside): FAILS, (inside, across): UNDECIDED,
-        (across, outside): FAILS, (across, across): UNDECIDED, (outside, outside): FAILS,
+        (inside, inside): HOLDS, (inside, outside): REFUTED, (inside, across): INCONCLUSIVE,
+        (across, outside): REFUTED, (across, across): INCONCLUSIVE, (outside, outside): REFUTED,
     }  # fmt: skip
     for pair, verdict in wanted.items():
         for order in (pair, pair[::-1]):
@@ -82,13 +82,13 @@ def test_several_places_are_judged_together() -> None:
 
 def test_one_seed_tests_nothing_and_a_divergence_is_beyond_doubt() -> None:
     alone = Effect.around("", 0.3, np.nan)
-    assert Claim("", alone, Rule(high=1.0)).verdict == UNTESTABLE
+    assert Claim("", alone, Rule(high=1.0)).verdict == UNTESTED
     assert mean_of(np.array([0.3])).value == 0.3 and math.isnan(mean_of(np.array([0.3])).low)
-    for value, verdict in ((np.inf, FAILS), (-np.inf, HOLDS), (np.nan, UNDECIDED)):
+    for value, verdict in ((np.inf, REFUTED), (-np.inf, HOLDS), (np.nan, INCONCLUSIVE)):
         assert Claim("", Effect.around("", value, np.nan), Rule(high=0.0)).verdict == verdict
     limited = Claim("", Effect.exact("", 0.3), Rule(high=1.0), limit="nothing was learned")
-    assert limited.verdict == UNTESTABLE and limited.holds is None
-    assert unknown("", "refused").verdict == UNDECIDED
+    assert limited.verdict == UNTESTED and limited.holds is None
+    assert unknown("", "refused").verdict == INCONCLUSIVE
 
 
 def test_of_false_claims_few_hold_and_of_true_ones_few_fail() -> None:
@@ -107,7 +107,7 @@ def test_of_false_claims_few_hold_and_of_true_ones_few_fail() -> None:
         return found / trials
 
     error = 3 * math.sqrt(0.05 * 0.95 / trials)
-    assert share(-1e-9, HOLDS) <= 0.025 + error and share(0.0, FAILS) <= 0.025 + error
+    assert share(-1e-9, HOLDS) <= 0.025 + error and share(0.0, REFUTED) <= 0.025 + error
     assert share(-1e-9, HOLDS, width=0.2) > 0.1
     assert share(9.0, HOLDS) > 0.9  # and clear ones are decided
 
@@ -117,7 +117,7 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     claim = Claim("It falls.", effect, Rule(high=0.0, strict=True), "more", command="do this")
     assert claim.shown == ("slope, b: 0.5", "−3 to 4") and str(claim.rule) == "< 0"
     assert claim.record() == {
-        "claim": "It falls.", "verdict": UNDECIDED, "places": 2, "held": 0, "rule": "< 0",
+        "claim": "It falls.", "verdict": INCONCLUSIVE, "places": 2, "held": 0, "rule": "< 0",
         "effect": {"name": "slope", "unit": "", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
         "command": "do this", "detail": "more", "also": "", "why": "",
     }  # fmt: skip
@@ -174,7 +174,7 @@ def test_counts_have_every_verdict() -> None:
     claims.append(Claim("", Effect.around("", 1.0, np.nan), Rule(high=2.0)))
     assert counts(claims) == dict.fromkeys(VERDICTS, 1)
     assert tally(claims, "digits") == (
-        "1 of 4 claims holds on digits; 1 fails, 1 is undecided, 1 is not testable at this scale"
+        "1 of 4 claims holds on digits; 1 is refuted, 1 is inconclusive, 1 is not tested here"
     )
     assert tally(claims[:1] * 2) == "2 of 2 claims hold"
 
@@ -223,18 +223,18 @@ def test_of_many_places_a_true_claim_seldom_fails() -> None:
     found = [Effect.around("", mean, half, free=seeds - 1)
              for mean, half in zip(draws.mean(-1), reach, strict=True)]  # fmt: skip
     rule = Rule(low=0.0)
-    fails = np.mean([Claim("", one, rule).verdict == FAILS for one in found])
+    fails = np.mean([Claim("", one, rule).verdict == REFUTED for one in found])
     alone = np.mean([rule.refuses(one.low, one.high).any() for one in found])
     assert fails < 0.05 and alone > 0.1
     assert found[0].longer == pytest.approx(student.ppf(1 - 0.0025, 2) / student.ppf(0.975, 2))
     open_one = next(one for one in found if rule.refuses(one.low, one.high).any()
-                    and Claim("", one, rule).verdict == UNDECIDED)  # fmt: skip
+                    and Claim("", one, rule).verdict == INCONCLUSIVE)  # fmt: skip
     claim = Claim("", open_one, rule)
     assert "one of many" in claim.why and times_as_many(claim, seeds) > 1
     lone = Claim("", Effect.around("", -1.0, 0.9), rule)
-    assert lone.verdict == FAILS and lone.effect.longer == 1.0 and not lone.why
+    assert lone.verdict == REFUTED and lone.effect.longer == 1.0 and not lone.why
     exact = Claim("", Effect.exact("", [-1.0, 1.0]), rule)
-    assert exact.verdict == FAILS  # what was computed without chance is beyond it
+    assert exact.verdict == REFUTED  # what was computed without chance is beyond it
 
 
 def needed(ratio: float, seeds: int) -> int:
@@ -291,7 +291,7 @@ def test_more_seeds_bring_an_interval_only_where_few_left_none() -> None:
     guess = replace(bare, effect=replace(bare.effect, seeded=False))
     assert times_as_many(guess, 1) == math.inf
     beside = Claim("", Effect.around("", [np.inf, 0.1], [np.nan, 0.2]), Rule(low=0.0))
-    assert beside.verdict == UNDECIDED
+    assert beside.verdict == INCONCLUSIVE
     assert times_as_many(beside, 3) == times_as_many(open_claim(0.1, 0.2), 3) == 7 / 3
     assert " --seeds 108 " in with_command(beside, ABOUT).command
 

@@ -445,7 +445,7 @@ def columns() -> tuple[Any, Any]:
 def test_claims_hold_and_fail() -> None:
     rows, runs = columns()
     assert [one.holds for one in claims(rows, runs)][:6] == [True] * 6
-    assert claims(rows, {**runs, "gap_high": runs["bound"] + 1})[5].verdict == "undecided"
+    assert claims(rows, {**runs, "gap_high": runs["bound"] + 1})[5].verdict == "inconclusive"
     reach = (runs["gap_high"] - runs["gap_low"]) / 2  # 30 held-out samples whose range is proved
     assert (reach < 0.1 * math.sqrt(math.log(40) / 60)).all()
     assert claims(rows, {**runs, "bound": runs["bound"] + 1})[5].holds

@@ -303,7 +303,7 @@ def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) ->
     assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
     row = fedmuon.compare([runs / "a0", runs / "a1"]).rows[0]
     place = page.head.index("accuracy")
-    assert page.head[place + 1] == "±" and place < page.head.index("lr") < len(page.head) - 1
+    assert page.head[place + 1] == "± SD" and place < page.head.index("lr") < len(page.head) - 1
     assert page.numbers[0][place] == digits(row["accuracy"])
     (picture,) = page.pictures
     (legend,) = picture.draw(False).legends

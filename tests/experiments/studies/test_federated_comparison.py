@@ -159,12 +159,12 @@ def test_a_claim_can_fail() -> None:
     ]
     found = columns(rows)
     assert comparison.ordered(found, "A", "B").verdict == "holds"
-    assert comparison.ordered(found, "B", "A").verdict == "fails"
+    assert comparison.ordered(found, "B", "A").verdict == "refuted"
     assert comparison.ordered(found, "A", "C").effect.name == ""
     alone = comparison.ordered(one_seed(found), "A", "B")
-    assert alone.verdict == "not testable at this scale"
+    assert alone.verdict == "not tested here"
     found["accuracy"][found["method"] == "A"] = np.nan  # diverged
-    assert comparison.ordered(found, "A", "B").verdict == "fails"
+    assert comparison.ordered(found, "A", "B").verdict == "refuted"
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def test_claims_of_a_frontier_can_fail() -> None:
     above = made(0.05, 0.5)
     assert verdicts({**above, "gap": np.full(8, 0.02)})[0] is False
     wide = {"gap_low": np.full(8, -0.1), "gap_high": np.full(8, 0.1)}
-    assert frontier.claims({**above, **wide})[0].verdict == "undecided"  # its interval is wider
+    assert frontier.claims({**above, **wide})[0].verdict == "inconclusive"  # its interval is wider
     one = {name: column[:4] for name, column in above.items()}
-    assert frontier.claims(one)[1].verdict == "not testable at this scale"  # of one seed
+    assert frontier.claims(one)[1].verdict == "not tested here"  # of one seed
     assert verdicts({**above, "accuracy": np.full(8, 0.1)})[1] is False  # nothing is learned
     # The ball's bounds are never above the others, and yet it may be worth less than an untrained
     # model: where those cover nothing X0 counts, and one seed is enough.

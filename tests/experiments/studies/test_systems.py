@@ -65,14 +65,14 @@ def test_ratios_are_paired_by_seed() -> None:
     ("mine", "other", "verdict"),
     [
         ([1.0, 1.1, 1.2], [8.0, 8.5, 8.0], "holds"),
-        ([8.0, 8.5, 8.0], [1.0, 1.1, 1.2], "fails"),
-        ([1.0, 8.0, 2.0], [2.0, 1.0, 8.0], "undecided"),
-        ([math.inf] * 3, [2.0, 1.0, 8.0], "fails"),
+        ([8.0, 8.5, 8.0], [1.0, 1.1, 1.2], "refuted"),
+        ([1.0, 8.0, 2.0], [2.0, 1.0, 8.0], "inconclusive"),
+        ([math.inf] * 3, [2.0, 1.0, 8.0], "refuted"),
         ([2.0, 1.0, 8.0], [math.inf] * 3, "holds"),
-        ([math.inf, 1.0, 8.0], [2.0, 1.0, 8.0], "undecided"),
-        ([1.0], [8.0], "not testable at this scale"),
-        ([1.0, 1.0], [8.0, 8.0], "undecided"),  # an interval of no width, of the same ratio
-        ([0.5, 1.0, 2.0], [2.0, 4.0, 8.0], "undecided"),
+        ([math.inf, 1.0, 8.0], [2.0, 1.0, 8.0], "inconclusive"),
+        ([1.0], [8.0], "not tested here"),
+        ([1.0, 1.0], [8.0, 8.0], "inconclusive"),  # an interval of no width, of the same ratio
+        ([0.5, 1.0, 2.0], [2.0, 4.0, 8.0], "inconclusive"),
         ([0.5, 1.0, 2.1], [2.0, 4.0, 8.0], "holds"),
     ],
 )
@@ -90,10 +90,10 @@ def test_targets_that_are_reached_at_once_and_wide_intervals_say_nothing() -> No
     assert systems.cheaper(rows, curves, "p", "A", "B").verdict == "holds"
     curves["accuracy"] = np.where(curves["round"] > 0, 0.6, 0.1)
     claim = systems.cheaper(rows, curves, "p", "A", "B", "on slow links")
-    assert claim.verdict == "undecided" and "at their first evaluation" in claim.in_words
+    assert claim.verdict == "inconclusive" and "at their first evaluation" in claim.in_words
     assert "than B on slow links, each" in claim.sentence
     wide = systems.cheaper(*tables(A=[[1.0, 8.0]], B=[[2.0, 3.0]]), "p", "A", "B")
-    assert wide.verdict == "undecided" and "says nothing" in wide.in_words
+    assert wide.verdict == "inconclusive" and "says nothing" in wide.in_words
 
 
 SUITE = """

@@ -13,7 +13,13 @@ from small_suites import STUDY
 
 from docs.making import kept, papers, regenerate, results
 from fedmuon.analysis.report.findings import Picture
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
+from fedmuon.analysis.report.verdicts import (
+    HOLDS,
+    INCONCLUSIVE,
+    MEANINGS,
+    REFUTED,
+    UNTESTED,
+)
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import find
@@ -165,8 +171,8 @@ def test_a_budget_stops_as_ctrl_c_does(
 
 
 @pytest.mark.parametrize(("words", "one"), [
-    ([HOLDS, HOLDS], HOLDS), ([HOLDS, UNTESTABLE], UNTESTABLE),
-    ([UNTESTABLE, UNDECIDED, HOLDS], UNDECIDED), ([UNDECIDED, HOLDS, FAILS], FAILS),
+    ([HOLDS, HOLDS], HOLDS), ([HOLDS, UNTESTED], UNTESTED),
+    ([UNTESTED, INCONCLUSIVE, HOLDS], INCONCLUSIVE), ([INCONCLUSIVE, HOLDS, REFUTED], REFUTED),
 ])  # fmt: skip
 def test_several_claims_hold_if_all_do(words: list[str], one: str) -> None:
     assert papers.together(words) == one
@@ -176,20 +182,20 @@ def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
     """Only mathematics and the paper's own setting confirm or refute."""
     claim = {"suite": "dp-bias"}
     rows = [
-        (HOLDS, papers.CONFIRMED, papers.AGREES), (FAILS, papers.REFUTED, papers.DIFFERS),
-        (UNDECIDED, papers.OPEN, papers.OPEN), (UNTESTABLE, papers.OPEN, papers.OPEN),
+        (HOLDS, HOLDS, papers.HOLDS_IN_OURS), (REFUTED, REFUTED, papers.REFUTED_IN_OURS),
+        (INCONCLUSIVE, INCONCLUSIVE, INCONCLUSIVE), (UNTESTED, INCONCLUSIVE, INCONCLUSIVE),
     ]  # fmt: skip
     for word, own, here in rows:
         held(tmp_path, word)
         for basis in papers.BASES:
             mine = own if basis in (papers.MATHEMATICS, papers.OWN) else here
             assert papers.verdict(claim | {"basis": basis}, tmp_path) == mine
-    held(tmp_path, UNDECIDED)  # a test then shows mathematics, and nothing else
+    held(tmp_path, INCONCLUSIVE)  # a test then shows mathematics, and nothing else
     tested = claim | {"test": "a::b"}
-    assert papers.verdict(tested | {"basis": papers.MATHEMATICS}, tmp_path) == papers.CONFIRMED
-    assert papers.verdict(tested | {"basis": papers.SUBSTITUTE}, tmp_path) == papers.OPEN
+    assert papers.verdict(tested | {"basis": papers.MATHEMATICS}, tmp_path) == papers.HOLDS
+    assert papers.verdict(tested | {"basis": papers.SUBSTITUTE}, tmp_path) == papers.INCONCLUSIVE
     shown = {"test": "a::b", "basis": papers.MATHEMATICS}
-    assert papers.verdict(shown, tmp_path) == papers.CONFIRMED
+    assert papers.verdict(shown, tmp_path) == papers.HOLDS
     assert papers.verdict(shown | {"refuted": True}, tmp_path) == papers.REFUTED
     assert papers.verdict({"basis": papers.OWN}, tmp_path) == papers.UNTESTED
 
@@ -197,27 +203,37 @@ def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
 def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
     claim = {"suite": "dp-bias", "basis": papers.OWN}
     assert papers.verdict(claim, tmp_path) == papers.UNTESTED
-    full = held(tmp_path, HOLDS, FAILS)
+    full = held(tmp_path, HOLDS, REFUTED)
     assert papers.verdict(claim, tmp_path) == papers.REFUTED and [*kept.all_words({"a": full})]
     assert "scale" not in papers.verdicts("dp-bias", {}, full)
-    small = held(tmp_path, HOLDS, FAILS, scale="small")
+    small = held(tmp_path, HOLDS, REFUTED, scale="small")
     assert papers.verdict(claim, tmp_path) == papers.UNTESTED
     assert not [*kept.all_words({"a": small})]
     assert (
         papers.verdicts("dp-bias", {}, small)
-        == "**1** holds, **1** fails at small scale (`dp-bias`)"
+        == "**1** holds, **1** refuted at small scale (`dp-bias`)"
     )
-    assert "**fails** at small scale" in kept.claims(tmp_path)
-    assert "**1** fails at small scale." in kept.pictures(tmp_path)
+    assert "**refuted** at small scale" in kept.claims(tmp_path)
+    assert "**1** refuted at small scale." in kept.pictures(tmp_path)
+
+
+def test_results_of_earlier_versions_have_the_present_verdicts(tmp_path: Path) -> None:
+    former = "holds", "fails", "undecided", "not testable at this scale"
+    held(tmp_path, *former)
+    found = results.read("dp-bias", tmp_path) or {}
+    now = [HOLDS, REFUTED, INCONCLUSIVE, UNTESTED]
+    assert [one["verdict"] for one in found["claims"]] == now == [*MEANINGS]
+    legend = papers.legend("suites"), papers.legend("papers")
+    assert all(f"| **{word}** | " in text for text in legend for word in now)
 
 
 def test_every_claim_is_a_row_and_is_counted(tmp_path: Path) -> None:
-    held(tmp_path, HOLDS, UNDECIDED)
-    of_papers, of_suites = kept.claims(tmp_path).split("## As the suites judge them")
+    held(tmp_path, HOLDS, INCONCLUSIVE)
+    of_papers, of_suites = kept.claims(tmp_path).split("## Claims of our suites")
     every = [one for number in papers.known() for one in papers.read(number)["claims"]]
     counts = re.findall(r"\*\*(\d+)\*\* ", of_papers.split("\n")[0])
     assert sum(map(int, counts)) == len(every) == of_papers.count("\n| [")
-    assert "**1** holds, **1** undecided, of 1 suites." in of_suites
+    assert "**1** holds, **1** inconclusive, of 1 suites." in of_suites
     assert "| gain, here: 2 (1.5 to 2.5); 2 of 2 | > 1 |" in of_suites
 
 
@@ -255,4 +271,4 @@ def test_headlines_are_of_suites_and_of_claims() -> None:
         assert name in contents.shipped()
         if (found := results.read(name)) and found["claims"]:
             assert all(any(part in one["claim"] for one in found["claims"]) for part in fragments)
-    assert "Run it: `fedmuon suite A1`" in kept.headline("Bounds", {"A1": []}, Path("nowhere"))
+    assert "Run `fedmuon suite A1`." in kept.headline("Bounds", {"A1": []}, Path("nowhere"))

@@ -36,7 +36,7 @@ def test_a_sweep_multiplies_the_variants(tmp_path: Path) -> None:
     suite.execute(work, tmp_path / "out")
     (part,) = gather(tmp_path / "out")
     assert "at every local steps" in part.claims[0].sentence
-    assert part.claims[0].verdict == "not testable at this scale"  # of one seed
+    assert part.claims[0].verdict == "not tested here"  # of one seed
     assert part.claims[0].detail.startswith("2 of 2 values")
     assert part.pictures[0].name == "terminal"
     assert part.pictures[1].title.endswith("at local steps = 3")
@@ -135,7 +135,7 @@ def test_interpolation_in_time_is_within_a_seed() -> None:
 def test_trends_are_from_each_value_to_the_next() -> None:
     claim = {"better": "muon", "measure": "train_loss", "kind": "falling", "sentence": ""}
     one = columns(line([0.5], [1], 0, 1), line([0.4], [1], 0, 2), line([0.3], [1], 0, 3))
-    assert trend(claim, one, "rank").verdict == "not testable at this scale"  # of one seed
+    assert trend(claim, one, "rank").verdict == "not tested here"  # of one seed
     runs = {name: np.repeat(column, 2) for name, column in one.items()} | {
         "seed": np.tile([0, 1], 3)
     }
