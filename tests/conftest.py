@@ -86,7 +86,7 @@ GROUPS = {
         "tests/experiments/stability/test_bound.py::test_the_calculator_answers",
     ),  # in one process
     "compiled": ("tests/fedmuon/tasks/test_matrix.py",),  # by numba, in seconds
-    "house": ("tests/architecture/test_imports.py",),  # reads all files
+    "imports": ("tests/architecture/test_imports.py",),  # reads all files
     "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import
         "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",

@@ -80,10 +80,10 @@ def test_every_requirement_of_ours_is_pinned() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> None:
-    rooms = archives.installed(archives.tracked(*archives.ROOMS))
+def test_the_wheel_holds_the_packages_and_nothing_else(built: dict[str, Path]) -> None:
+    packages = archives.installed(archives.tracked(*archives.PACKAGES))
     held = archives.names(built["wheel"])
-    assert archives.differences(held, rooms) == []
+    assert archives.differences(held, packages) == []
     suite = "fedmuon/experiments/suites/A1.toml"
     report = "fedmuon/analysis/report/assets/"
     page = {f"fedmuon/experiments/inspect/assets/page.{kind}" for kind in ("html", "css", "js")}
@@ -92,13 +92,13 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
     assert {f"{report}{file}" for file in report_files} <= held
     assert {name.partition("/")[0] for name in held if ".dist-info/" not in name} == {"fedmuon"}
     stray = held - {suite} | {"tests/conftest.py"}
-    assert archives.differences(stray, rooms) == [f"without {suite}", "with tests/conftest.py"]
+    assert archives.differences(stray, packages) == [f"without {suite}", "with tests/conftest.py"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("editable", [False, True])  # the tests run from an editable one
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
-    """Installed, everything is found beside folders that are called as our rooms are."""
+    """Installed, everything is found beside folders that are called as our packages are."""
     what = ("--editable", archives.ROOT) if editable else (built["wheel"],)
     bins = archives.environment(tmp_path / "home", *what)
     folder = archives.folder_of_others(tmp_path / "mine")
@@ -117,7 +117,7 @@ def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bo
 
 def test_the_sdist_holds_the_tests_and_the_pins(built: dict[str, Path]) -> None:
     held = archives.names(built["sdist"])
-    assert archives.tracked("tests", "benchmarks", "requirements", *archives.ROOMS) <= held
+    assert archives.tracked("tests", "benchmarks", "requirements", *archives.PACKAGES) <= held
     assert {"Makefile", "constraints.txt", "pyproject.toml", "LICENSE", "README.md"} <= held
     assert not any(name.startswith(("runs/", ".ci/", ".venv/")) for name in held)
 
@@ -127,9 +127,9 @@ def test_archives_are_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> 
     """Built a second time, and from the sdist, with the type checker's links in it, instead of the
     tree."""
     tree = archives.unpack(built["sdist"], tmp_path)
-    (tree / ".house").mkdir()
-    for room in archives.ROOMS:
-        (tree / ".house" / room).symlink_to(f"../{room}")
+    (tree / ".layout").mkdir()
+    for package in archives.PACKAGES:
+        (tree / ".layout" / package).symlink_to(f"../{package}")
     for name, source in (("again", archives.ROOT), ("unpacked", tree)):
         for target in ("sdist", "wheel"):
             second = archives.build(source, tmp_path / name, target)
@@ -166,7 +166,7 @@ def said(**of: object) -> dict[str, list[dict[str, object]]]:
 def test_no_answer_is_not_called_sound() -> None:
     flaw = {"id": "CVE-1", "fix_versions": ["1.18"]}
     assert audit.verdict(said(version="1.17.0", vulns=[]))[0] == 0
-    text = "six 1.17.0 has CVE-1, mended in 1.18."
+    text = "six 1.17.0 has CVE-1, fixed in 1.18."
     assert audit.verdict(said(version="1.17.0", vulns=[flaw])) == (1, text)
     assert audit.verdict(said(skip_reason="not found"))[0] == audit.verdict(None)[0] == 2
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .pins import ROOT
 
-ROOMS = ("fedmuon", "clients", "server", "experiments", "analysis")
+PACKAGES = ("fedmuon", "clients", "server", "experiments", "analysis")
 # 2026-01-01: archives of the same files are the same bytes, whenever they are built.
 EPOCH = "1767225600"
 
@@ -40,32 +40,32 @@ def names(archive: Path) -> set[str]:
         return {entry.name.partition("/")[2] for entry in opened if entry.isfile()}
 
 
-def tracked(*rooms: str) -> set[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *rooms]
+def tracked(*packages: str) -> set[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *packages]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
 
 
-def installed(rooms: set[str]) -> set[str]:
+def installed(packages: set[str]) -> set[str]:
     """Where files of the tree lie when they are installed: below one name."""
-    return {name if name.startswith("fedmuon/") else f"fedmuon/{name}" for name in rooms}
+    return {name if name.startswith("fedmuon/") else f"fedmuon/{name}" for name in packages}
 
 
-def differences(wheel: set[str], rooms: set[str]) -> list[str]:
-    """What a wheel lacks of the rooms, and what it has beside them and its own notes."""
+def differences(wheel: set[str], packages: set[str]) -> list[str]:
+    """What a wheel lacks of the packages, and what it has beside them and its own notes."""
     held = {name for name in wheel if ".dist-info/" not in name}
-    return [f"without {name}" for name in sorted(rooms - held)] + [
-        f"with {name}" for name in sorted(held - rooms)
+    return [f"without {name}" for name in sorted(packages - held)] + [
+        f"with {name}" for name in sorted(held - packages)
     ]
 
 
-# fedmuon alone in an environment of its own, in a folder with packages of our rooms' names. What it
-# needs besides is taken from this environment, which is slow to make a second time; its editable
-# installs are not.
+# fedmuon alone in a new environment, run in a folder whose packages have the same names as ours.
+# Dependencies come from this environment, because installing them again is slow; its editable
+# installs are left out.
 
 UV = (sys.executable, "-m", "uv")
 BINS = "Scripts" if os.name == "nt" else "bin"
-BESIDE = ROOMS[1:]  # names that were ours at the top
+BESIDE = PACKAGES[1:]  # names that were ours at the top
 # What a notebook calls.
 SCRIPT = Path(__file__).with_name("calls.py")
 
@@ -84,7 +84,7 @@ def environment(home: Path, *install: str | Path) -> Path:
 
 
 def folder_of_others(folder: Path, names: Sequence[str] = BESIDE) -> Path:
-    """A folder whose packages have these names, by default our rooms', and must not be imported."""
+    """A folder with packages of these names, by default those of ours; importing one fails."""
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')\n")

@@ -37,7 +37,7 @@ def verdict(said: dict[str, Any] | None) -> tuple[int, str]:
         few = ", ".join(unknown[:3])
         return 2, f"{len(unknown)} packages could not be audited, so this says nothing: {few} ..."
     found = [
-        f"{one['name']} {one['version']} has {flaw['id']}, mended in "
+        f"{one['name']} {one['version']} has {flaw['id']}, fixed in "
         f"{', '.join(flaw['fix_versions']) or 'no version yet'}."
         for one in said["dependencies"]
         for flaw in one["vulns"]

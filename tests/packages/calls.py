@@ -30,9 +30,9 @@ KEYWORDS = {"scaffold": {"clients": 3}, "fedmuon_corrected": {"clients": 3}}
 def called() -> list[str]:
     """The names of all factories, each called once."""
     found = []
-    for room in (fedmuon.links, fedmuon.recipes, fedmuon.orthogonalizers):
-        for name in set(room.__all__) - NEED - {"as_recipe"}:
-            getattr(room, name)(*ARGUMENTS.get(name, ()), **KEYWORDS.get(name, {}))
+    for package in (fedmuon.links, fedmuon.recipes, fedmuon.orthogonalizers):
+        for name in set(package.__all__) - NEED - {"as_recipe"}:
+            getattr(package, name)(*ARGUMENTS.get(name, ()), **KEYWORDS.get(name, {}))
             found.append(name)
     for makers in (fedmuon.aggregators.AGGREGATORS, fedmuon.schedules.SCHEDULES):
         found += list(makers)
@@ -45,7 +45,7 @@ def called() -> list[str]:
 
 
 def main() -> None:
-    """Call everything; what comes of it is looked at by the tests of the rooms."""
+    """Call everything; what comes of it is looked at by the tests of the packages."""
     assert all(getattr(fedmuon, name) is not None for name in fedmuon.__all__)
     assert len(called()) > 25
     first = fedmuon.run(SMALL)

@@ -1,4 +1,4 @@
-"""The wheel in a clean environment of every Python that is here, and a run in another folder.
+"""Check the archives with twine, and try the wheel in a clean environment of each Python.
 
 PYTHONPATH=tests python -m packages.environments 3.11 3.12 3.13
 """
@@ -14,9 +14,18 @@ from .archives import BINS, UV, folder_of_others
 from .pins import CONSTRAINTS, ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13")
-# Folders that a user may well have beside the runs, named as ours are.
+TWINE = "twine==7.0.0"
+# Folders of a user that have the names of our packages.
 BESIDE = ("tests", "data", "fedmuon", "analysis", "server", "clients", "experiments")
 RUN = ("run", "--set", "federation.rounds=3", "--out", "runs/a")
+
+
+def checked(*files: Path) -> tuple[bool, str]:
+    """Whether a registry would accept the metadata and the README; what twine prints."""
+    command = [*UV, "tool", "run", "--quiet", "--from", TWINE, "twine", "check", "--strict"]
+    ended = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+    lines = (line.rpartition("/")[2] for line in (ended.stdout + ended.stderr).splitlines())
+    return ended.returncode == 0, "\n".join(lines)
 
 
 def attempt(python: str, wheel: Path, folder: Path) -> str:
@@ -26,7 +35,8 @@ def attempt(python: str, wheel: Path, folder: Path) -> str:
     elsewhere = folder_of_others(folder / f"run-{python}", BESIDE)
     version = "import platform; print(platform.python_version())"
     steps = {
-        "is not here": (*UV, "venv", "--quiet", "--no-python-downloads", "--python", python, home),
+        "is not installed": (*UV, "venv", "--quiet", "--no-python-downloads",
+                             "--python", python, home),
         "cannot install": (*UV, "pip", "install", "--quiet", "--python", home,
                            "--constraint", CONSTRAINTS, wheel),
         "does not fit together": (*UV, "pip", "check", "--quiet", "--python", home),
@@ -45,17 +55,19 @@ def attempt(python: str, wheel: Path, folder: Path) -> str:
 
 
 def main(pythons: tuple[str, ...]) -> int:
-    """Print a line for each Python; 0 if it runs in all that are here."""
+    """Print what twine says, and a line for each Python; 0 if nothing failed."""
     with tempfile.TemporaryDirectory(prefix="fedmuon-environments-") as place:
         folder = Path(place)
-        tree = archives.unpack(archives.build(ROOT, folder, "sdist"), folder)
-        wheel = archives.build(tree, folder / "dist", "wheel")
+        sdist = archives.build(ROOT, folder, "sdist")
+        wheel = archives.build(archives.unpack(sdist, folder), folder / "dist", "wheel")
+        sound, told = checked(sdist, wheel)
+        print(told, flush=True)
         seen = {python: attempt(python, wheel, folder) for python in pythons}
     for python, outcome in seen.items():
         print(f"Python {python}: {outcome}")
     good = [outcome for outcome in seen.values() if outcome.startswith("runs")]
-    here = [outcome for outcome in seen.values() if not outcome.startswith("is not here")]
-    return int(not good or len(good) < len(here))
+    here = [outcome for outcome in seen.values() if not outcome.startswith("is not installed")]
+    return int(not sound or not good or len(good) < len(here))
 
 
 if __name__ == "__main__":

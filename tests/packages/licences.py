@@ -91,7 +91,7 @@ def table() -> str:
     first, direct = needed(), _direct()
     lines = ["| package | version | licence | needed |", "|---|---|---|---|"]
     for name, terms in judged().items():
-        how = "by us" if name in direct else "by those" if name in first else "by an extra"
+        how = "directly" if name in direct else "indirectly" if name in first else "by an extra"
         lines.append(f"| {name} | {_version(name)} | {terms} | {how} |")
     return "\n".join(lines) + "\n"
 
