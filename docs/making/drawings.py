@@ -132,8 +132,9 @@ def _paths(axes: Axes) -> None:
     allowed = np.array([[one["certificate"] for one in run] for run in runs])
     for k, path in enumerate(moved.T):
         axes.plot(rounds, path, color=style.BLUE, lw=0.8,
-                  label="neighbours, measured" if k == 0 else None)  # fmt: skip
-    axes.plot(rounds, allowed.max(axis=1), color=style.BLACK, lw=1.6, label="certificate")
+                  label="20 runs, each with one sample replaced" if k == 0 else None)  # fmt: skip
+    axes.plot(rounds, allowed.max(axis=1), color=style.BLACK, lw=1.6,
+              label="proved maximum (certificate)")  # fmt: skip
     axes.set_xlabel("round")
     axes.set_ylabel("distance ‖X − X′‖")
 
@@ -193,8 +194,8 @@ def epsilon() -> Figure:
 def _spent(axes: Axes) -> None:
     blocks = [1, 2, 4, 7, 12, 20, 32, 49]
     named = {
-        "joint": "all blocks of a lot together: holds",
-        "per-release": "block by block: printed",
+        "joint": "correct: all blocks of a step together",
+        "per-release": "as published: block by block",
     }
     for (mode, name), (color, mark) in zip(named.items(), style.SERIES[1::-1], strict=True):
         values = [composition.epsilon(2.3395, 1024 / 42043, 410, 8e-6, m, mode).epsilon
@@ -203,17 +204,20 @@ def _spent(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
     axes.set_yticks([], minor=True)
-    axes.set_xlabel("blocks of parameters a step")
+    axes.set_xlabel("parameter blocks per step")
     axes.set_ylabel("ε at δ = 8e−6")
 
 
 @style.styled
 def picture() -> Figure:
-    """The README's: what a certificate allows, and what an ε leaves out."""
+    """The README's picture: measured distances and their certificate; two ways to compute ε."""
     figure, (left, right) = style.canvas(2, False, 2.6)
     _paths(left)
     _spent(right)
-    for axes, title in ((left, "One sample replaced: how far?"), (right, "How private, really?")):
+    for axes, title in (
+        (left, "How far one sample moves the model"),
+        (right, "Privacy loss ε of DP-Muon"),
+    ):
         axes.set_title(title, loc="left")
         style.legend(axes, 1)
     return figure
