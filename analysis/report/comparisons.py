@@ -184,7 +184,11 @@ def _by_how_much(
     count = f"{held.sum()} of {len(held)} values: " if several else ""
     known = margins[~np.isnan(margins).any(axis=1)]
     clear = int((np.abs(known[:, 0]) > known[:, 1]).sum())
-    tail = f"; ± is 95%, paired by seed: {clear} of {len(known)} clear of 0" if len(known) else ""
+    tail = (
+        f"; ± is half of a 95% interval, paired by seed: {clear} of {len(known)} clear of 0"
+        if len(known)
+        else ""
+    )
     return count + "; ".join(places) + tail
 
 

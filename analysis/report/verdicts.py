@@ -472,7 +472,7 @@ def tally(claims: Sequence[Claim], data: str = "") -> str:
     return "; ".join([head, ", ".join(rest)] if rest else [head])
 
 
-NOTHING = "nothing shipped decides it: {}"
+NOTHING = "no shipped suite can decide it: {}"
 SHORT = "Such a change shortens the interval, and may not decide."
 FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as many as one would run

@@ -312,16 +312,16 @@ NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, b
 TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zeros for a sample",
           "halves": "halves of samples"}  # fmt: skip
 STANDS_ON = (
-    "Scores estimate how the loss of a test sample answers to the weight of a train sample; "
-    "Spearman's ρ is between them and exact runs that share every other draw: without one sample, "
-    "so that its client's mean has one less (leave-one-out), with zeros in its place and n_i as it "
-    "was (zero-out), or on half of each client's samples. Scores are summed with the changes of "
-    "the weights: without one sample, the others of its client gain 1/(n_i − 1). ρ is taken for "
-    "each test sample and averaged; intervals are 95% over test samples, of one seed. Methods of "
-    "the literature know neither the optimizer nor who took part, so their scores are times the "
-    "share of updates, participations over n_i. Influence has the Gauss–Newton matrix, damped by "
-    "the given multiple of its mean eigenvalue, and 30 steps of conjugate gradients; TRAK has one "
-    "model and no ridge."
+    "Scores estimate how the loss of a test sample responds to the weight of a training sample. "
+    "Spearman's ρ compares them with exact runs that share every other random draw. These runs "
+    "lack one sample, so that its client's mean has one term less (leave-one-out), have zeros in "
+    "its place with the same n_i (zero-out), or use half of each client's samples. Scores are "
+    "summed with the changes of the weights: without one sample, the others of its client gain "
+    "1/(n_i − 1). ρ is computed for each test sample and averaged. Intervals are 95% over test "
+    "samples, for one seed. Methods of the literature know neither the optimizer nor the "
+    "schedule. Therefore their scores are multiplied by the share of updates, participations over "
+    "n_i. Influence uses the Gauss–Newton matrix, with the given multiple of its mean eigenvalue "
+    "as damping, and 30 steps of conjugate gradients. TRAK uses one model and no ridge."
 )
 
 

@@ -177,12 +177,11 @@ FLAT, FALLS = 0.1, 0.8  # slopes in the step size: at most about 0, and about 1
 SAME = 0.05  # a relative difference that does not count
 STANDS_ON = (
     "Two clients with quadratic losses of a 2 × 2 matrix and exact gradients take part in every "
-    "round. Local Muon's momentum begins afresh in each round. Seeds are starting points, the same "
-    "for all methods, maps and step sizes; intervals are over them. A distance at the end is the "
-    "mean over the last tenth of the rounds. A tenth of the starting "
-    "distance is our choice. This is one problem that was made to show the bias: it shows that "
-    "Local Muon can stall, and that the corrected method need not. It says nothing about other "
-    "losses; no certificate is known."
+    "round. Local Muon's momentum starts at zero in each round. Seeds are starting points, the "
+    "same for all methods, orthogonalizers and step sizes. Intervals are over seeds. The distance "
+    "at the end is the mean over the last tenth of the rounds. A tenth of the starting distance "
+    "is our choice. This one problem was made to show the bias: Local Muon can stall, and the "
+    "corrected method need not. It says nothing about other losses, and no certificate is known."
 )
 
 

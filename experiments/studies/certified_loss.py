@@ -189,17 +189,17 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
 WORTH = 1.0  # decrease / bound: above it, the certified loss is below that of X0
 JUDGED = "variance"  # the form that the claims are about, fixed in advance
 STANDS_ON = (
-    "Every bound is one of 001's kind with no constant left open, on the ball that the iterates "
-    "cannot leave, in three proved forms of its branch H: explicit, sharp, and by variance, which "
-    "reads the training losses of the finished run where the others have the range B. `ratio` is "
-    "the decrease of the train loss over the bound: above 1, the population loss is certified to "
-    "be below the train loss of X⁰, which is the same number for every sample if X⁰ = 0. A setting "
-    "(η, λ, rounds) is chosen by runs with other seeds, whose samples are in part the same. So "
-    "every bound is at the suite's δ divided by how many settings were tried: for each seed, "
-    "federation and number of samples by itself, and for each form, all of them hold together "
-    "with probability 1 − δ. Where data have no test part of their own, seeds also draw the "
-    "held-out samples: runs that chose have trained on some, and the intervals of gaps say less. "
-    "Accuracy is not certified: it is what held-out samples show."
+    "Every bound is of the Stability note's kind, with no constant left open, on the ball that "
+    "the iterates cannot leave. Its branch H has three proved forms: explicit, sharp, and by "
+    "variance. The last one uses the training losses of the finished run instead of the range B. "
+    "`ratio` is the decrease of the training loss over the bound. Above 1, the population loss is "
+    "certified to be below the training loss of X⁰, which is the same for every sample if X⁰ = 0. "
+    "Runs with other seeds choose a setting (η, λ, rounds); their samples are partly the same. "
+    "Therefore every bound uses the suite's δ divided by the number of settings that were tried. "
+    "For each seed, federation, number of samples and form, all of these bounds hold together "
+    "with probability 1 − δ. If the data have no test part, the seed also draws the held-out "
+    "samples. Then the runs that chose have trained on some of them, and the intervals of gaps "
+    "say less. Accuracy is measured on held-out samples. It is not certified."
 )
 
 

@@ -161,12 +161,13 @@ class MapCell:
 
 STANDS_ON = (
     "At every ε the step size is the best of a grid without the filter, by accuracy on validation "
-    "samples, and the same for all (κ, γ), as in 003 (C.2). Tuning seeds choose it, the shape of "
-    "the trend and the best pair; the other seeds judge. Pairs of one seed and ε share the split, "
-    "the start, the lots and the noise, which follow from the seed: nothing is private, and "
-    "nothing is certified. Intervals are Student's over seeds. The trend is the mean map of the "
-    "tuning seeds about its mean; how much of it another seed has is the length of that seed's map "
-    "along it, per cell. Its mean is 0 where maps of different seeds have nothing in common."
+    "samples. It is the same for all (κ, γ), as in the DiSK paper (C.2). Tuning seeds choose the "
+    "step size, the shape of the trend and the best pair. The other seeds judge. Pairs with the "
+    "same seed and ε share the split, the initial model, the lots and the noise. All of these "
+    "follow from the seed, so nothing is private or certified. Intervals are Student's over "
+    "seeds. The trend is the mean map of the tuning seeds minus its own mean. For each other "
+    "seed, the effect is the length of its map along the trend, per cell. Its mean is 0 if maps "
+    "of different seeds have nothing in common."
 )
 PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 

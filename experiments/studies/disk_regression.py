@@ -164,14 +164,15 @@ NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "d
 # Whether each method has its best step size and gain at each level, or all share theirs.
 TUNED = {"one step size": False, "tuned": True}
 STANDS_ON = (
-    "The loss is a quadratic with largest curvature 1, its gradient is that of all samples, and "
-    "Gaussian noise of the given level is added to every entry at every step; nothing is clipped. "
-    "003 prints neither the data nor the step size of its figure. Under `one step size` all share "
-    "it, at all levels, and κ = 0.7, γ = 0.5, 003's defaults; under `tuned` each has its own "
-    "best step size and κ at each level. The low-pass filter is the first-order one that DiSK "
-    "becomes when it looks at one point; both start from the first gradient. Levels have noise of "
-    "their own, but on a quadratic losses scale as σ² once the transient is over: that levels "
-    "agree is then theory, not evidence. Tuning takes the lowest mean of the runs that are shown."
+    "The loss is a quadratic with largest curvature 1. Its gradient uses all samples, and "
+    "Gaussian noise of the given level is added to every entry at every step. Nothing is clipped. "
+    "The DiSK paper prints neither the data nor the step size of its figure. In `one step size` "
+    "all methods share one step size at all levels, with the paper's defaults κ = 0.7 and γ = "
+    "0.5. In `tuned` each method has its best step size and κ at each level. The low-pass filter "
+    "is the first-order one that DiSK becomes when it evaluates a single point. Both start from "
+    "the first gradient. Each level has its own noise. On a quadratic, however, losses scale as "
+    "σ² after the first steps, so agreement between levels is theory, not evidence. Tuning "
+    "chooses the lowest mean of the runs that are shown."
 )
 
 

@@ -216,12 +216,13 @@ def trajectory(
 
 KEYS = ("reach", "gain", "lr", "noise", "batch", "steps")
 STANDS_ON = (
-    "F is the mean of log(1 + (aᵀx − y)²)/2, |a| ≤ 1: not convex, L = 1, a sample's gradient has "
-    "variance at most 1/4, F(x₀) − F* ≤ F(x₀). Batches are drawn with replacement, nothing is "
-    "clipped, and Gaussian noise is added. The bounds are of the mean over t of E‖∇F(x_t)‖²; means "
-    "over seeds are held against them. For γ ≠ −1 the filter's prediction errs, and a slow filter "
-    "at a large step size has no bound. 003's Theorem 3 is taken with the smallest β that its "
-    "proof allows, and compared from that proof's start."
+    "F is the mean of log(1 + (aᵀx − y)²)/2 with |a| ≤ 1. It is not convex, L = 1, the gradient "
+    "of a sample has variance at most 1/4, and F(x₀) − F* ≤ F(x₀). Batches are drawn with "
+    "replacement, nothing is clipped, and Gaussian noise is added. The bounds are about the mean "
+    "over t of E‖∇F(x_t)‖². They are compared with means over seeds. For γ ≠ −1 the filter's "
+    "prediction has an error, and a slow filter at a large step size has no bound. Theorem 3 is "
+    "used with the smallest β that its proof allows, and compared from the start that this proof "
+    "assumes."
 )
 
 
@@ -289,7 +290,8 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
     }
     return [
         Claim(
-            "Corollary 4's runs keep to √(6(1 + 1/T) C_κ L D W/T), which has √6 where 003 has 4.",
+            "Corollary 4's runs keep to √(6(1 + 1/T) C_κ L D W/T), which has √6 where the paper "
+            "has 4.",
             _under(under, [f"T = {steps:.0f}" for steps in parts]),
             AT_MOST_ONE,
             "; ".join(shown),

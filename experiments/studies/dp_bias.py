@@ -232,11 +232,12 @@ WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correctio
 TERMS = {"plain": "(ρ²/2) ΔQ", "corrected": "−(ρ⁴/4) Δ²Q"}
 NEAR = 0.1  # of a slope, and of a leading coefficient relative to it
 STANDS_ON = (
-    "H is fixed with ‖H‖_F = 2, where Q is smooth; the released momentum is M = H + ρE, and "
-    "biases are averages over E and the probes U, both standard normal and independent, as in "
-    "000's model of a frozen path. Quadrature and Monte Carlo use nothing of the expansion; the "
-    "leading terms are finite differences of Q alone. Monte Carlo exchanges E and U, which have "
-    "one law, so that terms of order ρ² of the corrected direction cancel draw by draw."
+    "H is fixed with ‖H‖_F = 2, where Q is smooth. The released momentum is M = H + ρE. Biases "
+    "are averages over E and the probes U, which are standard normal and independent, as in the "
+    "paper's model of a frozen path. Quadrature and Monte Carlo do not use the expansion. The "
+    "leading terms are finite differences of Q only. Monte Carlo exchanges E and U, which have "
+    "the same distribution, so that terms of order ρ² of the corrected direction cancel in each "
+    "draw."
 )
 
 
@@ -333,7 +334,7 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
         ),
         Claim(
             "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the "
-            "K_Q of 000, C.6.",
+            "K_Q of DP-Muon, C.6.",
             replace(scatter, seeded=False),
             AT_MOST_ONE,
             f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "

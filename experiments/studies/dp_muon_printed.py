@@ -71,13 +71,13 @@ def account(name: str, row: Row) -> Record:
 
 NEAR = 0.003  # of the printed value
 STANDS_ON = (
-    "Every ε here is zero-out: an example adds 0 instead; where N is public, the same number is "
-    "that of add-remove. Joint: Poisson lots, m blocks clipped to C each and released on one lot, "
-    "which is one Gaussian release of sensitivity C√m; both ends of the bracket come from privacy "
-    "loss distributions. Per-release: Rényi accounting of m T releases as if each had a lot of its "
-    "own, which no mechanism here has; it certifies nothing. 000's own runs drew no Poisson lots, "
-    "which every ε here assumes: its appendix names a shuffled fixed-size sampler, for which q = "
-    "1024/N is an approximation."
+    "Every ε here is zero-out: the data are compared with those in which one example adds 0. If N "
+    "is public, add-remove gives the same number. Joint: Poisson lots; m blocks are clipped to C "
+    "each and released on one lot. This is one Gaussian release of sensitivity C√m. Its upper and "
+    "lower bound come from privacy loss distributions. Per-release: Rényi accounting of m T "
+    "releases as if each had its own lot. No mechanism here does this, so it certifies nothing. "
+    "The paper's own runs did not draw Poisson lots, which every ε here assumes. Its appendix "
+    "names a shuffled sampler of fixed size, for which q = 1024/N is an approximation."
 )
 
 

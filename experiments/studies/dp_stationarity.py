@@ -255,14 +255,14 @@ def follow(
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
 TERMS = ("descent", "step", "clipping", "noise", "drift")
 STANDS_ON = (
-    "f is a mean over people of c√(c² + ‖W − Aᵢ‖²) − c²: convex, L = min(m, n) from ‖·‖_op to "
-    "‖·‖_*, every person's gradient shorter than c, f(W₀) − f* computed. Lots are Poisson lots "
-    "of all people, so the theorem's noise term holds for them; one matrix moves. Step size and "
-    "memory are those of Corollary 3.5 with η₀ = √(D/L). The one constant that is not known "
-    "beforehand is the error ε of the polar factor: as in Lemma 3.3 it is the largest that was "
-    "met, here at any step of any seed. The theorem bounds an expectation; each run is held "
-    "against it. DP-MuonBC's steps may be longer than 1 in spectral norm: the theorem does not "
-    "cover them, and they are held against the bound for ε = 0, the smallest there is."
+    "f is a mean over people of c√(c² + ‖W − Aᵢ‖²) − c². It is convex, L = min(m, n) from ‖·‖_op "
+    "to ‖·‖_*, every person's gradient is shorter than c, and f(W₀) − f* is computed. Lots are "
+    "Poisson samples of all people, so the theorem's noise term holds for them. One matrix is "
+    "trained. Step size and memory are those of Corollary 3.5 with η₀ = √(D/L). Only the error ε "
+    "of the polar factor is not known in advance. As in Lemma 3.3 it is the largest value that "
+    "occurred, here at any step of any seed. The theorem bounds an expectation, and each run is "
+    "compared with it. Steps of DP-MuonBC may be longer than 1 in spectral norm, so the theorem "
+    "does not cover them. They are compared with the bound for ε = 0, the smallest one."
 )
 
 

@@ -397,8 +397,8 @@ ORDERS: tuple[dict[str, str], ...] = (  # what 000 prints for E2E
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "rouge_l"},
 )
 JOINT = (
-    "All releases of a step are accounted jointly, by Poisson lots, zero-out; a private "
-    "example is one pair of a table and a sentence, so a table with several sentences is several "
+    "All releases of a step are accounted for jointly, with Poisson lots (zero-out). A private "
+    "example is one pair of a table and a sentence. A table with several sentences is several "
     "examples. "
 )
 CHOICE = "Step sizes were chosen without accounting for the choice. "
@@ -408,26 +408,26 @@ SCORED = (
 )
 BLOCKS = (
     "DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
-    "one block, all that is left, as in 000. "
+    "one block, all other parameters, as in the DP-Muon paper. "
 )
-TIED = "Head and embedding are one parameter, which 000 keeps as two. "
+TIED = "Head and embedding are one parameter here, and two in the DP-Muon paper. "
 STANDS_ON = JOINT + BLOCKS + TIED + CHOICE + SCORED
 CHOSEN = (
-    " Sentences are those of the model that is best on the validation part, by its {}, among those "
-    "after evaluated rounds. The NLL is the lowest one on the validation part."
+    " Sentences come from the evaluated model that is best on the validation part, by its "
+    "{}. The NLL is the lowest one on the validation part."
 )
 SEARCHED = (
-    " Every seed searched the settings in searched.csv for itself, by the lowest NLL on the "
-    "validation part."
+    " For every seed, the settings in searched.csv were searched separately, by the lowest NLL "
+    "on the validation part."
 )
 MORE_SCORES = (
     " METEOR is nltk's, with words and stems but no synonyms; NIST and CIDEr are those of "
-    "mteval-v13a and pycocoevalcap. 003 prints METEOR of another version."
+    "mteval-v13a and pycocoevalcap. The DiSK paper prints METEOR of another version."
 )
 MADE_UP = (
-    " The text is made up: a small grammar writes tables and sentences in the corpus's format, and "
-    "the decoder begins from public text of the same kind about something else. Numbers on it say "
-    "nothing about the real corpora."
+    " The text is synthetic: a small grammar writes tables and sentences in the corpus's format, "
+    "and the decoder begins from public text of the same kind about something else. Numbers on it "
+    "say nothing about the real corpora."
 )
 
 

@@ -115,12 +115,13 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
 
 POWER = -1 / 6
 STANDS_ON = (
-    "f is a mean over people of cᵢ√(cᵢ² + ‖W − Aᵢ‖²) − cᵢ² with Pareto slopes cᵢ, so E‖G‖_F² ≤ G₂² "
-    "= mean cᵢ² everywhere, L = min(m, n) from ‖·‖_op to ‖·‖_*, f(W₀) − f* computed. η₀ = √(D/L), "
-    "and C₀ balances clipping and noise. Lots are Poisson lots of all people; one matrix moves. "
-    "The polar error is the largest that was met. The corollary bounds an expectation; each run is "
-    "held against it. That the bound keeps to K_T T'^(−1/6) from every T on is arithmetic, proved "
-    "beside the formula, and no claim here."
+    "f is a mean over people of cᵢ√(cᵢ² + ‖W − Aᵢ‖²) − cᵢ² with Pareto slopes cᵢ. Therefore "
+    "E‖G‖_F² ≤ G₂² = mean cᵢ² everywhere. L = min(m, n) from ‖·‖_op to ‖·‖_*, and f(W₀) − f* is "
+    "computed. η₀ = √(D/L), and C₀ balances clipping and noise. Lots are Poisson samples of all "
+    "people. One matrix is trained. The polar error is the largest value that occurred. The "
+    "corollary bounds an expectation, and each run is compared with it. That the bound is at most "
+    "K_T T'^(−1/6) from every T on follows by arithmetic. It is proved next to the formula and is "
+    "no claim here."
 )
 
 
@@ -135,7 +136,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
         *_bound_claims(rows),
         slopes_claim(
             "The rate shows in what is measured: over the larger half of T the norm falls like "
-            "T^(−1/6) or faster. (000's O(·) promises it of large T only.)",
+            "T^(−1/6) or faster. (The O(·) of the paper promises it for large T only.)",
             late,
             Rule(high=POWER),
             "log-log slopes: ",

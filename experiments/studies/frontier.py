@@ -111,19 +111,20 @@ NOTHING = Slope(-1.0, -1.0, -1.0)  # where no setting learns, half of it is noth
 NAMES = {"ball": "the ball", "global": "all models"}
 SHOWN = ("lr", "lambda", "rounds", "accuracy", "train_loss", "test_loss", "bound", "share")
 STANDS_ON = (
-    "Every bound is that of 001, Theorem 4.1 with no constant left open, of a run that ends after "
-    "the round it stands at. B is the range of the loss over the ball that the iterates cannot "
-    "leave: no gap exceeds it, so a bound above it says nothing, whatever constants it is made of. "
-    "From X⁰ = 0 with small steps the loss hardly moves while the model already ranks the "
-    "classes, so that B is small: hence bound / B, and accuracy beside it. Best settings are "
-    "chosen by held-out accuracy, which the bound does not know of: a frontier says what can be "
-    "had, and is no guarantee for a search. By construction the bound with the constants of the "
-    "ball is never above the one with those of all models; what may fail is that this is worth "
-    "anything. In the table the first line of a start and its constants is the most accurate "
-    "model below B / 10, the others are, for each η, the longest run; `any` is the most accurate "
-    "model of that start whatever its bound (with the ball). Bounds are held against the gap at "
-    "the clients' label shares, test losses are plain means. Certificates after the run "
-    "(`realized`) have no place here: they are of one run's neighbours, and bound no gap."
+    "Every bound is that of the Stability note, Theorem 4.1, with no constant left open, for a "
+    "run that ends after that round. B is the range of the loss over the ball that the iterates "
+    "cannot leave. No gap exceeds B, so a bound above B says nothing, whichever constants it "
+    "uses. From X⁰ = 0 with small steps the loss hardly changes while the model already ranks the "
+    "classes, so B is small. Therefore the figure shows bound / B and the accuracy. Best settings "
+    "are chosen by held-out accuracy, which the bound does not know. A frontier shows what is "
+    "possible and is no guarantee for a search. By construction, the bound with constants of the "
+    "ball is never above the one with constants of all models. The open question is whether this "
+    "is useful. In the table, the first line of each start and kind of constants is the most "
+    "accurate model below B / 10. The other lines are the longest run for each η. `any` is the "
+    "most accurate model of that start with any bound (with the ball). Bounds are compared with "
+    "the gap at the clients' label shares. Test losses are plain means. Certificates after the "
+    "run (`realized`) are not used here: they are about the neighbours of one run and do not "
+    "bound the gap."
 )
 
 

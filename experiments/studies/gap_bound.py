@@ -122,14 +122,15 @@ NAMES = {
 }
 JUDGED = "explicit"  # the form that keys are judged by, fixed in advance
 STANDS_ON = (
-    "Every bound is that of 001, Theorem 4.1 with no constant left open, of the run beside it. "
-    "`explicit`, `sharp` and `variance` are three proved forms of its branch H with constants over "
-    "the ball that the iterates cannot leave; `all models` is the explicit form with constants "
-    "over all models, as in 001. Each bound holds with probability 1 − δ by itself. From X⁰ = 0 "
-    "all losses are equal at the start, so the gap is what training makes. The gap of a run has "
-    "an interval for its finite held-out samples; that of a setting is the mean over seeds with "
-    "Student's interval. Seeds draw other train samples, schedules and partitions; held-out "
-    "samples are in part the same, so intervals over seeds leave out what they share."
+    "Every bound is that of the Stability note, Theorem 4.1, with no constant left open, for the "
+    "same run. `explicit`, `sharp` and `variance` are three proved forms of its branch H, with "
+    "constants over the ball that the iterates cannot leave. `all models` is the explicit form "
+    "with constants over all models, as in the paper. Each single bound holds with probability 1 "
+    "− δ. From X⁰ = 0 all losses are equal at the start, so training makes the whole gap. The gap "
+    "of a run has an interval for its finite held-out set. The gap of a setting is the mean over "
+    "seeds with Student's interval. Seeds draw different training samples, schedules and "
+    "partitions. Their held-out samples are partly the same, and intervals over seeds do not "
+    "count what they share."
 )
 
 

@@ -273,12 +273,13 @@ MUON = {
 NAMES = {**MUON, "normalized-sgd": "normalized SGD", "sgd": "SGD"}
 TOLERANCE = 0.03  # what terms of lower order may do to a slope at such K
 STANDS_ON = (
-    "The objective is 1-smooth and not convex, its minimum is 0. The entries of the noise are "
-    "symmetric stable with an index just above α (2 at α = 2), so (2) of 002 holds with the "
-    "σ₀ and σ₁ of rows.csv. The mean over k of ‖∇f(X_k)‖_F is measured, which is at "
-    "least the minimum that the theorems bound. Sketches of the randomized map are shared by the "
-    "runs of a step. A rate is an upper bound for large K: constants and lower orders show at "
-    "small K. SGD's means have no variance at α < 2, so their intervals are too narrow."
+    "The objective is 1-smooth and not convex, and its minimum is 0. The entries of the noise are "
+    "symmetric stable with an index just above α (2 at α = 2). Therefore equation (2) of Nesterov "
+    "Muon holds with the σ₀ and σ₁ of rows.csv. The measure is the mean over k of ‖∇f(X_k)‖_F, "
+    "which is at least the minimum that the theorems bound. Runs share the sketches of the "
+    "randomized orthogonalizer at each step. A rate is an upper bound for large K; at small K, "
+    "constants and lower orders are visible. SGD's means have no variance at α < 2, so their "
+    "intervals are too narrow."
 )
 
 

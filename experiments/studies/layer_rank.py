@@ -165,10 +165,10 @@ def renormalize(filters: Sequence[Tensor]) -> None:
 # What it claims.
 
 STANDS_ON = (
-    "The layer is the first convolution of the first pair of a CifarNet with learned first layer "
-    "and GroupNorms. Its gradient is that of a mini-batch, before each step. All methods and "
-    "widths share draws of batches at one seed. The tolerance for nearly flat is ours; the paper "
-    "prints slopes after a normalization whose formula the text that we read has lost."
+    "The layer is the first convolution of the first pair of a CifarNet with a learned first "
+    "layer and GroupNorms. The gradient is that of a mini-batch before each step. All methods and "
+    "widths share the batches of a seed. The tolerance for nearly flat is ours. The paper prints "
+    "slopes after a normalization whose formula is missing from the text that we read."
 )
 
 

@@ -313,15 +313,16 @@ def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
 ROUNDING = 1e-9  # a bound below is one of rounding
 STANDS_ON = (
-    "Maps: drawn matrices of one rank whose singular values over the divisor are at least τ; the "
-    "bound is a maximum over an interval, proved by interval arithmetic. Runs: one client, full "
-    "batches, the matrix classifier with its proved constants. The bound of a run with the map T "
-    "is Theorem 4.1 for the same run with a smoothed polar factor S, and 2 L_ℓ times the drift D "
-    "between both, computed from ‖T(M) − S(M)‖ at T's momenta. Each λ has an equal share of δ, so "
-    "that the least bound of a run holds at δ. Moved is the largest distance of the neighbours "
-    "that were run; certified is what T's run alone says of all its neighbours, by Weyl's "
-    "inequality: it is known after that run, and needs none of theirs. An S that does not move "
-    "lends a bound, too, by the length of T's path: what is more than that comes of stability."
+    "Orthogonalizers: matrices of one rank are drawn, whose singular values over the divisor are "
+    "at least τ. The bound is a maximum over an interval, proved by interval arithmetic. Runs: "
+    "one client, full batches, and the matrix classifier with its proved constants. The bound of "
+    "a run with the orthogonalizer T has two parts: Theorem 4.1 for the same run with a smoothed "
+    "polar factor S, and 2 L_ℓ times the drift D between both runs. D is computed from ‖T(M) − "
+    "S(M)‖ at the momenta of T. Each λ has an equal share of δ, so that the smallest bound of a "
+    "run holds at δ. `Moved` is the largest distance of the neighbours that were run. `Certified` "
+    "is what the run of T says about all its neighbours, by Weyl's inequality. It is known after "
+    "that run and needs no neighbour. An S that does not move also gives a bound, by the length "
+    "of T's path. Only what is better than that comes from stability."
 )
 
 
@@ -368,7 +369,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
             f"smallest share {met.min():.9f} in {len(met)} settings",
         ),
         Claim(
-            "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
+            "The paper's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
             Effect.exact("printed over proved", ratio, unit="ratio"),
             Rule(low=1.0, strict=True),
             f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",

@@ -125,11 +125,11 @@ NAMES = {"sgd-m": "SGD-M", "muon-svd": "Muon, SVD", "muon-ns-1": "Muon, q = 1",
 FLAT = 0.1  # a slope of at most this size is about flat
 PROMISED = 0.5  # of SGD-M by Theorem 3; the printed slope is lost in the text that we read
 STANDS_ON = (
-    "The model is a matrix regression whose loss is a mean over outputs, its target has r singular "
-    "values 1: f(X₀) − f* = 1/2 and L = 1 in 004's norms for every r, and step sizes are the same "
-    "for all r. 004's theorems bound the mean of ‖∇f‖_* by √r times a constant for SGD-M, and by "
-    "a constant for Muon; upper bounds, which a problem need not attain. 004 measures a "
-    "convolution of a network on CIFAR-10 instead."
+    "The model is a matrix regression whose loss is a mean over outputs. Its target has r "
+    "singular values 1, so f(X₀) − f* = 1/2 and L = 1 in the paper's norms for every r. Step "
+    "sizes are the same for all r. The paper's theorems bound the mean of ‖∇f‖_* by √r times a "
+    "constant for SGD-M, and by a constant for Muon. These are upper bounds, which a problem need "
+    "not reach. The paper measures a convolution of a network on CIFAR-10 instead."
 )
 
 

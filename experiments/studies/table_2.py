@@ -78,10 +78,10 @@ def measure(head: Record, stack: stability.Stack) -> Record:
 
 STANDS_ON = (
     "Runs, gaps and bounds are those of the suites that are named. Means are over all runs of a "
-    "suite, as in the table; their intervals are Student's over seeds. The gap of the table is the "
-    "test loss minus the weighted train loss; bounds are compared with the gap at the clients' "
-    "label shares, which the theorem is about. Orders and signs are compared, not values: the "
-    "paper prints neither its loss, its start, its δ nor its C_hp."
+    "suite, as in the paper's table, with Student's intervals over seeds. The gap in the table is "
+    "the test loss minus the weighted training loss. Bounds are compared with the gap at the "
+    "clients' label shares, which the theorem is about. Orders and signs are compared, not "
+    "values: the paper prints neither its loss, its initial model, its δ nor its C_hp."
 )
 WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturbation"}
 

@@ -143,12 +143,12 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
 
 NEAR = 4.0  # how far a prediction that knows two throughputs may be off
 STANDS_ON = (
-    "Lemma 11's counts are 14nm² + 8m³ for a thin SVD, 2nm² for U Vᵀ, 2q(κ + 1)nm² for q steps of "
-    "degree κ by Horner's rule. Products take this machine's speed for a square matrix of the "
-    "longer side, SVDs the speed that they have at that shape: what is left to predict is that "
-    "Newton–Schulz runs at the speed of products. Printed tables are 004's: losses at equal "
-    "seconds, linear between them. That SVD and q = 3 reach the same loss by the same number of "
-    "steps is what 004 says of its Figure 1."
+    "Lemma 11 counts 14nm² + 8m³ for a thin SVD, 2nm² for U Vᵀ, and 2q(κ + 1)nm² for q steps of "
+    "degree κ by Horner's rule. Products are assumed to have this machine's speed for a square "
+    "matrix of the longer side, and SVDs the speed that was measured at that shape. The "
+    "prediction that remains is that Newton–Schulz runs at the speed of products. Published "
+    "tables are compared at equal seconds, with linear interpolation. The paper says of its "
+    "Figure 1 that SVD and q = 3 reach the same loss after the same number of steps."
 )
 
 
@@ -173,9 +173,9 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
             "how much longer an SVD takes, within a factor of 4.",
             _quotient("predicted over measured", off, times, "to_product"),
             Rule(1 / NEAR, NEAR),
-            f"predicted over measured {off.min():.2f} to {off.max():.2f}; with 004's count of "
-            f"products {lemma.min():.2f} to {lemma.max():.2f}; products run {fast.min():.2g} to "
-            f"{fast.max():.2g} times as fast as an SVD",
+            f"predicted over measured {off.min():.2f} to {off.max():.2f}; with the paper's "
+            f"count of products {lemma.min():.2f} to {lemma.max():.2f}; products run "
+            f"{fast.min():.2g} to {fast.max():.2g} times as fast as an SVD",
         ),
         Claim(
             "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as "

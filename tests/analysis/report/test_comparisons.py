@@ -37,7 +37,7 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     runs, _ = columns(good=[[0.9, 0.2], [0.9, 0.5]], bad=[[0.9, 0.4], [0.9, 0.4]])
     claim = terminal("good", "bad", "train_loss", runs)
     assert claim.verdict == "inconclusive"
-    assert claim.detail.startswith("0.35 against 0.4 (−0.05 ± 1.9); ± is 95%")
+    assert claim.detail.startswith("0.35 against 0.4 (−0.05 ± 1.9); ± is half of a 95%")
     assert claim.detail.endswith("0 of 1 clear of 0")
     sure, _ = columns(good=[[0.2], [0.21]], bad=[[0.4], [0.41]])
     assert terminal("good", "bad", "train_loss", sure).detail.endswith("1 of 1 clear of 0")

@@ -68,7 +68,7 @@ def crowded(folder: Path) -> Path:
     head = "method", *(f"slope over K = {4**k}" for k in range(4)), "promised", "at the end"
     row = "Muon, randomized", *("−0.069 (−0.174 to +0.037)" for _ in range(4)), "−0.125", "0.2455"
     found = Findings(
-        "crowded", "Rates of Muon under heavy-tailed noise (002)", "",
+        "crowded", "Rates of Muon under heavy-tailed noise (Nesterov Muon)", "",
         [*claims, unknown(sentence, "refused")], "Numbers", head,
         [("Muon, schedule that knows α:", *[""] * 6), row], "note " * 40,
         [Picture("a", draw, "Losses by round", "caption " * 30)],

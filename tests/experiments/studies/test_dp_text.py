@@ -61,7 +61,7 @@ def test_the_suite_from_its_command_to_its_report(
     written = list(csv.DictReader((out / "written.csv").read_text().splitlines()))
     assert len(written) == 8 and " : food : " in written[0]["table"]
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "The text is made up" in page and "000, GPT-2" in page and "0.4531" in page
+    assert "The text is synthetic" in page and "000, GPT-2" in page and "0.4531" in page
     assert not unnamed(out)
     ledger = next((out / "runs").glob("*/method-0/ledger.jsonl"))
     assert len(ledger.read_text().splitlines()) == 2

@@ -212,7 +212,7 @@ def test_the_printed_table_is_per_release() -> None:
     found = dp_muon_printed.claims({name: np.array([value]) for name, value in single.items()})
     assert [claim.holds for claim in found] == [True, None, True]
     assert "would be certified for Poisson lots" in found[2].sentence
-    assert "000's own runs drew no Poisson lots" in dp_muon_printed.STANDS_ON
+    assert "own runs did not draw Poisson lots" in dp_muon_printed.STANDS_ON
 
 
 # Step sizes: every method takes the best of equally many that were tried.
