@@ -21,6 +21,7 @@ html_theme = "furo"
 html_title = "fedmuon"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = [("filter.js", {"defer": "defer"})]
 html_show_sphinx = html_show_sourcelink = False
 html_copy_source = False
 smartquotes = False  # --out is an option, no dash

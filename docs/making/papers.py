@@ -101,7 +101,7 @@ def page(number: str) -> str:
         [
             f"**{titled(held)}**",
             f"{len(words)} claims of the paper: {counted(words)}. "
-            "[What these words mean](/about/claims.md).",
+            "[What these words mean](/about/claims.md). A ± is half of a 95% interval.",
             "{.stacked}\n"
             + table(("where", "the paper", "our result", "verdict", "evidence"), rows),
             *(
