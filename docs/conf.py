@@ -27,7 +27,8 @@ html_copy_source = False
 smartquotes = False  # --out is an option, no dash
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-MARK = re.compile(r"^<!-- made: (.+) -->$", re.MULTILINE)
+# A mark, and what the page says in its place where it is read without being built.
+MARK = re.compile(r"^<!-- made: (.+) -->$(?:\n\*On the site, .*\*$)?", re.MULTILINE)
 
 
 def fill(app, name, source):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.tables import MEND, read_json
-from fedmuon.analysis.report.verdicts import tally
+from fedmuon.analysis.report.verdicts import SCOPE, tally
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import mendable, sums_of
@@ -197,18 +197,19 @@ def suite_tables(found: Findings) -> list[Table | Text]:
     for claim in found.claims:
         effect, ends = claim.shown
         reach = f", {ends} (95%)" if ends else ""
-        worst = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
+        worst = f"{effect}{reach}, claim allows: {claim.accepted}" if effect else ""
         by_how_much = "; ".join(filter(None, (worst, claim.in_words)))
         verdict = f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]"
         claims.append((_escaped(claim.sentence), verdict, _escaped(by_how_much)))
     parts: list[Table | Text] = []
     if claims:
         title = f"{_escaped(found.title)}: {tally(found.claims)}"
-        parts.append(columns(title, ("claim", "verdict", "by how much"), claims, left=3))
+        parts.append(columns(title, ("claim", "verdict", "details"), claims, left=3))
+        parts.append(Text(f"{SCOPE}\n"))
     if found.caution:
         parts.append(Text(f"{plain(found.caution, None)}\n"))
     commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
-    parts += [Text(f"To decide what is open: {plain(one, None)}\n") for one in commands]
+    parts += [Text(f"To decide open claims: {plain(one, None)}\n") for one in commands]
     numbers = [[_escaped(one) for one in row] for row in found.numbers]
     head = [_escaped(name) for name in found.head]
     return [*parts, columns(found.numbers_title, head, numbers)]

@@ -201,8 +201,8 @@ SCOPE = (
     "used. It is not a verdict on a paper. The page of each paper compares the two settings."
 )
 ONE_OF_MANY = (
-    "an interval is beyond the rule, as one of many may be by chance: they are right together, 95 "
-    "times in 100, where they are {} times as long"
+    "an interval lies outside the allowed range, but one of many may do so by chance: intervals "
+    "that are right together in 95% of cases are {} times as long"
 )
 
 
@@ -370,7 +370,7 @@ class Claim:
             and self.rule.refuses(self.effect.low, self.effect.high).any()
         ):
             return ONE_OF_MANY.format(number(float(self.effect.longer.max()), 3))
-        return self.limit or "no interval to judge by" * (self.verdict == UNTESTED)
+        return self.limit or "there is no interval" * (self.verdict == UNTESTED)
 
     @property
     def holds(self) -> bool | None:
@@ -473,7 +473,7 @@ def tally(claims: Sequence[Claim], data: str = "") -> str:
 
 
 NOTHING = "no shipped suite can decide it: {}"
-SHORT = "Such a change shortens the interval, and may not decide."
+SHORT = "This change shortens the interval, but may not decide."
 FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as many as one would run
 

@@ -1,7 +1,7 @@
 """Write report.html: findings with their verdict first, in one file that needs no network.
 
-claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX lie beside it. The HTML is
-in the templates of assets/; this file gathers what they show.
+The same folder gets claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX. The
+HTML is in the templates of assets/. This file collects their values.
 """
 
 import base64
@@ -157,7 +157,7 @@ def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
     return {
         "title": picture.title,
         "caption": " ".join(filter(None, said)),
-        "files": f"As files: {pdf.relative_to(folder)}, {png.name}.",
+        "files": f"Files: {pdf.relative_to(folder)}, {png.name}.",
         "wide": wide,
         "narrow": narrow,
     }
@@ -169,7 +169,7 @@ def _table(folder: Path, place: Path, title: str, head: Sequence[str], rows: Row
     file = place / f"{slug(title)}.csv"
     write_bytes(file, as_csv(names, cells))
     write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))
-    files = f"As files: {file.relative_to(folder)}, {file.stem}.tex."
+    files = f"Files: {file.relative_to(folder)}, {file.stem}.tex."
     return {
         "title": title,
         "head": names,

@@ -19,9 +19,9 @@ from fedmuon.runs.directory import CLIENTS, client_records
 BAND = (0.1, 0.9)  # quantiles of the drift
 TITLE = "Clients"
 CAPTION = (
-    "The last record of each client: its loss after its local steps and, where it has test samples "
-    "of its own, its score on them. By round: median of the clients' drift ‖x − X‖, with a band "
-    "from the 10% to the 90% quantile."
+    "The histograms show the last record of each client: its loss after its local steps and, if it "
+    "has its own test samples, its score on them. The curve shows the median of the clients' drift "
+    "‖x − X‖ by round, with a band from the 10% to the 90% quantile."
 )
 
 

@@ -229,7 +229,7 @@ def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     try:
         server = Server(folder)
     except OSError as error:
-        tell(f"no page can be served on 127.0.0.1 ({error.strerror}); the run goes on")
+        tell(f"Cannot serve a page on 127.0.0.1 ({error.strerror}). The run continues.")
         yield
         return
     with server:

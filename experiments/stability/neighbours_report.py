@@ -149,9 +149,9 @@ def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
     if not record["assumptions"]:
         return f"Status: {record['status']}."
     named = isinstance(c_hp := record["c_hp"], str)
-    constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which nothing proves"
+    constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which is not proved"
     return (
-        f"Status: {record['status']}. The bound is that of 001, Theorem 4.1 at δ = "
+        f"Status: {record['status']}. The bound is that of the Stability note, Theorem 4.1, at δ = "
         f"{record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant "
         "of the map. It assumes:"
     )

@@ -333,8 +333,8 @@ def _after_changes(
 
 SIDE = 2048  # of the matrices whose product is timed
 COMPARED = (
-    "Published values are of {}, these of {} ({} scale): compare signs, orders and trends, not "
-    "digits. The paper prints neither its C_hp nor its start."
+    "Published values are for {}, ours for {} ({} scale). Compare signs, orders and trends, not "
+    "digits. The paper prints neither its C_hp nor its initial model."
 )
 
 

@@ -54,7 +54,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         folder,
         about,
         claims=[with_range(of_gap, about), *others],
-        numbers_title="Measured beside published" if about["published"] else "Measured",
+        numbers_title="Measured and published values" if about["published"] else "Measured",
         head=head,
         numbers=numbers,
         pictures=[*pictures, Picture.known("gap", gap_and_bound, runs)],
@@ -107,7 +107,7 @@ def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[s
         return ("", "measured"), list(measured.items())
     held = [str(published.get("runs", "–")), *(number(published.get(name)) for name in TABLE_2)]
     rows = itertools.zip_longest(measured, measured.values(), held, fillvalue="–")
-    return ("", "measured", f"001, Table 2 ({published.get('data', '')})"), list(rows)
+    return ("", "measured", f"Stability note, Table 2 ({published.get('data', '')})"), list(rows)
 
 
 # The figure.

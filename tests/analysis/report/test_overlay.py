@@ -112,7 +112,7 @@ def test_words_of_runs_are_words() -> None:
     assert text.count("checked>") == 3 + 1  # every run, and the first measure
     assert "<script" not in text and overlay([runs()[2]]) == ""
     one = overlay([DrawnRun("a", "", {"x": [(3.0, float("inf"))]})])
-    assert "nothing finite was measured" in one
+    assert "no finite value was measured" in one
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [-1.0, 1e9], [1e-9, 1.0], [1e17], [-1e300]])

@@ -87,7 +87,9 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
     assert slug("±") == "table"
     head, *lines = csv.reader((folder / "tables" / "measured-beside-published.csv").open())
     (part,) = gather(folder)
-    assert head == ["", "measured", "001, Table 2 (mnist)"] and len(lines) == len(part.numbers)
+    assert head == ["", "measured", "Stability note, Table 2 (mnist)"] and len(lines) == len(
+        part.numbers
+    )
     assert (folder / "tables" / "measured-beside-published.tex").exists()
     runs = list(csv.DictReader((folder / "tables" / "all-runs.csv").open()))
     bounds = sorted(float(row["bound"]) for row in runs)

@@ -273,7 +273,7 @@ def test_there_is_no_command_where_none_would_decide() -> None:
     none.append(with_command(replace(open_claim(), effect=held), ABOUT))
     assert [claim.command for claim in none] == [""] * 6
     for at, why in {1: "100 times", 2: "could not be", 3: "shorten", 5: "shorten"}.items():
-        assert none[at].also.startswith("nothing shipped decides it") and why in none[at].also
+        assert none[at].also.startswith("no shipped suite can decide it") and why in none[at].also
     assert not any(none[at].also for at in (0, 4))
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
     assert " --seeds 5 " in one.command

@@ -346,7 +346,7 @@ def test_the_command_writes_a_report(
     assert json.loads((out / "suite.json").read_text())["trajectories"] == 24
     said = capsys.readouterr().out
     assert "Two by two on digits" in said
-    commands = [line for line in said.splitlines() if line.startswith("To decide what is open: ")]
+    commands = [line for line in said.splitlines() if line.startswith("To decide open claims: ")]
     assert commands  # longer than a terminal is wide, and each is one line to be pasted
     assert all(len(one) > 80 and " --out runs/" in one for one in commands)
 
