@@ -85,12 +85,12 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
     assert r"100\% & –" in latex and latex.count(r"\hline") == 3 and "{lr}" in latex
     assert slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
     assert slug("±") == "table"
-    head, *lines = csv.reader((folder / "tables" / "measured-beside-published.csv").open())
+    head, *lines = csv.reader((folder / "tables" / "measured-and-published-values.csv").open())
     (part,) = gather(folder)
     assert head == ["", "measured", "Stability note, Table 2 (mnist)"] and len(lines) == len(
         part.numbers
     )
-    assert (folder / "tables" / "measured-beside-published.tex").exists()
+    assert (folder / "tables" / "measured-and-published-values.tex").exists()
     runs = list(csv.DictReader((folder / "tables" / "all-runs.csv").open()))
     bounds = sorted(float(row["bound"]) for row in runs)
     np.testing.assert_allclose(bounds, np.sort(phase_grid()[0]["bound"]), rtol=5e-3)
