@@ -396,6 +396,7 @@ ORDERS: tuple[dict[str, str], ...] = (  # what 000 prints for E2E
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "bleu"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "rouge_l"},
 )
+PAPERS = {"000": "DP-Muon", "003": "DiSK"}  # their short names
 JOINT = (
     "All releases of a step are accounted for jointly, with Poisson lots (zero-out). A private "
     "example is one pair of a table and a sentence. A table with several sentences is several "
@@ -507,7 +508,7 @@ def numbers(
         lines.append((name, *about, *(spread(ends[key][mine]) for key in measured)))
         if held := published.get(name):
             lines.append(
-                (f"  {paper}, GPT-2", "", "", *(number(held.get(key)) for key in measured))
+                (f"  {PAPERS[paper]}, GPT-2", "", "", *(number(held.get(key)) for key in measured))
             )
     return lines
 

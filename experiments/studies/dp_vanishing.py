@@ -149,8 +149,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
             "log-log slopes (the bound's goes to −1/6): ",
         ),
         Claim(
-            "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; 000 has four "
-            "times that.",
+            "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; the paper has "
+            "four times that.",
             Effect.exact(
                 "excess over G₂²/(4C)", np.where(excess > 0, excess, np.inf), unit="ratio"
             ),

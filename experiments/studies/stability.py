@@ -431,7 +431,7 @@ class Stability(Work):
         head = {"suite": self.request.stem, "data": self.request.data}
         lines = [head | {"source": "measured"} | _aggregate(records)]
         if self.published:
-            lines.append(head | {"source": "001, Table 2"} | self.published.model_dump())
+            lines.append(head | {"source": "Stability note, Table 2"} | self.published.model_dump())
         return {
             "runs": [head | run for record in records for run in record["runs"]],
             "neighbours": [head | line for record in records for line in record["neighbours"]],

@@ -177,7 +177,8 @@ def beside_published(rows: Columns, narrow: bool = False) -> Figure:
         reach = np.array([(one.value - one.low, one.high - one.value) for one in means]).T
         axes.errorbar(place - 0.1, values, reach, fmt="o", color=style.BLUE, ms=5, label="here")
         held = [printed(rows, one, name) for one in suites]
-        axes.plot(place + 0.1, held, "D", color=style.RED, ms=5, mfc="none", label="001, Table 2")
+        label = "Stability note, Table 2"
+        axes.plot(place + 0.1, held, "D", color=style.RED, ms=5, mfc="none", label=label)
         if name == "gap":
             axes.axhline(0, color=style.GREY, lw=0.8)
         else:

@@ -255,7 +255,8 @@ def slowdown(table: Columns) -> tuple[float, bool]:
 
 def numbers(rows: Columns, times: Columns) -> Rows:
     """Shape by shape, then the printed tables' ends."""
-    lines: Rows = [("shape or table", "q", "SVD / NS", "Lemma 11, made here", "Lemma 11, 004's")]
+    counts = "Lemma 11, our counts", "Lemma 11, its counts"
+    lines: Rows = [("shape or table", "q", "SVD / NS", *counts)]
     for k in range(len(times["m"])):
         shape = f"{times['m'][k]:.0f} × {times['n'][k]:.0f}"
         measured = times["svd_seconds"][k] / times["seconds"][k]

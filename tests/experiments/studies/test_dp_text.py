@@ -61,7 +61,7 @@ def test_the_suite_from_its_command_to_its_report(
     written = list(csv.DictReader((out / "written.csv").read_text().splitlines()))
     assert len(written) == 8 and " : food : " in written[0]["table"]
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "The text is synthetic" in page and "000, GPT-2" in page and "0.4531" in page
+    assert "The text is synthetic" in page and "DP-Muon, GPT-2" in page and "0.4531" in page
     assert not unnamed(out)
     ledger = next((out / "runs").glob("*/method-0/ledger.jsonl"))
     assert len(ledger.read_text().splitlines()) == 2
@@ -286,7 +286,7 @@ def test_claims_of_disk_are_those_of_its_suite() -> None:
     assert sum(claim.holds is False for claim in dp_text.claims(worse, {}, orders)) == 2
     head, *lines = dp_text.numbers(settings["published"]["dart"], scored, {}, "003")
     assert head[3:] == ("NLL per target token", "BLEU", "ROUGE-L", "METEOR", "NIST", "CIDEr")
-    assert lines[3][0] == "  003, GPT-2" and lines[3][4:] == (
+    assert lines[3][0] == "  DiSK, GPT-2" and lines[3][4:] == (
         "41.01", "57.53", "0.359", "7.949", "2.553")  # fmt: skip
 
 
@@ -299,7 +299,7 @@ def test_the_table_has_published_numbers_below_ours() -> None:
     printed = {"DP-Muon": {"bleu": 61.0, "rouge_l": 65.0}}
     head, *lines = dp_text.numbers(printed, columns(), {})
     assert head == ("method", "noise σ", "blocks", "NLL per target token", "BLEU", "ROUGE-L")
-    assert [line[0] for line in lines] == ["DP-SGD", "DP-Adam", "DP-Muon", "  000, GPT-2",
+    assert [line[0] for line in lines] == ["DP-SGD", "DP-Adam", "DP-Muon", "  DP-Muon, GPT-2",
                                            "DP-MuonBC"]  # fmt: skip
     assert lines[3][4:] == ("61", "65")
 
