@@ -4,10 +4,12 @@ import re
 import sys
 from pathlib import Path
 
+from sphinx.errors import ExtensionError
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs.making import formulas, made  # noqa: E402
+from docs.making import formulas, made, notebooks  # noqa: E402
 
 project = "fedmuon"
 author = "The fedmuon authors"
@@ -38,8 +40,27 @@ def fill(app, name, source):
         kind, *words = mark[1].split()
         return getattr(made, kind)(*words)
 
+    if name in OUTPUTS:
+        source[0] = notebooks.woven(name, source[0], OUTPUTS[name])
     # What the README has for those who read the files stands on a page of its own here.
     source[0] = MARK.sub(said, source[0]).replace("(../README.md)", "(/papers/index.md)")
+
+
+OUTPUTS: dict[str, list[list[notebooks.Output]]] = {}
+
+
+def run_cells(app):
+    """Run the cells of all pages. A cell that fails ends the build."""
+    try:
+        OUTPUTS.update(notebooks.all_outputs())
+    except notebooks.CellError as error:
+        raise ExtensionError(str(error)) from None
+
+
+def write_notebooks(app, error):
+    """Write the pages with cells as notebooks beside their HTML."""
+    if error is None:
+        list(notebooks.write(Path(app.outdir), OUTPUTS))
 
 
 def plain(app, what, name, one, options, lines):
@@ -79,6 +100,8 @@ def break_names(app, page, template, context, tree):
 
 def setup(app):
     """What Sphinx calls first."""
+    app.connect("builder-inited", run_cells)
+    app.connect("build-finished", write_notebooks)
     app.connect("html-page-context", break_names)
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon adds its marks

@@ -1,125 +1,141 @@
-"""The notebooks of `examples/`: stripped, short, and true, as their cells run."""
+"""Pages with code cells: they run, they show what their text says, and they become notebooks."""
 
-import ast
 import json
-import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedmuon.experiments.cli import main
+from docs.making import notebooks
+from docs.making.notebooks import Cell, CellError
 
-BOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
-FILES = sorted(BOOKS.glob("*.ipynb"))
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = notebooks.pages()
 Names = dict[str, Any]
+TEXT = """# A page
 
+```{code-cell} python
+:alt: A picture.
+a = 2
+print("sum", a + 1)
+a * 3
+```
 
-def cells(file: Path) -> list[dict[str, Any]]:
-    return json.loads(file.read_text(encoding="utf-8"))["cells"]
+Words.
 
+```{code-cell} python
+%%writefile one.toml
+[data]
+```
 
-def executed(file: Path) -> tuple[Names, list[Any]]:
-    """Its code in order, in one namespace: the names that it leaves, and what cells show."""
-    names: Names = {"__name__": "__main__"}
-    shown = []
-    for cell in cells(file):
-        if cell["cell_type"] == "code":
-            body = ast.parse("".join(cell["source"]), f"{file.name}:{cell['id']}").body
-            last = body.pop() if isinstance(body[-1], ast.Expr) else None
-            exec(compile(ast.Module(body, []), file.name, "exec"), names)
-            if isinstance(last, ast.Expr):
-                shown.append(eval(compile(ast.Expression(last.value), file.name, "eval"), names))
-    return names, [one for one in shown if one is not None]
-
-
-def pictures(shown: list[Any]) -> int:
-    """How many of them a notebook shows as pictures, each of which can be drawn."""
-    found = 0
-    for one in shown:
-        if hasattr(one, "savefig"):
-            with tempfile.TemporaryFile() as file:
-                one.savefig(file)
-            found += 1
-        elif hasattr(one, "_repr_html_"):
-            assert "<table>" in one._repr_html_()
-    return found
+```{code-cell} python
+!echo "hello  there" && cat one.toml
+```
+"""
+OUTPUTS = [[{"text": "sum 3\n"}, {"text": "6"}], [], [{"text": "hello  there\n[data]\n"}]]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of its own, and no window to draw in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter's kernels have it
 
 
-def test_notebooks_are_stripped_and_short() -> None:
-    assert len(FILES) == 3
-    for file in FILES:
-        first, *rest = cells(file)
-        assert first["cell_type"] == "markdown" and first["source"][0].startswith("# ")
-        code = [one for one in rest if one["cell_type"] == "code"]
-        assert all(one["outputs"] == [] and one["execution_count"] is None for one in code)
-        lines = [line for one in code for line in one["source"]]
-        assert len(lines) < 60 and max(map(len, lines)) <= 101  # with the line's end
-        used = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
-        assert used <= {"fedmuon", "matplotlib.pyplot", *sys.stdlib_module_names}
+def test_cells_run_in_one_namespace_and_show_what_a_notebook_shows() -> None:
+    names: Names = {}
+    assert notebooks.run(TEXT, names) == OUTPUTS
+    assert names["a"] == 2
+    assert notebooks.cells(TEXT)[1] == Cell("code", 'a = 2\nprint("sum", a + 1)\na * 3',
+                                            {"alt": "A picture."})  # fmt: skip
 
 
-def test_a_first_run_and_its_certificate(capsys: pytest.CaptureFixture) -> None:
-    names, shown = executed(FILES[0])
-    assert pictures(shown) == 2 and "model.safetensors" in shown[2]
-    bound = names["bound"]
-    assert bound["status"] == "certified" and 0.5 < names["nearest"] <= 1 and bound["share"] < 0.2
-    assert names["result"].summary["accuracy"] > names["beside"].summary["accuracy"] > 0.3
-    said = capsys.readouterr().out
-    assert "status: certified" in said and said.count("\n- ") == len(bound["assumptions"])
+def test_commands_of_a_cell() -> None:
+    assert notebooks.commands_of("!a b \\\n  c\n!d") == ["a b c", "d"]
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "!false", "assert False"])
+def test_a_cell_that_fails_is_an_error(source: str) -> None:
+    with pytest.raises(CellError, match=source.split()[-1].strip("!")):
+        notebooks.run(f"```{{code-cell}} python\n{source}\n```\n")
+
+
+def test_a_page_of_the_site_has_code_outputs_and_a_link() -> None:
+    page = notebooks.woven("start/one", TEXT, OUTPUTS)
+    assert "```{code-cell}" not in page and "%%writefile" not in page
+    assert '```python\na = 2\nprint("sum", a + 1)\na * 3\n```' in page
+    assert "Save this as `one.toml`:\n\n```toml\n[data]\n```" in page
+    assert '```sh\necho "hello  there" && cat one.toml\n```' in page
+    assert "<pre>sum 3</pre>" in page and 'href="one.ipynb"' in page
+
+
+def test_a_figure_is_shown_with_its_description() -> None:
+    text = TEXT.replace("a * 3", "import matplotlib.pyplot as plt\nplt.figure()")
+    outputs = notebooks.run(text)
+    assert [*outputs[0][1]] == ["svg"]
+    assert '<img alt="A picture." src="data:image/svg+xml;base64,' in notebooks.woven(
+        "one", text, outputs
+    )
+
+
+def test_a_notebook_has_cells_and_outputs() -> None:
+    held = json.loads(notebooks.notebook(TEXT, OUTPUTS))
+    assert held["nbformat"] == 4
+    assert [one["cell_type"] for one in held["cells"]] == [
+        "markdown", "code", "markdown", "code", "code"
+    ]  # fmt: skip
+    assert held["cells"][1]["outputs"][0]["text"] == "sum 3\n"
+    assert "".join(held["cells"][4]["source"]).startswith("!echo")
+
+
+def test_every_page_with_cells_is_listed_and_imports_only_what_is_installed() -> None:
+    assert len([name for name in PAGES if name.startswith("tutorials/")]) >= 8
+    known = {"fedmuon", "torch", "numpy", "matplotlib", "sklearn", *sys.stdlib_module_names}
+    for name, file in PAGES.items():
+        index = (file.parent / "index.md").read_text(encoding="utf-8")
+        assert f"({file.name})" in index and f"\n{file.stem}\n" in index, name
+        parts = notebooks.cells(file.read_text(encoding="utf-8"))
+        written = {one.source.split()[1].removesuffix(".py") for one in parts
+                   if one.source.startswith("%%writefile")}  # fmt: skip
+        lines = [line for one in parts if one.kind == "code" for line in one.source.splitlines()]
+        used = {line.split()[1].partition(".")[0] for line in lines
+                if line.startswith(("import ", "from "))}  # fmt: skip
+        assert used <= known | written, name
+        drawn = [one for one in parts if one.source.endswith(("plot()", "\nfigure"))]
+        assert all("alt" in one.options for one in drawn), name
+
+
+# What the text of a page relies on.
+TRUE: dict[str, Callable[[Names], bool]] = {
+    "start/first-run": lambda n: all(row["accuracy"] > 0.8 for row in n["both"].rows),
+    "start/stability": lambda n: n["result"].bound["status"] == "certified"
+    and 0.8 < n["nearest"] <= 1
+    and n["large"].bound["share"] > 1
+    and n["result"].bound["share"] < 0.2,
+    "start/private": lambda n: n["private"].summary["privacy"]["epsilon"] <= 8
+    and n["private"].summary["accuracy"] > n["starved"].summary["accuracy"],
+    "start/cluster": lambda n: bool((n["here"] - n["ray"]).abs().max() < 1e-12),
+    "tutorials/own-model-and-data": lambda n: n["spent"]["epsilon"] <= 8,
+    "tutorials/fair-comparison": lambda n: set(n["best"]) == {"fedmuon", "fedadam", "scaffold"},
+    "tutorials/one-sample": lambda n: n["farthest"](n["census"]) < n["farthest"](n["worst"])
+    and 0.5 < n["share"] <= 1
+    and len(n["unused"]) > 0,
+    "tutorials/bound-and-gap": lambda n: n["one"]["gap_low"] < 0 < n["one"]["gap_high"],
+    "tutorials/private-training": lambda n: 7.9 < n["private"]["epsilon"] <= 8,
+    "tutorials/audit-optimizer": lambda n: n["bound"].epsilon > 1.3,
+    "tutorials/write-optimizer": lambda n: n["runs"]["FedLion"].summary["accuracy"] > 0.5,
+    "tutorials/ray-and-deployment": lambda n: bool(n["difference"] < 1e-12),
+    "tutorials/compression-and-devices": lambda n: len(n["timed"]) == 3,
+}
 
 
 @pytest.mark.slow
-def test_neighbours_and_the_census_by_derivatives(capsys: pytest.CaptureFixture) -> None:
-    names, shown = executed(FILES[1])
-    assert pictures(shown) == 1 and pictures([names["figure"]]) == 1
-    assert len(names["census"].neighbours) == 200 < 100_000 < names["ranked"]["pairs"]
-    most = names["most"]
-    assert most(names["census"]) < most(names["worst"]) and 0.5 < names["share"] <= 1
-    assert all(abs(1 - one["predicted"] / one["perturbation"]) < 0.01 for one in names["pairs"])
-    assert "census: 200 neighbours" in capsys.readouterr().out
-
-
-def test_a_private_run_its_ledger_and_an_audit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    apart = subprocess.run
-
-    def here(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
-        """Our commands in this process, which has loaded what they need."""
-        if command[:3] != [sys.executable, "-m", "fedmuon"]:
-            return apart(command, **given)
-        before = capsys.readouterr().out
-        with pytest.raises(SystemExit) as end:
-            main(command[3:])
-        said = capsys.readouterr().out
-        print(before, end="")
-        return subprocess.CompletedProcess(command, int(end.value.code or 0), said)
-
-    monkeypatch.setattr(subprocess, "run", here)
-    names, shown = executed(FILES[2])
-    assert pictures(shown) == 1 and len(names["lines"]) == 10
-    private, audit = names["private"], names["audit"]
-    assert private["certified"] and 7.9 < private["epsilon"] <= 8
-    assert max(shown[-1].values()) == round(private["epsilon"], 3)
-    assert 0 <= audit["epsilon_at_least"] < audit["epsilon"] == private["epsilon"]
-    assert "round 0: 2 steps" in capsys.readouterr().out
-
-
-def test_a_cell_that_fails_is_seen(tmp_path: Path) -> None:
-    broken = cells(FILES[0])[:2]
-    broken[1]["source"] = ["1 / 0"]
-    (file := tmp_path / "broken.ipynb").write_text(json.dumps({"cells": broken}))
-    with pytest.raises(ZeroDivisionError):
-        executed(file)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_runs_and_its_text_is_true(name: str) -> None:
+    names: Names = {}
+    notebooks.run(PAGES[name].read_text(encoding="utf-8"), names)
+    assert TRUE[name](names)
