@@ -1,4 +1,4 @@
-"""Arrays with real targets, and a linear model: `arrays.py [inline | ray]`."""
+"""Linear regression on NumPy arrays: `arrays.py [inline | ray]`."""
 
 import sys
 
@@ -16,6 +16,6 @@ INPUTS = np.random.default_rng(0).normal(size=(200, 3))
 TARGETS = INPUTS @ [1.0, -2.0, 0.5] + 3
 
 if __name__ == "__main__":
-    found = fedmuon.run(CONFIG, data=(INPUTS, TARGETS), task=lambda: nn.Linear(3, 1))
-    weight, bias = found.model["weight"].round(decimals=2).tolist(), found.model["bias"].item()
-    print(f"test loss {found.summary['test_loss']:.2g}, weight {weight}, bias {bias:.2f}")
+    result = fedmuon.run(CONFIG, data=(INPUTS, TARGETS), task=lambda: nn.Linear(3, 1))
+    weight, bias = result.model["weight"].round(decimals=2).tolist(), result.model["bias"].item()
+    print(f"test loss {result.summary['test_loss']:.2g}, weight {weight}, bias {bias:.2f}")

@@ -1,4 +1,4 @@
-"""Stopping early, and a callback of one's own: `callbacks.py [inline | ray]`."""
+"""Early stopping and your own callback: `callbacks.py [inline | ray]`."""
 
 import sys
 
@@ -14,12 +14,12 @@ CONFIG = {
 
 class Losses(callbacks.Callback):
     def __init__(self):
-        self.found = []
+        self.losses = []
 
     def on_round(self, record, state):
-        self.found.append(round(record["test_loss"], 3))
+        self.losses.append(round(record["test_loss"], 3))
 
 
 if __name__ == "__main__":
-    mine = [Losses(), callbacks.EarlyStopping(patience=2)]
-    print("stopped:", run(CONFIG, callbacks=mine).summary.get("stopped"), mine[0].found)
+    used = [Losses(), callbacks.EarlyStopping(patience=2)]
+    print("stopped:", run(CONFIG, callbacks=used).summary.get("stopped"), used[0].losses)

@@ -1,4 +1,4 @@
-"""Samples as you may have them, one run for each kind: `data_kinds.py [inline | ray]`."""
+"""Six kinds of data that `data=` accepts, one run each: `data_kinds.py [inline | ray]`."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ CONFIG = {
     "federation": {"clients": 4, "per-round": 4, "rounds": 3},
     "engine": {"name": (*sys.argv, "inline")[1], "dtype": "float64"},
 }
-DIGITS: Any = load_digits()  # a Bunch
+DIGITS: Any = load_digits()  # a Bunch of scikit-learn
 PIXELS = (DIGITS.images * 15).astype(np.uint8)
 
 
@@ -23,7 +23,7 @@ def bunch() -> Any:
 
 
 def table() -> Any:
-    return DataFrame(DIGITS.data).assign(digit=DIGITS.target)  # with [data] target = "digit"
+    return DataFrame(DIGITS.data).assign(digit=DIGITS.target)  # needs [data] target = "digit"
 
 
 def pairs_of_images() -> Any:
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     for kind in KINDS:
         try:
             data = kind()
-        except ImportError:  # of an optional package
+        except ImportError:  # an optional package is not installed
             continue
         named = {"target": "digit"} if kind is table else {}
         run = fedmuon.run({**CONFIG, "data": named}, data=data)

@@ -1,4 +1,4 @@
-"""A torch Dataset, and a network: `dataset.py [inline | ray]`."""
+"""A torch Dataset and a network: `dataset.py [inline | ray]`."""
 
 import sys
 

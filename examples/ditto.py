@@ -1,4 +1,4 @@
-"""Ditto, compared with one model and training alone (Li et al. 2021): `ditto.py [inline | ray]`."""
+"""Ditto against one global and purely local models (Li et al. 2021): `ditto.py [inline | ray]`."""
 
 import sys
 
@@ -20,4 +20,4 @@ def tested(weight, what="personal_"):
 
 
 if __name__ == "__main__":
-    print(f"global {tested(0.03, '')}, alone {tested(0.0)}, Ditto {tested(0.03)}")
+    print(f"global {tested(0.03, '')}, local {tested(0.0)}, Ditto {tested(0.03)}")

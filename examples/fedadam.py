@@ -1,4 +1,4 @@
-"""Adaptive Federated Optimization (Reddi et al. 2021) on digits: `fedadam.py [inline | ray]`."""
+"""FedAdam against FedAvg on digits (Reddi et al. 2021): `fedadam.py [inline | ray]`."""
 
 import sys
 

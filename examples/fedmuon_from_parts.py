@@ -1,7 +1,7 @@
 """FedMuon built from its parts, and compared with the built-in one.
 
-Run `fedmuon_from_parts.py [inline | ray]`. A recipe is a chain of links, which the clients run,
-and a rule for the server. Each link is a pair of pure functions: `init(params) -> state` and
+Run `fedmuon_from_parts.py [inline | ray]`. A recipe is a chain of links for the clients and a rule
+for the server. A link is a gradient transformation: `init(params) -> state` and
 `update(direction, state, context) -> (direction, state)`. Parameters, directions and states are
 mappings of names to tensors with a leading replica axis [S, rows, columns].
 """
@@ -24,7 +24,7 @@ LR, BETA, LAMBDA = 1.0, 0.9, 1e-3
 
 
 def momentum(gradient, state, context):
-    """M <- beta M + (1 - beta) G. The state is M, and the new direction is M as well."""
+    """M <- beta M + (1 - beta) G. The state and the new direction are both M."""
     after = {name: BETA * state[name] + (1 - BETA) * value for name, value in gradient.items()}
     return after, after
 
@@ -37,12 +37,12 @@ def smoothed_polar(m: torch.Tensor) -> torch.Tensor:
 
 
 def descend(direction, context):
-    """X <- X - lr O: the last link's direction is added to the model."""
+    """X <- X - lr O. The direction of the last link is added to the model."""
     return {name: -LR * context.factor * value for name, value in direction.items()}
 
 
 def average(old, mean, states):
-    """The server takes the clients' mean model, and keeps their mean momentum."""
+    """Take the mean of the clients' models, and keep the mean of their momenta."""
     return mean, states
 
 
@@ -53,7 +53,7 @@ if __name__ == "__main__":
         links.orthogonalize(smoothed_polar),
         links.stateless("descend", descend),
     ))  # fmt: skip
-    shared = ("momentum",)  # sent to the clients, returned by them, kept by the server
+    shared = ("momentum",)  # sent to the clients, returned by them, stored by the server
     parts = fedmuon.run(CONFIG, recipe=Recipe(chain, average, shared, shared, shared))
     built_in = fedmuon.recipes.fedmuon(LR, BETA, fedmuon.orthogonalizers.smoothed_polar(LAMBDA))
     whole = fedmuon.run(CONFIG, recipe=built_in)

@@ -1,4 +1,4 @@
-"""A map of one's own, without and with its Lipschitz constant: `maps.py [inline | ray]`."""
+"""Your own orthogonalizer, with and without a Lipschitz constant: `maps.py [inline | ray]`."""
 
 import sys
 

@@ -1,11 +1,11 @@
-"""What `named.toml` names: a reader, a map and a schedule, which take its options."""
+"""The objects that `named.toml` names: data, an orthogonalizer and a schedule, with options."""
 
 import numpy as np
 from torch import Tensor
 
 
 def moons(noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two half circles, which no line parts."""
+    """Two half circles that no straight line separates."""
     rng = np.random.default_rng(seed)
     kind, angle = rng.integers(2, size=400), rng.uniform(0, np.pi, 400)
     points = np.stack([np.cos(angle) + kind, np.sin(angle)], 1) * (1 - 2 * kind[:, None])

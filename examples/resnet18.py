@@ -1,4 +1,4 @@
-"""torchvision's resnet18, unchanged, with its BatchNorm; after `pip install torchvision`."""
+"""Train an unchanged torchvision resnet18 with BatchNorm. Needs `pip install torchvision`."""
 
 import torch
 import torchvision  # pyright: ignore[reportMissingImports]

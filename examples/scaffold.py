@@ -1,4 +1,4 @@
-"""SCAFFOLD against FedAvg, as in Flower's niid_bench, on digits: `scaffold.py [inline | ray]`."""
+"""SCAFFOLD against FedAvg as in Flower's niid_bench: `scaffold.py [inline | ray]`."""
 
 import sys
 

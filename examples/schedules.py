@@ -1,4 +1,4 @@
-"""Step sizes by round, by name and by a function: `schedules.py [inline | ray]`."""
+"""Step sizes that change by round, by name or by function: `schedules.py [inline | ray]`."""
 
 import sys
 
@@ -18,7 +18,7 @@ def root(round: int) -> float:
 
 
 if __name__ == "__main__":
-    found = [fedmuon.run(CONFIG, schedule=how) for how in ("constant", "cosine", root)]
+    found = [fedmuon.run(CONFIG, schedule=one) for one in ("constant", "cosine", root)]
     losses = [one.summary["test_loss"] for one in found]
     bounds = [fedmuon.bound(one)["value"] for one in found]
     print("losses", *(f"{one:.4f}" for one in losses), "bounds", *(f"{one:.3f}" for one in bounds))

@@ -1,4 +1,4 @@
-"""A table in a file, whose column `site` says who holds each row: `table.py [inline | ray]`."""
+"""A CSV file whose column `site` names the client of each row: `table.py [inline | ray]`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A module, a loss and a metric of one's own: `task.py [inline | ray]`."""
+"""Your own module, loss and metric: `task.py [inline | ray]`."""
 
 import sys
 
@@ -10,8 +10,8 @@ import fedmuon
 class Tied(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = self.last = torch.nn.Parameter(torch.eye(6) + 0.1)  # one matrix at both ends
-        self.scale = torch.nn.Buffer(torch.tensor(0.5))  # stays as it is
+        self.first = self.last = torch.nn.Parameter(torch.eye(6) + 0.1)  # tied weights
+        self.scale = torch.nn.Buffer(torch.tensor(0.5))  # buffers never change
 
     def forward(self, x):
         return self.scale * (x @ self.first).tanh() @ self.last.T

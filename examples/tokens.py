@@ -1,4 +1,4 @@
-"""Windows of tokens, and the next one after each: `tokens.py [inline | ray]`."""
+"""Predict the next token after each window of a text: `tokens.py [inline | ray]`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""torchvision's vit_b_16, unchanged, with its dropout; after `pip install torchvision`."""
+"""Train an unchanged torchvision vit_b_16 with dropout. Needs `pip install torchvision`."""
 
 import torch
 import torchvision  # pyright: ignore[reportMissingImports]

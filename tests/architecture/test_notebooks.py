@@ -111,18 +111,24 @@ def test_every_page_with_cells_is_listed_and_imports_only_what_is_installed() ->
 # What the text of a page relies on.
 TRUE: dict[str, Callable[[Names], bool]] = {
     "start/first-run": lambda n: all(row["accuracy"] > 0.8 for row in n["both"].rows),
-    "start/stability": lambda n: n["result"].bound["status"] == "certified"
-    and 0.8 < n["nearest"] <= 1
-    and n["large"].bound["share"] > 1
-    and n["result"].bound["share"] < 0.2,
-    "start/private": lambda n: n["private"].summary["privacy"]["epsilon"] <= 8
-    and n["private"].summary["accuracy"] > n["starved"].summary["accuracy"],
+    "start/stability": lambda n: (
+        n["result"].bound["status"] == "certified"
+        and 0.8 < n["nearest"] <= 1
+        and n["large"].bound["share"] > 1
+        and n["result"].bound["share"] < 0.2
+    ),
+    "start/private": lambda n: (
+        n["private"].summary["privacy"]["epsilon"] <= 8
+        and n["private"].summary["accuracy"] > n["starved"].summary["accuracy"]
+    ),
     "start/cluster": lambda n: bool((n["here"] - n["ray"]).abs().max() < 1e-12),
     "tutorials/own-model-and-data": lambda n: n["spent"]["epsilon"] <= 8,
     "tutorials/fair-comparison": lambda n: set(n["best"]) == {"fedmuon", "fedadam", "scaffold"},
-    "tutorials/one-sample": lambda n: n["farthest"](n["census"]) < n["farthest"](n["worst"])
-    and 0.5 < n["share"] <= 1
-    and len(n["unused"]) > 0,
+    "tutorials/one-sample": lambda n: (
+        n["farthest"](n["census"]) < n["farthest"](n["worst"])
+        and 0.5 < n["share"] <= 1
+        and len(n["unused"]) > 0
+    ),
     "tutorials/bound-and-gap": lambda n: n["one"]["gap_low"] < 0 < n["one"]["gap_high"],
     "tutorials/private-training": lambda n: 7.9 < n["private"]["epsilon"] <= 8,
     "tutorials/audit-optimizer": lambda n: n["bound"].epsilon > 1.3,
