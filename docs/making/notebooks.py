@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "notebooks"
 CELL = re.compile(
-    r"^```\{code-cell\} python\n((?:^:[\w-]+:.*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^```\{code-cell\} python\n((?:^:[\w-]+:[^\n]*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 WRITE = re.compile(r"%%writefile (\S+)\n")
 AT_ONCE = 2  # pages that run at the same time
