@@ -101,6 +101,39 @@ def _labels(axes: Axes, client: np.ndarray, label: np.ndarray) -> None:
     axes.set_xlabel("samples, coloured by label")
 
 
+@drawing(
+    "Client drift of FedAvg on the bundled digits, over the first five rounds. Left: how far a "
+    "client moves from the model that it received, by its number of local steps. Right: the cosine "
+    "between its move and the mean move. Labels are skewed strongly (α = 0.1), as by default "
+    "(α = 0.5), or not at all (α = ∞)."
+)
+def drift() -> Figure:
+    """Drift and agreement of clients, by local steps and label skew."""
+    figure, (left, right) = style.canvas(2, False, 2.8)
+    steps = [1, 2, 5, 10, 20, 50]
+    for alpha, (color, mark) in zip((0.1, 0.5, float("inf")), style.SERIES, strict=False):
+        records = [_of_clients(alpha, one) for one in steps]
+        name = "α = ∞" if alpha == float("inf") else f"α = {alpha:g}"
+        for axes, measure in ((left, "drift"), (right, "cosine")):
+            means = [np.mean([one[measure] for one in rows]) for rows in records]
+            axes.plot(steps, means, mark + "-", color=color, ms=4, label=name)
+    for axes, title in ((left, "mean drift ‖x − X‖"), (right, "mean cosine to the mean move")):
+        axes.set_xscale("log")
+        axes.set_xlabel("local steps E")
+        axes.set_ylabel(title)
+    style.legend(left, 2)
+    return figure
+
+
+def _of_clients(alpha: float, steps: int) -> list[dict[str, float]]:
+    return fedmuon.run({
+        "data": {"alpha": alpha},
+        "federation": {"rounds": 5},
+        "local": {"recipe": "fedavg", "lr": 20.0, "steps": steps},
+        "output": {"clients": True, "evaluate-every": 5},
+    }).clients()  # fmt: skip
+
+
 CONTROLLED = {
     "data": {"train": 1000, "test": 200},
     "task": {"initial": "zero"},
