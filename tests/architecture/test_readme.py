@@ -136,7 +136,7 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
 
 
 @pytest.mark.parametrize("block", [
-    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text))
+    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text or "Conv2d(" in text))
     for k, (page, text) in enumerate(blocks("python"))
 ])  # fmt: skip
 def test_python_lines_run(block: str) -> None:
