@@ -135,8 +135,13 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
         assert tests and (ROOT / tests[0]).exists()
 
 
+def slow(block: str) -> bool:
+    """Whether Python code trains a network or starts Flower."""
+    return "flwr" in block or "Conv2d(" in block
+
+
 @pytest.mark.parametrize("block", [
-    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text or "Conv2d(" in text))
+    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * slow(text))
     for k, (page, text) in enumerate(blocks("python"))
 ])  # fmt: skip
 def test_python_lines_run(block: str) -> None:
