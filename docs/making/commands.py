@@ -1,4 +1,4 @@
-"""The reference of the command line, from the command itself."""
+"""The reference of the command line, from the commands themselves."""
 
 import re
 from collections.abc import Iterator
@@ -6,12 +6,28 @@ from collections.abc import Iterator
 import click
 import typer
 
-from fedmuon.experiments.cli import app
+from fedmuon.experiments.cli import EXIT_CODES, PANELS, app
+from fedmuon.experiments.cli.options import apart
+
+OUTPUT = "Output"  # panel of the options --json and --quiet, which the page explains once
 
 
 def reference() -> str:
-    """Every command with its arguments and options, as Markdown."""
-    return "\n\n".join(section(name, command) for name, command in every(app_as_click()))
+    """Every command by panel with its arguments, options and examples, as Markdown."""
+    return "\n\n".join(
+        f"## {panel}\n\n" + "\n\n".join(
+            section(name, command)
+            for name, command in every(app_as_click())
+            if name.split()[1] in commands
+        )
+        for panel, commands in PANELS.items()
+    )  # fmt: skip
+
+
+def exit_codes() -> str:
+    """The exit codes, as Markdown."""
+    rows = "\n".join(f"| {code} | {what} |" for code, what in EXIT_CODES.items())
+    return f"| exit code | meaning |\n|---|---|\n{rows}"
 
 
 def app_as_click() -> click.Group:
@@ -31,38 +47,49 @@ def every(group: click.Group, above: str = "fedmuon") -> Iterator[tuple[str, cli
 
 
 def section(name: str, command: click.Command) -> str:
-    """One command."""
-    rows = [row(one) for one in command.params if not getattr(one, "hidden", False)]
-    head = "| option | default | what it is |\n|---|---|---|\n"
-    return "\n\n".join([f"## `{name}`", prose(command.help or ""), head + "\n".join(rows)])
+    """One command: usage, description, arguments and options, examples."""
+    described, examples = apart(command.help or "")
+    shown_ = [
+        one for one in command.params
+        if not getattr(one, "hidden", False) and getattr(one, "rich_help_panel", "") != OUTPUT
+    ]  # fmt: skip
+    arguments = [one for one in shown_ if isinstance(one, click.Argument)]
+    usage = " ".join([name, *map(usage_of, arguments), "[OPTIONS]"])
+    parts = [f"### `{name}`", f"Usage: `{usage}`", escaped(described)]
+    if shown_:
+        head = "| option | default | description |\n|---|---|---|\n"
+        parts.append(head + "\n".join(map(row, shown_)))
+    for lead, commands in examples:
+        lines = "\n".join(commands)
+        parts.append(f"{escaped(lead)}\n\n```sh\n{lines}\n```")
+    return "\n\n".join(parts)
+
+
+def usage_of(argument: click.Argument) -> str:
+    """How an argument is shown in the usage line."""
+    name = (argument.human_readable_name or "").upper() + "..." * (argument.nargs == -1)
+    return name if argument.required else f"[{name}]"
 
 
 def row(one: click.Parameter) -> str:
-    """How an option or argument is spelled, what it is by default, and what it is."""
+    """The spelling of an option or argument, its default, and its description."""
     argument = isinstance(one, click.Argument)
     spelled = (one.human_readable_name or "").upper() if argument else ", ".join(
         (*one.opts, *one.secondary_opts)
     )  # fmt: skip
     default = "required" if one.required else shown(one.default)
-    help_ = prose(str(getattr(one, "help", "") or "")).replace("|", "\\|")
+    help_ = escaped(str(getattr(one, "help", "") or "")).replace("|", "\\|")
     return f"| `{spelled}` | {default} | {help_} |"
 
 
 def shown(default: object) -> str:
-    """A default as one would type it; nothing where there is none."""
-    if default is None or default == () or default is False or callable(default):
+    """A default as one would type it; empty without one."""
+    if default is None or default in ((), False, "") or callable(default):
         return ""
     return f"`{default}`"
 
 
-def prose(text: str) -> str:
-    """Help without rich's marks; what it has in bold is typed, hence code."""
-    text = re.sub(
-        r"\[bold\](.*?)\[/(?:bold)?\]", lambda one: f"`{_line(one[1])}`", text, flags=re.S
-    )
-    paragraphs = (_line(one) for one in text.replace("\b", "").split("\n\n"))
-    return "\n\n".join(paragraphs).replace("<", "&lt;")
-
-
-def _line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+def escaped(text: str) -> str:
+    """Text as Markdown: one line per paragraph, without HTML."""
+    paragraphs = (re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n"))
+    return "\n\n".join(paragraphs).replace("\\[", "[").replace("<", "&lt;")

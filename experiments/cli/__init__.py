@@ -8,45 +8,50 @@ from typing import Annotated, Any
 import click
 import typer
 from typer import Option
-from typer.core import TyperGroup
 
 import fedmuon
 from fedmuon.core.errors import AGAIN, InputError, Interrupted
 from fedmuon.core.files import why_and_remedy
 from fedmuon.core.registry import blame
 from fedmuon.core.signals import interruptible
-from fedmuon.experiments.cli.options import WithKeys, complain
+from fedmuon.experiments.cli.options import Command, Group
+from fedmuon.experiments.cli.output import complain
 
-# Command, in the order of the help -> its file here, and its name there if that is another.
-PLACES = {
-    "run": "runs",
-    "watch": "look",
-    "plan": "runs",
-    "stability": "runs",
-    "unlearn": "runs",
-    "suite": "runs",
-    "sweep": "runs",
-    "show": "look",
-    "ls": "look",
-    "compare": "look",
-    "report": "look",
-    "bound": "theory",
-    "stationarity": "theory",
-    "flops": "theory",
-    "make-text": "project",
-    "score-text": "project",
-    "deploy-demo": "runs",
-    "new": "project",
-    "doctor": "project",
-    "list": "keys:names",
-    "config": "keys:app",
-    "privacy": "privacy:app",
+# Panel of the help -> command -> its file in this folder, and its name there if that is another.
+PANELS = {
+    "Run": {
+        "run": "runs", "sweep": "runs", "plan": "runs", "deploy-demo": "runs",
+    },
+    "Look": {
+        "show": "look", "ls": "look", "watch": "look", "compare": "look", "report": "look",
+    },
+    "Stability": {
+        "stability": "runs", "bound": "theory", "unlearn": "runs",
+    },
+    "Privacy": {
+        "privacy": "privacy:app",
+    },
+    "Papers": {
+        "suite": "runs", "stationarity": "theory", "flops": "theory", "cite": "cite",
+    },
+    "Project": {
+        "new": "project", "config": "keys:app", "list": "keys:names", "doctor": "project",
+        "make-text": "project", "score-text": "project",
+    },
+}  # fmt: skip
+PLACES = {name: place for commands in PANELS.values() for name, place in commands.items()}
+EXIT_CODES = {
+    0: "success",
+    1: "an unexpected error, with a traceback: please report it",
+    2: "an error that you can fix; one sentence on stderr says how",
+    130: "interrupted with Ctrl-C",
+    143: "stopped with SIGTERM",
 }
 
 
 class Commands(Mapping[str, click.Command]):
-    """Name -> command. The file of a command is imported when the command is looked up, so that
-    `fedmuon show` does not wait for the theory."""
+    """Name -> command. A command's file is imported at the first lookup, so that `fedmuon show`
+    does not load the theory."""
 
     def __init__(self) -> None:
         self._made: dict[str, click.Command] = {}
@@ -56,11 +61,12 @@ class Commands(Mapping[str, click.Command]):
             file, _, inside = PLACES[name].partition(":")
             module = import_module(f"{__name__}.{file}")
             found = getattr(module, inside or name.replace("-", "_"))
+            panel = next(panel for panel, commands in PANELS.items() if name in commands)
             one = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
             if isinstance(found, typer.Typer):
-                one.add_typer(found, name=name)
+                one.add_typer(found, name=name, cls=Group, rich_help_panel=panel)
             else:
-                one.command(name, cls=WithKeys)(found)
+                one.command(name, cls=Command, rich_help_panel=panel)(found)
             self._made[name] = typer.main.get_group(one).commands[name]
         return self._made[name]
 
@@ -71,7 +77,7 @@ class Commands(Mapping[str, click.Command]):
         return len(PLACES)
 
 
-class Laboratory(TyperGroup):
+class Laboratory(Group):
     """The command `fedmuon`."""
 
     def __init__(self, **settings: Any) -> None:
@@ -81,8 +87,10 @@ class Laboratory(TyperGroup):
 
 app = typer.Typer(
     cls=Laboratory,
-    help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
-    "learning: simulate rounds, and check what the theory promises against what happens.",
+    help="Simulate federated and private learning with orthogonalized momentum (Muon), and compare "
+    "runs with theory.\n\nStart with [bold]fedmuon run[/]. Every command explains itself: "
+    "[bold]fedmuon COMMAND --help[/].",
+    epilog="Exit codes: " + "; ".join(f"{code}: {what}" for code, what in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -92,27 +100,27 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def whole(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
-    """Options that come before a subcommand; the help is the app's own."""
+    """Handle the options that come before a subcommand."""
     if version:
         typer.echo(f"fedmuon {fedmuon.__version__}")
         raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point. Exit codes: 0 when done, 2 if the user can fix it, 130 or 143 if stopped."""
+    """Run the command line. `EXIT_CODES` explains how it can end."""
     with interruptible():
         try:
             for argument in arguments or ():
-                if "\0" in argument:  # no system call would see it whole
+                if "\0" in argument:  # system calls would cut it there
                     raise InputError(
-                        f"the argument {argument!r} holds a NUL character: leave it out"
+                        f"the argument {argument!r} contains a NUL character: remove it"
                     )
             return app(arguments)
         except InputError as error:
             complain(str(error))
             raise SystemExit(2) from None
         except Interrupted as wish:
-            complain(f"interrupted: {AGAIN}")  # the command may have written files
+            complain(f"interrupted: {AGAIN}")  # the command may have written some files
             raise SystemExit(wish.exit_code) from None
         except (Exception, SystemExit) as error:
             why = blame(error)
@@ -121,7 +129,7 @@ def main(arguments: list[str] | None = None) -> Any:
                 path = Path(error.filename) if isinstance(error.filename, str) else None
                 why = f"the system refuses {place} {why_and_remedy(error, path)}"
             elif not why and isinstance(error, MemoryError):
-                why = "the memory of this machine does not suffice: make the experiment smaller"
+                why = "this machine has too little memory: make the experiment smaller"
             if why is None:
                 raise
             complain(why)

@@ -6,73 +6,91 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 from typer import Argument
 
-from fedmuon.core.choices import LISTS, NAMES, OPTIONS
+from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS, SAME_LIST
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import mendable, write_bytes
-from fedmuon.experiments.cli.options import WithKeys, console, near, print_path
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.options import Command
+from fedmuon.experiments.cli.output import print_path, tell
 from fedmuon.experiments.tables import columns, facts
 
-app = typer.Typer(help="What a config can contain: every key, and a file to begin with.",
-                  no_args_is_help=True)  # fmt: skip
-KINDS = ("suites", "data", "recipes", "maps", "aggregators", "partitions", "models", "tasks",
-         "schedules", "callbacks")  # fmt: skip
+app = typer.Typer(
+    help="Explain config keys, or write a config to start from.", no_args_is_help=True
+)
+UPLINK = "compression.uplink"
+SAID = {
+    **NAMES,
+    UPLINK: COMPRESSORS,
+    "compression.downlink": {name: what for name, what in COMPRESSORS.items() if name != "power"},
+}  # key -> name -> description
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def explain(
     key: Annotated[
         str,
         Argument(
-            help="table.key, a key alone, or a table.",
-            autocompletion=lambda incomplete: near(incomplete),
+            help="A key such as local.lr, or a table such as local. Without it: all tables.",
+            autocompletion=completion.tables_and_keys,
         ),
     ] = "",
 ) -> None:
-    """Explain a key: its meaning, its values, and what reads it. For a table, list its keys.
+    """Explain a config key: its meaning, values, default and when it has an effect.
+
+    For a table, list its keys.
 
     Example: [bold]fedmuon config explain local.lr[/]
     """
     from fedmuon.config import describe, schema  # the config
 
     if not key:
-        tables = [(name, describe.title(name)) for name in schema.TABLES_OF_A_CONFIG]
-        _show("Tables of a config", ("name", "what it is"), tables)
+        titles = {name: describe.title(name) for name in schema.TABLES_OF_A_CONFIG}
+        shown = _table("Tables of a config", ("table", "description"), [*titles.items()])
+        tell({"tables": titles}, shown)
         return
     if key in schema.TABLES_OF_A_CONFIG:
-        rows = [(one.name, one.default, one.what) for one in describe.keys(key)]
-        _show(f"[{key}]: {describe.title(key)}", ("key", "default", "what it is"), rows)
+        found = describe.keys(key)
+        rows = [(one.name, one.default, one.what) for one in found]
+        shown = _table(f"[{key}]: {describe.title(key)}", ("key", "default", "description"), rows)
+        tell({"table": key, "keys": [vars(one) for one in found]}, shown)
         return
     found = describe.find(key)
-    known = NAMES.get(found.whole)
+    known = SAID.get(found.whole, {})
+    own = found.whole in NAMES
+    names = "one of these names, or package.module:object of your own"
     lines = {
-        "what it is": found.what,
+        "description": found.what,
         "default": found.default,
-        "values": "these names, or package.module:object of yours" if known else found.values,
-        "read by": found.readers,
+        "values": names if own else found.values,
+        "used by": found.readers,
         "set by": found.setting,
     }
-    console.print(facts(f"[{found.table}] {found.name}", lines.items()))
+    parts = [facts(f"[{found.table}] {found.name}", lines.items())]
     if known:
-        _show("", ("name", "what it is"), [*known.items()])
+        parts.append(_table("", ("name", "description"), [*known.items()]))
     options = [
         (name, option, default, what)
         for name, options in OPTIONS.get(found.whole, {}).items()
         for option, (default, what) in options.items()
     ]
+    head = ("name", "option", "default", "description")
     if options:
         title = f"[{found.table}.options]: --set {found.table}.options.OPTION=VALUE"
-        _show(title, ("name", "option", "default", "what it is"), options)
+        parts.append(_table(title, head, options))
+    listed = [dict(zip(head, one, strict=True)) for one in options]
+    tell({**vars(found), "names": known, "options": listed}, *parts)
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def init(
     file: Annotated[
-        Path | None, Argument(help="A new file; without one, the config is printed.")
+        Path | None, Argument(help="A new file. Without it, the config is printed.")
     ] = None,
 ) -> None:
-    """Write a config with every key, its default, and its meaning.
+    """Write a config with every key, its default and its meaning.
 
     Example: [bold]fedmuon config init config.toml[/], then [bold]fedmuon run config.toml[/]
     """
@@ -82,38 +100,39 @@ def init(
         typer.echo(commented(), nl=False)
         return
     if file.exists():
-        raise InputError(f"{file} is there already: choose another name")
+        raise InputError(f"{file} already exists: choose another name")
     with mendable(file, "write"):
         write_bytes(file, commented().encode())
-    print_path("The config is", file)
+    print_path("Config written to", file)
 
 
 def names(
     kind: Annotated[
         str,
-        Argument(
-            help=", ".join(KINDS),
-            autocompletion=lambda incomplete: [one for one in KINDS if one.startswith(incomplete)],
-        ),
+        Argument(help=", ".join(completion.LISTED), autocompletion=completion.lists),
     ],
 ) -> None:
     """List the names that a config or a command accepts.
 
-    Example: [bold]fedmuon list recipes[/]
+    Example: [bold]fedmuon list optimizers[/]
     """
-    if kind not in KINDS:
-        raise InputError(f"there is no list of {kind!r}: {instead(kind, KINDS, 'choose one of')}")
-    head = ("name", "what it is")
-    if kind != "suites":
-        _show(f"{kind}: --set {LISTS[kind]}=NAME", head, [*NAMES[LISTS[kind]].items()])
-        return
-    from fedmuon.experiments.suites.contents import read, shipped  # the config
+    kinds = completion.LISTED
+    if kind not in (*kinds, *SAME_LIST):
+        advice = instead(kind, (*kinds, *SAME_LIST), "choose one of")
+        raise InputError(f"there is no list {kind!r}: {advice}")
+    if kind == "suites":
+        from fedmuon.experiments.suites.contents import read, shipped  # the config
 
-    suites = [(name, str(read(name)["title"])) for name in sorted(shipped())]
-    _show("suites: fedmuon suite NAME", head, suites)
+        known = {name: str(read(name)["title"]) for name in sorted(shipped())}
+        use = "fedmuon suite NAME"
+    else:
+        key = UPLINK if kind == "compressors" else LISTS[SAME_LIST.get(kind, kind)]
+        known, use = SAID[key], f"--set {key}=NAME"
+    shown = _table(f"{kind}: {use}", ("name", "description"), [*known.items()])
+    tell({"list": kind, "use": use, "names": known}, shown)
 
 
-def _show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of words."""
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Make a table of words."""
     cells = [[escape(one) for one in row] for row in rows]
-    console.print(columns(escape(title), head, cells, len(head)))
+    return columns(escape(title), head, cells, len(head))

@@ -1,9 +1,10 @@
-"""Commands that look at runs: `show`, `ls`, `watch`, `compare`, `report`."""
+"""Commands that show runs: `show`, `ls`, `watch`, `compare`, `report`."""
 
 import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.measure import Measurement
@@ -13,112 +14,147 @@ from typer import Argument, Option
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
-from fedmuon.experiments.cli.options import AsJson, complain, console, print_path, print_plain, tell
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.options import RunFolder
+from fedmuon.experiments.cli.output import console, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import run_parts, sweep_parts
 from fedmuon.runs.directory import client_records
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
 
-# Columns of `ls` that are left out, in this order, until the table fits.
+# Columns that `ls` leaves out, in this order, until the table fits.
 DROPPED = ("train_loss", "seconds", "test_loss", "seed", "data", "recipe", "accuracy")
+AXIS = "rounds, seconds (simulated), bytes-up (sent by clients) or bytes (both directions)."
+HorizontalAxis = Annotated[
+    str,
+    Option(
+        "--x",
+        help=f"Horizontal axis of the curves: {AXIS}",
+        autocompletion=completion.among("rounds", "seconds", "bytes-up", "bytes"),
+    ),
+]
+Runs = Annotated[Path, Argument(help="Folder with runs.", autocompletion=completion.run_folders)]
 
 
 def show(
-    run_dir: Annotated[Path, Argument(help="A run directory, finished or not; or a sweep's.")],
+    run_dir: RunFolder,
     html: Annotated[
-        Path | None, Option("--html", help="Write the same as one self-contained page.")
+        Path | None, Option("--html", help="Also write one self-contained page.")
     ] = None,
     clients: Annotated[
         bool,
-        Option("--clients", help="Show the distribution over clients, and the worst of them."),
+        Option("--clients", help="Show the distribution over clients and the worst clients."),
     ] = False,
     figure: Annotated[
         Path | None,
-        Option("--figure", help="With --clients: draw them into this .png, .pdf or .svg file."),
-    ] = None,
-    x: Annotated[
-        str,
         Option(
-            "--x",
-            help="Axis of the curves: rounds, seconds (simulated), bytes-up (of used replies) or "
-            "bytes (in both directions).",
+            "--figure",
+            help="Also draw the curves (with --clients: the clients) into this .png, .pdf or .svg "
+            "file.",
         ),
-    ] = "rounds",
+    ] = None,
+    x: HorizontalAxis = "rounds",
 ) -> None:
-    """Show a run: its experiment, its curves, what it measured and released.
+    """Show a run or a sweep: its settings, curves and results.
 
-    Records of clients are those of a run with `fedmuon run --clients`.
+    The run may be unfinished. --clients needs a run of `fedmuon run --clients`.
+
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
     from fedmuon.experiments.inspect.status import run_status  # the config
 
-    if figure is not None and not clients:
-        raise InputError("--figure draws the records of clients: give --clients, too")
     if clients and x != "rounds":
-        raise InputError("--x is the axis of a run's curves: leave it or --clients out")
+        raise InputError("--x is the axis of a run's curves: remove --x or --clients")
     if (run_dir / tables.SWEEP).is_file():
-        given = ("html" if html else "", "clients" * clients, "x" * (x != "rounds"))
-        _show_sweep(run_dir, [f"--{one}" for one in given if one])
+        given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
+        _show_sweep(run_dir, [f"--{name}" for name, value in given.items() if value])
         return
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
     if clients:
         _show_clients(run, figure)
         return
-    for part in run_parts(run, console.width, x):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    run.curve("", x)  # an error about the axis comes first
+    parts = [] if style.as_json else list(run_parts(run, console.width, x))
+    tell(_record(run), *parts)
     _print_states([run])
     if html is not None:
         from fedmuon.experiments.inspect import page  # torch, matplotlib
 
         print_path("The page is", page.write(run, html, x))
+    if figure is not None:
+        from fedmuon.analysis.report.style import by_round, saved_as  # matplotlib
+
+        saved_as(by_round({run.path.name: [run.rounds]}, x=x), figure)
+        print_path("The curves are in", figure)
+
+
+def _record(run: "RunStatus") -> dict[str, Any]:
+    """Return what `show` prints of a run."""
+    return {
+        "run": run.path,
+        "state": run.state,
+        "resume": run.again if run.state == "unfinished" else None,
+        "settings": dict(run.card()),
+        "rounds": len(run.rounds),
+        "measures": run.measures,
+        "summary": run.summary,
+        "bound": run.bound,
+        "note": run.note,
+    }
 
 
 def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
-    """Print the table and the best points of a finished sweep again."""
+    """Print the table and the best points of a finished sweep."""
     from fedmuon.analysis.report.tables import read_json  # numpy
 
     if asked:
-        raise InputError(f"{asked[0]} is of one run, and {folder} is a sweep: name a run below "
-                         f"{folder / 'runs'}")  # fmt: skip
-    for part in sweep_parts(read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))):
-        console.print(part, soft_wrap=isinstance(part, Text))
+        raise InputError(
+            f"{asked[0]} is for one run, and {folder} is a sweep: name a run in {folder / 'runs'}"
+        )
+    summary = read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))
+    tell(summary, *([] if style.as_json else sweep_parts(summary)))
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:
     """Print tables of the run's clients, and draw them."""
-    from fedmuon.experiments.inspect.clients import client_tables  # scipy
+    from fedmuon.experiments.inspect.clients import client_tables, last_of_each  # scipy
 
     records = client_records(run.path)
-    for part in client_tables(records, run.config.federation.clients):
-        console.print(part)
+    last = {"run": run.path, "clients": last_of_each(records)}
+    tell(last, *client_tables(records, run.config.federation.clients))
     if figure is not None and records:
         from fedmuon.analysis.report.style import saved_as  # matplotlib
         from fedmuon.experiments.inspect.client_figure import clients_figure
 
         saved_as(clients_figure(records), figure)
-        print_path("The picture is in", figure)
+        print_path("The figure is in", figure)
 
 
 def ls(
-    folder: Annotated[Path, Argument(help="Its runs are listed, and those below it.")] = Path(
-        "runs"
-    ),
+    folder: Runs = completion.RUNS,
     sort: Annotated[
-        str, Option("--sort", help="run, recipe, data, seed, rounds, accuracy, test_loss, ...")
+        str,
+        Option(
+            "--sort",
+            help="Column to sort by: run, recipe, data, seed, rounds, accuracy, test_loss, ...",
+            autocompletion=completion.among(
+                "run", "state", "recipe", "data", "seed", "rounds", "accuracy", "test_loss",
+                "train_loss", "seconds",
+            ),
+        ),
     ] = "run",
-    reverse: Annotated[bool, Option("--reverse", help="The greatest first.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List all runs below a folder, and how to resume those that are not finished.
+    reverse: Annotated[bool, Option("--reverse", help="Sort from largest to smallest.")] = False,
+) -> None:  # fmt: skip
+    """List the runs in a folder and its subfolders, and how to resume unfinished ones.
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
     from fedmuon.experiments.inspect import listing, status  # the config
 
-    if not (runs := status.runs_below(folder)) and not as_json:
-        print_path("There are no runs below", folder)
+    if not (runs := status.runs_below(folder)) and not style.as_json:
+        print_path("There are no runs in", folder)
         return
     rows = listing.in_order([listing.row(one, folder) for one in runs], sort, reverse)
     notes = [one.note for one in runs if not one.damage and one.note]
@@ -132,86 +168,86 @@ def ls(
         if wide <= console.width or not dropped:
             break
         names.remove(dropped.pop(0))
-    tell({"runs": rows}, as_json, table, *notes[:1])
-    if not as_json:
-        _print_states(runs)
+    tell({"runs": rows}, table, *notes[:1])
+    _print_states(runs)
 
 
 def _print_states(runs: Sequence["RunStatus"]) -> None:
     """Print why runs are not finished, and how to resume them."""
-    for run in runs:
+    for run in runs if not style.as_json else ():
         if run.damage or not run.ended:
             state = f"damaged: {run.damage}" if run.damage else run.state
             more = f", resume with: {run.again}" if state == "unfinished" else ""
             console.print(Text(plain(f"{run.path}: {state}{more}", None)), soft_wrap=True)
 
 
-def watch(
-    folder: Annotated[Path, Argument(help="A run directory, or a folder of them.")] = Path("runs"),
-) -> None:
-    """Follow runs on a page in the browser, on this machine only, until Ctrl-C.
+def watch(folder: Runs = completion.RUNS) -> None:
+    """Follow runs on a page in the browser until Ctrl-C.
+
+    Only this machine can open the page.
 
     Example: [bold]fedmuon watch runs[/]
     """
     from fedmuon.experiments.inspect.watch import Server  # the config
 
     if not folder.is_dir():
-        raise InputError(
-            f"{folder} is no folder: name a run directory, or a folder that holds some"
-        )
+        raise InputError(f"{folder} is not a folder: name a run directory, or a folder with runs")
     try:
         server = Server(folder)
     except OSError as error:
         raise InputError(
-            f"no page can be served on 127.0.0.1 ({error.strerror}): free a port, or a socket"
+            f"no page can be served on 127.0.0.1 ({error.strerror}): free a port or a socket"
         ) from None
     with server, contextlib.suppress(Interrupted):
-        print_plain(f"{server.url} follows {folder} until Ctrl-C")
+        console.print(
+            f"{server.url} follows {folder} until Ctrl-C",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
         server.serve_forever()
 
 
 def compare(
-    folders: Annotated[list[Path], Argument(help="Run directories, sweeps, or folders of them.")],
-    figure: Annotated[
-        Path | None, Option(help="Draw the curves into this .png or .pdf file.")
-    ] = None,
-    x: Annotated[
-        str,
-        Option(
-            "--x",
-            help="Axis of the figure: rounds, seconds (simulated), bytes-up (of used replies) or "
-            "bytes (in both directions).",
+    folders: Annotated[
+        list[Path],
+        Argument(
+            help="Run directories, sweeps, or folders of them.",
+            autocompletion=completion.run_folders,
         ),
-    ] = "rounds",
+    ],
+    figure: Annotated[
+        Path | None, Option(help="Draw the curves into this .png, .pdf or .svg file.")
+    ] = None,
+    x: HorizontalAxis = "rounds",
 ) -> None:
-    """Compare finished runs by the keys in which they differ, with mean and ± over seeds.
+    """Compare finished runs: their results and the keys in which they differ.
 
-    One table if it fits, else measurements and keys in two. ± is the standard deviation of a
-    sample, over n - 1.
+    Runs that differ only in the seed form one row, with mean and standard deviation.
+
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
     from fedmuon.experiments.inspect import listing  # the config
 
     if figure is None and x != "rounds":
-        raise InputError("--x is the axis of the figure: give --figure FILE, too")
+        raise InputError("--x is the axis of the figure: add --figure FILE")
     places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
     found, whole, measured, keys = listing.side_by_side(places)
     drawn = None if figure is None else found.plot(x)  # an error comes before the tables
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
-    for table in [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]:
-        console.print(table)
+    parts: list[object] = (
+        [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]
+    )
     if any(name.endswith(SPREAD) for name in found.measures):
-        console.print(
-            "± is the standard deviation over seeds (of a sample, over n - 1).", highlight=False
-        )
+        parts.append(Text("± is the standard deviation over seeds (of a sample, over n - 1)."))
     for (name, *_), row in zip(whole[1], found.rows, strict=True):
         if "spent epsilon" in row:
-            console.print(f"{name}: {listing.spent(row)}", highlight=False)
-    if found.note:
-        console.print(found.note)
+            parts.append(Text(f"{name}: {listing.spent(row)}"))
+    parts += [found.note] if found.note else []
+    names = listing.names_of(found)
+    rows = [{**row, "run": name} for name, row in zip(names, found.rows, strict=True)]
+    tell({"rows": rows, "note": found.note, "left_out": [*found.left_out]}, *parts)
     for why in found.left_out:
-        complain(f"left out: {why}")
+        warn(f"left out: {why}")
     if figure is not None and drawn is not None:
         from fedmuon.analysis.report.style import saved_as  # matplotlib
 
@@ -221,13 +257,19 @@ def compare(
 
 def report(
     folder: Annotated[
-        Path, Argument(help="What suite, stability or run wrote, or a folder of such folders.")
+        Path,
+        Argument(
+            help="Folder that suite, stability or run wrote, or a folder of them.",
+            autocompletion=completion.run_folders,
+        ),
     ],
 ) -> None:
-    """Write figures and one self-contained HTML page: which claims hold, and by how much.
+    """Write a report page with figures: which claims hold, and by how much.
 
-    The page shows suites, runs with neighbours, and plain runs side by side. Damaged folders are
-    left out and named, and the exit code is then 2. Unfinished folders are named, too.
+    The page is one self-contained HTML file with suites, runs with neighbours, and plain runs.
+    Damaged folders are left out and named; the exit code is then 2. Unfinished folders are named,
+    too.
+
     Example: [bold]fedmuon report runs/A1[/]
     """
     from fedmuon.experiments.report import LEFT_OUT, write_report  # torch, matplotlib
@@ -235,7 +277,9 @@ def report(
     lines: list[str] = []
     page = write_report(folder, lines.append)
     for line in lines:
-        complain(line)
+        warn(line)
+    parts = json.loads((folder / "claims.json").read_text("utf-8")) if style.as_json else []
+    tell({"report": page, "parts": parts, "notes": lines})
     print_path("The report is", page)
     if any(line.startswith(LEFT_OUT) for line in lines):
         raise typer.Exit(2)

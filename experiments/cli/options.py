@@ -1,13 +1,12 @@
-"""What several commands share: types of options, the console, and how results are printed.
+"""Options that several commands share, and the classes of commands and groups.
 
-A command loads its own file only. The files import at their top what needs only numpy and rich, and
-the rest when a command runs, so that `fedmuon --help`, which loads all of them, is quick. A comment
-at such an import names what it loads that is slower: the config (pydantic), torch, scipy, Ray,
-Flower, matplotlib. Looking at runs (`look.py`) does not even load numpy.
+Each command loads only its own file. The files import at their top only what needs numpy and rich.
+They import the rest when a command runs, so that `fedmuon --help`, which loads all of them, is
+quick. A comment at a late import names what it loads that is slower: the config (pydantic), torch,
+scipy, Ray, Flower, matplotlib. The commands that show runs (`look.py`) do not load numpy either.
 """
 
 import contextlib
-import json
 import re
 import shlex
 import shutil
@@ -16,35 +15,36 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
-from rich.console import Console
 from rich.text import Text
 from typer import Argument, Context, Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain, shown
+from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, instead, near, shown
 from fedmuon.core.files import AFRESH
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.output import complain, console, style, warn
 from fedmuon.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedmuon.config.load import Config
 
-console = Console()
-
 ConfigFile = Annotated[
-    Path | None, Argument(help="A TOML file. Without one, the defaults: mnist5k, N=20, K=5.")
+    Path | None,
+    Argument(help="Config file (TOML). Without it: the defaults, mnist5k with 20 clients."),
 ]
 Overrides = Annotated[
     list[str] | None,
     Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="Change one key; may be repeated.",
-        autocompletion=lambda incomplete: near(incomplete, end="="),
+        help="Change one config key. You can repeat this option.",
+        autocompletion=completion.settings,
     ),
 ]
 OutFolder = Annotated[
-    Path | None, Option("--out", help="The run directory; a new one below runs/ by default.")
+    Path | None, Option("--out", help="Run directory. By default, a new folder in runs/.")
 ]
 Resume = Annotated[
     bool, Option("--resume", help="Resume the interrupted run in --out, bit-identically.")
@@ -53,17 +53,17 @@ EngineName = Annotated[
     str | None,
     Option(
         "--engine",
-        help="inline, ray or deployment: where the clients run.",
-        autocompletion=lambda incomplete: near(incomplete, "engine.name"),
+        help="Where the clients run: inline, ray or deployment.",
+        autocompletion=completion.value_of("engine.name"),
     ),
 ]
-RayAddress = Annotated[str | None, Option(help="A running Ray cluster to use.")]
+RayAddress = Annotated[str | None, Option(help="Address of a running Ray cluster.")]
 DataName = Annotated[
     str | None,
     Option(
         "--data",
-        help="A source of samples, as `fedmuon list data` names them.",
-        autocompletion=lambda incomplete: near(incomplete, "data.name"),
+        help="Source of samples. `fedmuon list data` shows the names.",
+        autocompletion=completion.value_of("data.name"),
     ),
 ]
 Seed = Annotated[
@@ -74,19 +74,19 @@ GivenGrid = Annotated[
     Option(
         "--grid",
         metavar="TABLE.KEY=VALUES",
-        help="Values of one key: a,b,c, or lo:hi:log7, or lo:hi:lin5; may be repeated.",
-        autocompletion=lambda incomplete: near(incomplete, end="="),
+        help="Values of one key: a,b,c, or lo:hi:log7, or lo:hi:lin5. You can repeat this option.",
+        autocompletion=completion.settings,
     ),
 ]
-AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
+RunFolder = Annotated[Path, Argument(help="Run directory.", autocompletion=completion.run_folders)]
 
 
 def count(text: str) -> int:
-    """Parse a number of things, 1 or more."""
+    """Parse a whole number of 1 or more."""
     with contextlib.suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
-    raise typer.BadParameter(f"{text} is no count: give a whole number from 1 on")
+    raise typer.BadParameter(f"{text} is not a whole number of 1 or more")
 
 
 Jobs = Annotated[
@@ -95,44 +95,69 @@ Jobs = Annotated[
         "--jobs",
         parser=count,
         metavar="INTEGER",
-        help="Runs at the same time, each in a process of its own; 1 by default.",
+        help="Number of runs at the same time, each in a separate process. Default: 1.",
     ),
 ]
 
 
-def near(begun: str, key: str = "", end: str = "") -> list[str]:
-    """What begins like this, for completion in shells: keys `table.key`, or the values of a key."""
-    from fedmuon.config import describe, schema  # the config
-
-    known = [f"{table}.{name}{end}" for table, keys in schema.NEEDS.items() for name in keys]
-    if key:
-        known = describe.find(key).values.removesuffix(", or yours").split(", ")
-    return [one for one in known if one.startswith(begun)]
+# Commands, by their last word, that print no result in JSON: a server, and a TOML file.
+WITHOUT_JSON = ("watch", "init")
 
 
-class WithKeys(TyperCommand):
-    """A command that suggests `--set` for an unknown option that is a key of the config, and whose
-    examples can be pasted into a shell."""
+class Group(TyperGroup):
+    """A group of commands that suggests a similar name for an unknown command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name."""
+        name = args[0]
+        if not (name.startswith("-") or ctx.resilient_parsing or name in self.commands):
+            advice = instead(name, self.commands, "choose one of")
+            ctx.fail(f"{name!r} is not a command of {ctx.command_path}: {advice}")
+        return super().resolve_command(ctx, args)
+
+
+class Command(TyperCommand):
+    """A command with the options --json and --quiet.
+
+    For an unknown option it suggests a similar one, or `--set` if it is a config key. The examples
+    of its help can be pasted into a shell.
+    """
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        if name not in WITHOUT_JSON:
+            self.params.append(_switch("--json", "as_json", "Print the result as one JSON object."))
+        self.params.append(_switch("--quiet", "quiet", "Print only results and errors."))
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments; reject an unknown option that is a key."""
+        """Parse the arguments; an error about an unknown option says what to write instead."""
+        style.as_json = style.quiet = False
         known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
         for place, argument in enumerate(args if "--set" in known else ()):
             option, _, value = argument.partition("=")
             if not option.startswith("--") or option in known:
                 continue
-            found = [one for one in near("") if one.partition(".")[2] == option[2:]]
+            names = (option[2:], option[2:].replace("_", "-"))
+            found = [one for one in completion.keys("") if {one, one.partition(".")[2]} & {*names}]
             if found:
                 value = value or next(iter(args[place + 1 :]), "VALUE")
                 raise InputError(
-                    f"{option} is no option, but a key of the config: write --set "
-                    f"{found[0]}={value}"
+                    f"{option} is not an option but a config key: write --set {found[0]}={value}"
                 )
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            close = near(error.option_name, known)
+            advice = f"did you mean {close[0]}?" if close else "its options are in --help"
+            raise click.UsageError(
+                f"{error.option_name} is not an option of {ctx.command_path}: {advice}", ctx
+            ) from None
 
     def format_help(self, ctx: Context, formatter: Any) -> None:
-        """Print the help, and the examples last: rich's tables would break their lines anywhere and
-        fill them with spaces."""
+        """Print the help with the examples last, outside of rich's tables, so that no line of an
+        example is broken or padded."""
         written = self.help
         self.help, examples = apart(written or "")
         try:
@@ -146,16 +171,28 @@ class WithKeys(TyperCommand):
                 console.print(Text(broken(one), style="bold"), soft_wrap=True)
 
 
+def _switch(option: str, name: str, words: str) -> TyperOption:
+    """Return an option without a value that sets an attribute of `style`."""
+
+    def store(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        setattr(style, name, value)
+
+    return TyperOption(
+        param_decls=[option], is_flag=True, default=False, expose_value=False, is_eager=True,
+        callback=store, help=words, rich_help_panel="Output",
+    )  # fmt: skip
+
+
 WIDE = 79  # maximum characters of a line
 TYPED = re.compile(r"\[bold\](.*?)\[/\]", re.DOTALL)
 LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and what introduces a command
 
 
 def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Split a docstring into its prose and its examples, without markup.
+    """Split a docstring into its text and its examples, without markup.
 
-    An example is the words that introduce it and its commands. A command without an introduction
-    stays in its sentence.
+    An example consists of the words that introduce it and its commands. A command without an
+    introduction stays in its sentence.
     """
     prose: list[str] = []
     examples: list[tuple[str, list[str]]] = []
@@ -171,8 +208,10 @@ def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
 
 
 def broken(command: str) -> str:
-    """Break a command into lines that fit and that a shell joins again, options with their value on
-    one line."""
+    """Break a command into lines that fit and that a shell joins again.
+
+    An option and its value stay on one line.
+    """
     lines, wide = [""], min(WIDE, shutil.get_terminal_size().columns - 1)
     for word in re.split(r" (?=-)", command):
         if lines[-1] and len(f"{lines[-1]} {word} \\") > wide:
@@ -191,7 +230,7 @@ def changes_of(
     seed: int | None = None,
     clients: bool = False,
 ) -> list[str]:
-    """Add the options that stand for a key to the changes of --set; reject a key given twice."""
+    """Add the options that set a key to the changes of --set; reject a key that is set twice."""
     asked = {
         "--engine": ("engine.name", engine),
         "--ray-address": ("engine.ray-address", ray_address),
@@ -204,7 +243,7 @@ def changes_of(
         if value is None:
             continue
         if any(one.partition("=")[0].strip() == key for one in changes):
-            raise InputError(f"{option} and --set {key} say the same key: give one of them")
+            raise InputError(f"{option} and --set {key} set the same key: use only one of them")
         changes.append(f"{key}={value}")
     return changes
 
@@ -223,10 +262,10 @@ def chosen_config(
         overrides: Changes of single keys.
         resume: Whether a run is resumed. Without a file, its own config is changed.
         out: The folder of that run.
-        named: Whether --set was given. If so, and `out` holds no run yet, one begins.
+        named: Whether --set was given. If so, and `out` contains no run yet, a new run starts.
 
     Returns:
-        The config; None if a resumed run is to use its own as it is.
+        The config, or None if a resumed run uses its own unchanged.
     """
     from fedmuon.config import incompatible, load  # the config
 
@@ -237,12 +276,12 @@ def chosen_config(
         there = None if named else load.to_resume(out)
     chosen = load.load(file or there, overrides)
     if incompatible.has_no_noise(chosen):
-        complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
+        warn("[privacy] noise is 0, so nothing is private: epsilon is infinite")
     return chosen
 
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
-    """The folder for the results: `out`, or a new one named after the experiment and the time."""
+    """Return the folder for the results: `out`, or a new one named after experiment and time."""
     if out is not None:
         return out
     if resume or config is None:
@@ -254,7 +293,7 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
 
 @contextlib.contextmanager
 def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """If the work on the folder is interrupted, say what was saved and how to resume.
+    """If the work on a folder is interrupted, print what was saved and how to resume.
 
     An empty command means that the work cannot be resumed.
     """
@@ -284,47 +323,23 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
 
 
 def given_in(context: Context, *but: str) -> list[str]:
-    """The options on the command line, each by its first name, without the parameters in `but`."""
+    """Return the first names of the options on the command line.
+
+    The parameters in `but`, --json and --quiet are left out.
+    """
     return [
         one.opts[0]
         for one in context.command.params
         if one.name is not None
-        and one.name not in but
+        and one.name not in (*but, "json", "quiet")
         and (source := context.get_parameter_source(one.name)) is not None
         and source.name == "COMMANDLINE"
     ]
 
 
 def require_at_most(most: float, **given: float | None) -> None:
-    """Reject numbers so large that nothing could be computed, or not within a lifetime."""
+    """Reject numbers that are too large to compute with."""
     for name, value in given.items():
         if value is not None and abs(value) > most:
             text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # floats end there
-            raise InputError(f"{name} = {text} is refused: give a number of at most {most:g}")
-
-
-def print_path(words: str, path: Path) -> None:
-    """Print words and a path on one line, so that the path can be copied."""
-    console.print(words, Text(plain(path, None), style="bold"), soft_wrap=True)
-
-
-def print_plain(sentence: str) -> None:
-    """Print a sentence on one line, its [brackets] as they are."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
-def tell(record: dict[str, Any], as_json: bool, *tables: object) -> None:
-    """Print the record as one JSON object, or else the tables."""
-    if as_json:
-        typer.echo(json.dumps(record, indent=2, allow_nan=False))
-        return
-    for one in tables:
-        console.print(one)
-
-
-def complain(sentence: str) -> None:
-    """Print a sentence, if there is one, on stderr; its [brackets] are tables of the config."""
-    if not sentence:
-        return
-    text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+            raise InputError(f"{name} = {text} is too large: the maximum is {most:g}")

@@ -1,4 +1,4 @@
-"""Commands of the privacy accountant: `privacy epsilon`, `sigma`, `tuned`, `audit`, `spent`."""
+"""Privacy commands: `privacy epsilon`, `sigma`, `correlated`, `tuned`, `spent`, `audit`."""
 
 import math
 from pathlib import Path
@@ -6,28 +6,25 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from typer import Argument, Context, Option
 
 from fedmuon.config.incompatible import in_turns
 from fedmuon.core.errors import InputError, shown
+from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.options import (
-    AsJson,
+    Command,
     DataName,
     EngineName,
     Overrides,
-    WithKeys,
+    RunFolder,
     changes_of,
     chosen_config,
     chosen_folder,
-    complain,
-    console,
     given_in,
-    print_path,
     require_at_most,
     resumable,
-    tell,
 )
+from fedmuon.experiments.cli.output import live, print_path, tell, warn
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.tables import facts
 from fedmuon.privacy.accounting import composition, tuning
@@ -42,79 +39,98 @@ from fedmuon.privacy.mechanisms.buffered import (
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of, noise_of_momentum
 
 app = typer.Typer(
-    help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
+    help="Compute epsilon from noise, or noise from epsilon, and audit private training.",
     no_args_is_help=True,
 )
 
-NOISE = "sigma: noise of one block over its clipping bound C."
-LOT = "Expected size of a Poisson lot, or the size of lots in a fixed order."
-POPULATION = "Examples of the client."
-STEPS = "T: noisy releases over the whole run."
-DELTA = "Should be well below 1/population."
+NOISE = "Noise multiplier sigma: noise of one block, divided by the clipping bound C."
+LOT = "Expected size of a Poisson lot, or size of a lot in a fixed order."
+POPULATION = "Number of examples of the client."
+STEPS = "Number of noisy releases T in the whole run."
+DELTA = "Delta. It should be well below 1 / population."
 Noise = Annotated[float, Option("--noise", help=NOISE)]
 Lot = Annotated[float, Option("--lot", help=LOT)]
 Population = Annotated[int, Option("--population", help=POPULATION)]
 Steps = Annotated[int, Option("--steps", help=STEPS)]
 Delta = Annotated[float, Option("--delta", help=DELTA)]
-Blocks = Annotated[int, Option("--blocks", help="m: blocks clipped to C each, released together.")]
+Blocks = Annotated[
+    int, Option("--blocks", help="Number of blocks m. Each is clipped to C; all are released.")
+]
 Mode = Annotated[
-    str, Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
+    str,
+    Option(
+        "--mode",
+        help="joint counts all blocks and can be certified; per-release reproduces Table 3 of "
+        "DP-Muon, which is too small.",
+        autocompletion=completion.among("joint", "per-release"),
+    ),
 ]
 Adjacency = Annotated[
     str,
     Option(
         "--adjacency",
-        help="zero-out: an example may add 0 instead; add-remove: it is there or not, and the "
-        "population is a public number; replace-one: it is any other.",
+        help="How neighbouring data sets differ. zero-out: an example is replaced by 0; "
+        "add-remove: it is added or removed, and the population is public; replace-one: it is "
+        "replaced by any other.",
+        autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
 ]
 Sampling = Annotated[
     str,
     Option(
         "--sampling",
-        help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots in a "
-        "fixed order, without amplification; balls-in-bins (for epsilon): each example in a "
-        "secret one of the lots that take turns, accounted for by Monte Carlo.",
+        help="poisson: each example at random, with amplification; shuffle or cyclic: lots in a "
+        "fixed order, without amplification; balls-in-bins (epsilon only): each example in a "
+        "secret one of the lots that take turns, by Monte Carlo.",
+        autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
 ]
 Band = Annotated[
     int,
-    Option("--band", help="With cyclic: steps whose noise cancels, itself one; 1: independent."),
+    Option(
+        "--band",
+        help="With cyclic: number of steps whose noise is correlated, including the current one. "
+        "1: independent noise.",
+    ),
 ]
 BufferCount = Annotated[
     int,
     Option(
         "--buffers",
-        help="With cyclic: buffers, optimized for these steps, that correlate noise (BLT) instead "
-        "of a band.",
+        help="With cyclic: number of buffers that correlate noise (BLT) instead of a band; they "
+        "are optimized for these steps.",
     ),
 ]
 Memory = Annotated[
     float,
     Option(
         "--momentum",
-        help="With --band or --buffers: beta of the momentum that is to have least noise; 1 is for "
-        "sums.",
+        help="With --band or --buffers: the momentum beta whose noise is minimized. 1: sums.",
     ),
 ]
-Ahead = Annotated[bool, Option("--nesterov", help="Whether this momentum looks ahead.")]
+Ahead = Annotated[bool, Option("--nesterov", help="The momentum has Nesterov's look-ahead.")]
 MaxLot = Annotated[
     int,
     Option(
         "--max-lot",
-        help="Maximum size of a Poisson lot; larger ones are cut, which delta counts. 0: none.",
+        help="Maximum size of a Poisson lot. Larger lots are cut, and delta counts this. 0: none.",
     ),
 ]
 Accountant = Annotated[
-    str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
+    str,
+    Option(
+        "--accountant",
+        help="pld: quick; dp-accounting: that library, which starts more slowly.",
+        autocompletion=completion.among("pld", "dp-accounting"),
+    ),
 ]
 MOST_PEOPLE = 10**12
 BINS, CONFIDENCE = "balls-in-bins", 0.999
-MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps, above which it takes longer than seconds
+MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps above which this takes more than seconds
 
 
 def rate(lot: float, population: int) -> float:
-    """The probability that an example is in a lot."""
+    """Return the probability that an example is in a lot."""
     if not 1 <= population <= MOST_PEOPLE:
         raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
     if not 0 < lot <= population:
@@ -135,30 +151,28 @@ def alike(
     momentum: tuple[float, bool] = (1.0, False),
     buffers: int = 0,
 ) -> tuple[float, float, int]:
-    """(s, rate, steps) of Poisson lots that spend the same with s times less noise.
+    """Return (s, rate, steps) of Poisson lots that spend the same epsilon with noise / s.
 
     Lots in a fixed order spend the same as one release of all examples. `momentum` is beta and
-    whether it looks ahead, where correlated noise is for a momentum.
+    whether it looks ahead, for noise that is correlated for a momentum.
     """
     share = rate(lot, population)
     if sampling == BINS:
         raise InputError(
-            "balls in bins are accounted for by Monte Carlo, which finds no noise: ask for the "
-            "epsilon of a noise by fedmuon privacy epsilon"
+            "Monte Carlo finds the epsilon of balls-in-bins for a noise, but not the noise for an "
+            "epsilon: use fedmuon privacy epsilon"
         )
     if sampling not in ("shuffle", "cyclic"):
         composition.require_supported(adjacency, sampling)
     named = "--buffers" if buffers else "--band"
     if (band != 1 or buffers) and sampling != "cyclic":
-        raise InputError(
-            f"{named} is of noise that cancels: give --sampling cyclic, or leave it out"
-        )
+        raise InputError(f"{named} is for correlated noise: add --sampling cyclic, or remove it")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     composition.require_supported(adjacency)
     composition.event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
-        raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
+        raise InputError(f"--mode {mode} is for Poisson lots: remove --mode or --sampling")
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
     lots = lots_of(population, lot)
@@ -169,12 +183,12 @@ def alike(
 def fixed_order_of(
     sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
 ) -> FixedOrderSampling:
-    """Lots that take turns, with the noise that the options name."""
+    """Return lots that take turns, with the noise that the options describe."""
     if band != 1 and buffers:
-        raise InputError("noise is correlated by --band or by --buffers: leave one of them out")
+        raise InputError("--band and --buffers both correlate noise: remove one of them")
     if momentum != (1.0, False) and band == 1 and not buffers:
         raise InputError(
-            "--momentum is of noise that cancels: give --band or --buffers, or leave it out"
+            "--momentum is for correlated noise: add --band or --buffers, or remove it"
         )
     if buffers:
         require_at_most(1e5, steps=steps)
@@ -197,17 +211,17 @@ def answer_of_bins(
     correlation: tuple[int, tuple[float, bool], int],
     trials: int,
 ) -> dict[str, Any]:
-    """The epsilon of balls in bins, beside that of the same lots in a public order.
+    """Return the epsilon of balls in bins, and that of the same lots in a public order.
 
-    `correlation` is the band, the momentum and the buffers.
+    `correlation` contains the band, the momentum and the buffers.
     """
     composition.require_supported(adjacency)
     composition.require_delta(delta)
     joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
     if adjacency == "replace-one" or mode != "joint":
         raise InputError(
-            "balls in bins have a proved pair for mode joint and for zero-out or add-remove: leave "
-            "--mode and --adjacency out"
+            "balls-in-bins supports only mode joint with zero-out or add-remove: remove --mode and "
+            "--adjacency"
         )
     require_at_most(1e5, steps=steps)
     bins = lots_of(population, lot)
@@ -230,14 +244,14 @@ def answer_of_bins(
         "confidence": CONFIDENCE,
         "certified": False,
         "note": f"Both ends hold with a confidence of {CONFIDENCE:.1%} over the trials, and are "
-        "not proved. Runs draw no such lots: [privacy] sampling has poisson, shuffle and cyclic.",
+        "not proved. Runs cannot draw such lots: [privacy] sampling is poisson, shuffle or cyclic.",
     }
 
 
 def cut_of(
     most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
 ) -> float:
-    """The probability that one of the lots exceeds `most`; 0 without a maximum."""
+    """Return the probability that one of the lots exceeds `most`; 0 without a maximum."""
     if not most:
         return 0.0
     if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
@@ -246,11 +260,11 @@ def cut_of(
             "same size: zero-out or replace-one"
         )
     if most < lot:
-        raise InputError(f"--max-lot {most} is below --lot {lot:g}: raise it, or leave it out")
+        raise InputError(f"--max-lot {most} is below --lot {lot:g}: increase it, or remove it")
     return min(1.0, steps * cut_probability(population, rate(lot, population), most))
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def epsilon(
     noise: Noise,
     lot: Lot,
@@ -267,12 +281,12 @@ def epsilon(
     nesterov: Ahead = False,
     max_lot: MaxLot = 0,
     trials: Annotated[
-        int | None, Option(help="Monte Carlo draws for balls-in-bins: 1,000,000 by default.")
+        int | None,
+        Option(help="Number of Monte Carlo draws for balls-in-bins. Default: 1,000,000."),
     ] = None,
     accountant: Accountant = "pld",
-    as_json: AsJson = False,
 ) -> None:
-    """The epsilon that a noise multiplier spends, with both ends of the bracket.
+    """Compute the epsilon that a noise multiplier spends, with a lower and an upper bound.
 
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
@@ -280,14 +294,14 @@ def epsilon(
     of_momentum = momentum, nesterov
     if sampling == BINS:
         if max_lot or accountant != "pld":
-            raise InputError("balls-in-bins reads no --max-lot and --accountant: leave them out")
+            raise InputError("balls-in-bins does not use --max-lot and --accountant: remove them")
         correlation = band, of_momentum, buffers
         setting = noise, lot, population, steps, delta, blocks, mode, adjacency
         found = answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
-        show(found, delta, population, as_json)
+        show(found, delta, population)
         return
     if trials is not None:
-        raise InputError("--trials is for --sampling balls-in-bins: leave it out")
+        raise InputError("--trials is for --sampling balls-in-bins: remove it")
     over, share, many = alike(
         lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
     )
@@ -302,15 +316,15 @@ def epsilon(
     if cut and math.isinf(answer.upper):
         raise InputError(
             f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which leaves "
-            f"nothing of delta = {delta:g}: raise it"
+            f"nothing of delta = {delta:g}: increase --max-lot"
         )
     more = {"lots_cut_with_probability": cut} if max_lot else {}
-    show({**vars(answer), "sampling": sampling, **more}, delta, population, as_json)
+    show({**vars(answer), "sampling": sampling, **more}, delta, population)
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def sigma(
-    epsilon: Annotated[float, Option(help="The maximum that may be spent.")],
+    epsilon: Annotated[float, Option(help="Maximum epsilon to spend.")],
     lot: Lot,
     population: Population,
     steps: Steps,
@@ -324,9 +338,8 @@ def sigma(
     momentum: Memory = 1.0,
     nesterov: Ahead = False,
     max_lot: MaxLot = 0,
-    as_json: AsJson = False,
 ) -> None:
-    """The least noise multiplier of a block that spends at most an epsilon.
+    """Compute the smallest noise multiplier that spends at most a given epsilon.
 
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
@@ -340,7 +353,7 @@ def sigma(
     if cut and left < composition.LEAST_DELTA:
         raise InputError(
             f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which at epsilon = "
-            f"{epsilon:g} leaves nothing of delta = {delta:g}: raise it"
+            f"{epsilon:g} leaves nothing of delta = {delta:g}: increase --max-lot"
         )
     noise, answer = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
     if cut:
@@ -351,25 +364,24 @@ def sigma(
         )
     found = {"noise": over * noise, **vars(answer), "sampling": sampling}
     found |= {"lots_cut_with_probability": cut} if max_lot else {}
-    show(found, delta, population, as_json)
+    show(found, delta, population)
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def correlated(
     lot: Lot,
     population: Population,
     steps: Steps,
-    momentum: Annotated[float, Option(help="beta of the momentum; 1 is for sums.")] = 0.95,
+    momentum: Annotated[float, Option(help="Momentum beta. 1: sums.")] = 0.95,
     nesterov: Ahead = False,
-    band: Annotated[int, Option(help="Steps whose noise cancels, itself one.")] = 16,
-    buffers: Annotated[int, Option(help="Buffers that correlate noise without a band.")] = 2,
-    as_json: AsJson = False,
+    band: Annotated[int, Option(help="Number of correlated steps.")] = 16,
+    buffers: Annotated[int, Option(help="Number of buffers (BLT).")] = 2,
 ) -> None:
-    """How much noise a momentum has at equal epsilon, by how the noise of steps is correlated.
+    """Compare the noise of a momentum at equal epsilon between correlations of noise.
 
-    Lots are cyclic ones. The momentum is what Muon orthogonalizes. The names in brackets are those
-    of \\[privacy] noise-correlation. For at most 1000 steps it also shows what no correlation of
-    noise can fall below.
+    Lots are cyclic. The momentum is the matrix that Muon orthogonalizes. The names in parentheses
+    are values of \\[privacy] noise-correlation. For at most 1000 steps, the last row is a lower
+    bound for every correlation.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
@@ -401,21 +413,22 @@ def correlated(
         key = "blt-momentum" if name != "for sums" else "blt"
         noise[f"{buffers} buffers {name} ({key})"] = of_buffers(*form)
     if steps <= MOST_BOUNDED:
-        noise["no correlation is below"] = least_possible(steps, apart, *of_momentum)
+        noise["lower bound for any correlation"] = least_possible(steps, apart, *of_momentum)
     tell(
         {"noise": noise},
-        as_json,
         facts(
-            f"noise in an entry of the {'sum' if momentum == 1 else 'momentum'}, over that of one "
-            "release of all examples that spends the same ε",
+            f"noise in an entry of the {'sum' if momentum == 1 else 'momentum'}, divided by that "
+            "of one release of all examples with the same ε",
             [(name, f"{value:.4g}") for name, value in noise.items()],
         ),
     )
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def tuned(
-    runs: Annotated[float, Option(help="How many runs are expected, of which one is published.")],
+    runs: Annotated[
+        float, Option(help="Expected number of runs, of which the best one is published.")
+    ],
     noise: Noise,
     lot: Lot,
     population: Population,
@@ -423,19 +436,22 @@ def tuned(
     delta: Delta,
     blocks: Blocks = 1,
     shape: Annotated[
-        str, Option(help="The law of their number: logarithmic, or geometric.")
+        str,
+        Option(
+            help="Distribution of the number of runs: logarithmic or geometric.",
+            autocompletion=completion.among("logarithmic", "geometric"),
+        ),
     ] = "logarithmic",
     adjacency: Adjacency = "zero-out",
     draw: Annotated[
-        bool, Option("--draw", help="Draw the number of runs: once, before the first of them.")
+        bool, Option("--draw", help="Also draw the number of runs. Do this once, before the first.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
-    """What publishing the best of several private runs spends, if their number is secret.
+    """Compute the epsilon of publishing only the best of several private runs.
 
-    Each run takes random settings from a list. The number of runs is random, too, and nothing about
-    the other runs is published. Runs are compared only by what they released and by public data
-    (Papernot, Steinke 2022).
+    Each run uses random settings from a list. The number of runs is random and secret, and nothing
+    about the other runs is published. Runs may be compared only by their releases and by public
+    data (Papernot and Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
@@ -443,46 +459,47 @@ def tuned(
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
     more = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
-    show({**answer, **more}, delta, population, as_json)
+    show({**answer, **more}, delta, population)
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def spent(
-    folder: Annotated[Path, Argument(help="The folder of a private run.")],
-    delta: Annotated[float | None, Option(help="Instead of the delta of the run.")] = None,
+    folder: RunFolder,
+    delta: Annotated[float | None, Option(help="Delta. Default: that of the run.")] = None,
     accountant: Accountant = "pld",
-    as_json: AsJson = False,
 ) -> None:
-    """What each client of a run has spent by the run's ledger, also while the run lasts.
+    """Compute the epsilon that each client of a private run has spent so far.
+
+    It is computed from the run's ledger. The run may be unfinished.
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
     from fedmuon.experiments import spending  # torch
 
     record = spending.spent(folder, delta, accountant)
-    tell(record, as_json, spending.table(record))
+    tell(record, spending.table(record))
 
 
-def show(answer: dict[str, Any], delta: float, population: int, as_json: bool) -> None:
-    """Print an answer of the accountant; its note says if delta is large for the population."""
+def show(answer: dict[str, Any], delta: float, population: int) -> None:
+    """Print an answer of the accountant, with a note if delta is large for the population."""
     note = " ".join(filter(None, (answer["note"], composition.loose(delta, population))))
     answer = {**answer, "note": note}
-    tell(answer, as_json, facts("", answer.items()))
+    tell(answer, facts("", answer.items()))
 
 
-# `privacy audit`: a setting, by many simulated runs; or one real run, by many canaries.
+# `privacy audit` audits a setting by many simulated runs, or one real run by many canaries.
 
 OF_A_SETTING = ("--noise", "--lot", "--population", "--steps", "--delta")
 OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--code")
 OF_A_CONFIG = ("--canaries", "--sees", "--out", "--set", "--data", "--engine")
 
 
-@app.command(cls=WithKeys)
+@app.command(cls=Command)
 def audit(
     context: Context,
     run: Annotated[
         Path | None,
-        Argument(help="With --one-run: a config, or the folder of a run that was audited."),
+        Argument(help="With --one-run: a config, or the folder of an audited run."),
     ] = None,
     noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
     lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
@@ -493,21 +510,23 @@ def audit(
     trials: Annotated[
         int | None,
         Option(
-            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
+            help="Number of runs with the canary, and of runs without it. Default: 100000, or 2000 "
+            "with --code release."
         ),
     ] = None,
     seed: Annotated[
         int | None,
         Option(
-            help="Random seed of the trials, 0 by default, or with --one-run of the run. Lots, "
-            "noise of steps and coins are secret."
+            help="Random seed of the trials (default 0), or with --one-run of the run. Lots, noise "
+            "of steps and coins stay secret."
         ),
     ] = None,
     code: Annotated[
         str,
         Option(
-            help="projected: what a release is along the canary; release: real private steps of a "
-            "small network (for a few steps and blocks)."
+            help="projected: the component of a release along the canary; release: real private "
+            "steps of a small network, for a few steps and blocks.",
+            autocompletion=completion.among("projected", "release"),
         ),
     ] = "projected",
     one_run: Annotated[
@@ -516,33 +535,40 @@ def audit(
     canaries: Annotated[
         int | None,
         Option(
-            help="With --one-run: how many; by default half as many as there are samples, or at "
-            "level client clients."
+            help="With --one-run: number of canaries. Default: half the number of samples (at "
+            "level client: of clients)."
         ),
     ] = None,
     sees: Annotated[
-        str, Option(help="With --one-run: releases, or the final model alone (weaker).")
+        str,
+        Option(
+            help="With --one-run, what the attack sees: releases, or only the final model.",
+            autocompletion=completion.among("releases", "model"),
+        ),
     ] = "releases",
     out: Annotated[
         Path | None,
-        Option("--out", help="With --one-run: the run directory; a new one below runs/."),
+        Option("--out", help="With --one-run: run directory. Default: a new folder in runs/."),
     ] = None,
     overrides: Overrides = None,
     engine: EngineName = None,
     data: DataName = None,
-    as_json: AsJson = False,
 ) -> None:
-    """A lower bound on epsilon from canaries, beside what the accountant claims.
+    """Audit epsilon: compute a lower bound from canaries, and compare it with the accountant.
+
+    A canary is an example that an attack tries to detect. Without --one-run, the options describe
+    a setting, and many runs of it are simulated.
 
     Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
     --delta 8e-6 --blocks 49[/]
 
-    Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
-    --population 16 --steps 2 --delta 0.05 --blocks 2[/]
+    With the training code instead of a simulation: [bold]fedmuon privacy audit --code release
+    --noise 1 --lot 8 --population 16 --steps 2 --delta 0.05 --blocks 2[/]
 
-    With --one-run, --engine, --data and --seed are short for keys of the config.
-    Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
-    config.toml --out runs/audited[/]
+    With --one-run, a config is trained once with many canaries. Then --engine, --data and --seed
+    change keys of the config. The coins are saved next to the run's folder.
+
+    Of one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
     """
     given = given_in(context)
     if one_run:
@@ -550,43 +576,42 @@ def audit(
 
         if unread := _among(given, OF_MANY_RUNS):
             raise InputError(
-                f"--one-run reads no {unread}, which is for audits of many runs: leave it out"
+                f"--one-run does not use {unread}, which is for audits of many runs: remove it"
             )
         if run is not None and run.is_dir():
             if unread := _among(given, (*OF_A_CONFIG, "--seed")):
                 raise InputError(
-                    f"{run} is a folder whose audit is shown, by no {unread}: leave it out"
+                    f"{run} is an audited run, and showing its audit does not use {unread}: remove "
+                    "it, or name a config"
                 )
             record = auditing.read_finished(run)
-            tell(record, as_json, auditing.table(record))
+            tell(record, auditing.table(record))
             return
         config = chosen_config(run, changes_of(overrides, engine, data=data, seed=seed), False)
         assert config is not None
         folder = chosen_folder(out, config)
-        shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
-        with resumable(folder, []), Progress(shown) as progress:
+        with resumable(folder, []), Progress(live()) as progress:
             record = auditing.execute(
                 config, folder, canaries, sees, None,
-                progress.on_round_end, progress.on_start, complain,
+                progress.on_round_end, progress.on_start, warn,
             )  # fmt: skip
-        tell(record, as_json, auditing.table(record))
-        if not as_json:
-            print_path("The run is in", folder)
-            print_path("The coins are in", auditing.coins(folder))
+        tell(record, auditing.table(record))
+        print_path("The run is in", folder)
+        print_path("The coins are in", auditing.coins(folder))
         return
     if unread := _among(given, ("run", *OF_A_CONFIG)):
-        raise InputError(f"audits of many runs read no {unread}: add --one-run, or leave it out")
+        raise InputError(f"audits of many runs do not use {unread}: add --one-run, or remove it")
     if noise is None or lot is None or population is None or steps is None or delta is None:
         missing = ", ".join(one for one in OF_A_SETTING if one not in given)
-        raise InputError(f"{missing} is missing: give the whole setting, or a config to --one-run")
+        raise InputError(f"{missing} is missing: add it, or use --one-run with a config")
     from fedmuon.experiments.auditing import trials as auditing  # scipy
 
     require_at_most(1e9, noise=noise)
     setting = auditing.Setting(noise, rate(lot, population), steps, blocks)
-    record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, complain)
-    tell(record, as_json, auditing.table(record))
+    record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, warn)
+    tell(record, auditing.table(record))
 
 
 def _among(given: list[str], unread: tuple[str, ...]) -> str:
-    """The options on the command line that nothing would read."""
+    """Return the options on the command line that have no effect."""
     return ", ".join(one if one.startswith("-") else one.upper() for one in given if one in unread)

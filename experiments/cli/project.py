@@ -1,4 +1,4 @@
-"""Commands to begin with: `new`, `make-text`, `doctor`; and `score-text`."""
+"""Commands for projects and machines: `new`, `make-text`, `score-text`, `doctor`."""
 
 import keyword
 import re
@@ -9,23 +9,28 @@ from string import Template
 from typing import Annotated, Any
 
 import tomli_w
-from rich.table import Table
 from typer import Argument, Option
 
 from fedmuon.core.errors import InputError
 from fedmuon.data import text
-from fedmuon.experiments.cli.options import console, print_path
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.output import tell, tell_files
+from fedmuon.experiments.tables import columns
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # maximum characters of a Flower app's name
 TAKEN = ("tests", "runs")  # folders of the project
-NODES = 2  # that Flower simulates by default
+NODES = 2  # Flower simulates this number by default
 
 
 def new(
-    project: Annotated[Path, Argument(help="A new folder; its name is the package's.")],
+    project: Annotated[
+        Path, Argument(help="A new folder. Its name becomes the name of the package.")
+    ],
 ) -> None:
-    """Write a project with your own model, data and optimizer, to run with fedmuon or Flower.
+    """Create a project with your own model, data and optimizer.
+
+    It runs with fedmuon or with Flower.
 
     Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
     """
@@ -35,28 +40,26 @@ def new(
         close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
         advice = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
         raise InputError(
-            f"{name!r} is no name of a Python package (small letters, digits, _): {advice}"
+            f"{name!r} is not a valid package name (lower-case letters, digits, _): {advice}"
         )
     if len(name) > LONGEST:
         raise InputError(
-            f"{name!r} is longer than {LONGEST} characters, the maximum for a Flower app: choose a "
+            f"{name!r} has more than {LONGEST} characters, the maximum for a Flower app: choose a "
             "shorter name"
         )
     if name in TAKEN or (found is not None and found.origin is not None):
-        raise InputError(f"{name!r} is the name of another package: choose one of your own")
+        raise InputError(f"{name!r} is the name of another package: choose another name")
     if project.exists() and not (project.is_dir() and not any(project.iterdir())):
-        raise InputError(f"{project} is there already: choose a new or an empty folder")
+        raise InputError(f"{project} already exists: choose a new or empty folder")
     for place, content in _files(name).items():
         file = project / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
-    print_path("The project is in", project)
-    print_path("Its two commands are in", project / "README.md")
+    tell_files([("The project is in", project), ("Its two commands are in", project / "README.md")])
 
 
 def _files(name: str) -> dict[str, str]:
-    """Path in the project -> content."""
-
+    """Return the files of a project: path in the project -> content."""
     from fedmuon.config.load import nested, parse  # the config
 
     def fill(template: str) -> str:
@@ -77,49 +80,70 @@ def _files(name: str) -> dict[str, str]:
 
 
 def make_text(
-    folder: Annotated[Path, Argument(help="Where to write the train, dev and test files.")],
-    form: Annotated[str, Option("--format", help="e2e (CSV) or dart (JSON).")] = "e2e",
-    tables: Annotated[int, Option(help="How many, 10 to 5000.")] = 500,
+    folder: Annotated[Path, Argument(help="Folder for the train, dev and test files.")],
+    form: Annotated[
+        str,
+        Option(
+            "--format",
+            help="Format: e2e (CSV) or dart (JSON).",
+            autocompletion=completion.among("e2e", "dart"),
+        ),
+    ] = "e2e",
+    tables: Annotated[int, Option(help="Number of tables, 10 to 5000.")] = 500,
     domain: Annotated[
-        str, Option("--about", help="restaurants, or lodgings with other wordings.")
+        str,
+        Option(
+            "--about",
+            help="Subject: restaurants, or lodgings, which have other wordings.",
+            autocompletion=completion.among("restaurants", "lodgings"),
+        ),
     ] = "restaurants",
-    seed: Annotated[int, Option(help="Another seed gives another text.")] = 0,
+    seed: Annotated[int, Option(help="Random seed of the text.")] = 0,
 ) -> None:
-    """Write synthetic tables and sentences in the format of E2E or DART; no line is from them.
+    """Write synthetic tables and sentences in the format of E2E or DART.
+
+    No line is copied from these data sets.
 
     Example: [bold]fedmuon make-text data/e2e[/], then
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
     --set task.model=gpt[/]
     """
-    for file in text.make_text(folder, form, tables, domain, seed):
-        print_path("made up", file)
+    files = text.make_text(folder, form, tables, domain, seed)
+    tell_files([("Written:", file) for file in files])
 
 
 def score_text(
-    written: Annotated[Path, Argument(help="A text file with one sentence per line.")],
+    written: Annotated[Path, Argument(help="Text file with one sentence per line.")],
     references: Annotated[
-        Path, Argument(help="The references of each sentence in lines, with an empty line between.")
+        Path,
+        Argument(
+            help="Text file with one reference per line, and an empty line before those of the "
+            "next sentence."
+        ),
     ],
 ) -> None:
     """Score sentences against references: BLEU, ROUGE-L, METEOR, NIST and CIDEr.
 
-    METEOR matches words and their stems, without synonyms. NIST and CIDEr are those of mteval-v13a
-    and pycocoevalcap.
+    METEOR matches words and their stems, without synonyms. NIST follows mteval-v13a, and CIDEr
+    follows pycocoevalcap.
 
     Example: [bold]fedmuon score-text written.txt references.txt[/]
     """
     from fedmuon.experiments.text_scores import SHOWN, scores_of_files  # the scorers
 
     found = scores_of_files(written, references)
-    table = Table("score", "value")
-    for name, value in found.items():
-        table.add_row(SHOWN[name][0], f"{value:.4f}")
-    console.print(table)
+    rows = [(SHOWN[name][0], f"{value:.4f}") for name, value in found.items()]
+    tell({"scores": found}, columns("", ("score", "value"), rows))
 
 
 def doctor() -> None:
-    """Show what this machine has: devices and their speed, data sources, and versions."""
-    from fedmuon.experiments.inspect.doctor import tables  # torch
+    """Show the devices, data sources and package versions of this machine.
 
-    for table in tables():
-        console.print(table)
+    The speed of each device is measured, which takes some seconds.
+
+    Example: [bold]fedmuon doctor[/]
+    """
+    from fedmuon.experiments.inspect.doctor import record, tables  # torch
+
+    found = record()
+    tell(found, *tables(found))

@@ -1,18 +1,19 @@
 """Commands that run experiments: `run`, `plan`, `stability`, `suite`, `deploy-demo`, `unlearn`."""
 
 import contextlib
+import json
 import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli.options import console, print_path, print_plain
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.output import live, note, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import (
     Progress,
     accounts,
@@ -41,23 +42,26 @@ def run(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="How many seeds to run, from the seed on: means with intervals in one folder.",
+            help="Number of seeds to run, counted up from --seed. One folder gets all runs, with "
+            "means and intervals.",
         ),
     ] = None,
     jobs: options.Jobs = None,
     verbose: Annotated[
-        bool, Option("--verbose", help="Show the messages of Flower and Ray.")
+        bool, Option("--verbose", help="Show the log messages of Flower and Ray.")
     ] = False,
     watch: Annotated[
         bool,
-        Option("--watch", help="Print the address of a page, on this machine, that follows it."),
+        Option("--watch", help="Follow the run on a page in the browser; its address is printed."),
     ] = False,
     clients: Annotated[
         bool,
-        Option("--clients", help="Write clients.jsonl: what each client measured in each round."),
+        Option("--clients", help="Save measurements per client and round in clients.jsonl."),
     ] = False,
 ) -> None:
-    """Run one federated experiment and write its run directory. Every key: fedmuon config explain.
+    """Run one federated experiment and save it in a run directory.
+
+    `fedmuon config explain` lists the config keys.
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
@@ -68,37 +72,39 @@ def run(
     changes = options.changes_of(overrides, engine, ray_address, data, seed, clients)
     if seeds is not None:
         if watch or verbose:
-            raise InputError("--watch and --verbose are for one run: leave them or --seeds out")
+            raise InputError("--watch and --verbose are for one run: remove them or --seeds")
         _search(["run", *_config_words(config, changes)], config, changes, (), seeds, None, jobs,
                 None, out, resume)  # fmt: skip
         return
     if jobs is not None:
-        raise InputError("--jobs is for several runs: give the number of --seeds, too")
+        raise InputError("--jobs is for several runs: add --seeds")
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
-    page = watched(folder, print_plain) if watch else contextlib.nullcontext()
+    page = watched(folder, note) if watch else contextlib.nullcontext()
     with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
-        with Progress(console, lines=True, before=before) as progress:
+        with Progress(live(), lines=True, before=before) as progress:
 
             def on_start(done: int, total: int) -> None:
                 table = folder / "routes.txt"  # of a network
                 if done == 0 and table.exists() and chosen and reads(chosen, "local.route"):
-                    print_plain(brief_routes(table.read_text(encoding="utf-8")))
+                    note(brief_routes(table.read_text(encoding="utf-8")))
+                    local = RunStatus(folder).config.local
+                    note(f"Step sizes: lr = {local.lr:g} for orthogonalized parameters, aux-lr = "
+                         f"{local.aux_lr:g} for the others.")  # fmt: skip
                 progress.on_start(done, total)
 
             summary = execute(chosen, folder, resume, progress.on_round_end, on_start, verbose)
-        console.print(summary_table(summary))
-        if note := progress.risen():
-            console.print(note)
+        tell({"folder": folder, **summary}, summary_table(summary))
+        note(progress.risen())
         if chosen and chosen.local.recipe in ("fedper", "ditto") and not chosen.data.client_test:
-            print_plain("Note: these are of the server's model. Set data.client-test=0.2 to test "
-                        "each client's own.")  # fmt: skip
-        print_path("The run had ended before; its results are in" if ended else "Results are in",
+            note("Note: these results are for the server's model. Set data.client-test=0.2 to test "
+                 "each client's own model.")  # fmt: skip
+        print_path("This run has already finished. Results are in" if ended else "Results are in",
                    folder)  # fmt: skip
         if not (left := RunStatus(folder)).ended:
-            print_plain(f"Its neighbours are left to run, resume with: {left.again}")
+            note(f"Its neighbours have not run yet, resume with: {left.again}")
 
 
 def plan(
@@ -108,32 +114,33 @@ def plan(
     ray_address: options.RayAddress = None,
     data: options.DataName = None,
     seed: options.Seed = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Estimate the time, memory and traffic of a run from a short trial.
 
-    A plan takes about as long as a short run: it reads the data, starts the engine and ends it.
-    Expect seconds within 25% on an otherwise idle machine; what other programs do counts as cost.
-    Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
+    A plan takes about as long as a short run, because it reads the data and starts the engine.
+    Expect an error of up to 25% on an idle machine; load by other programs adds to the estimate.
+    Nothing is saved.
+
+    Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
     from fedmuon.experiments.planning import cost  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
-    # The processor's seconds: time that a wrapper waited in this process does not count.
+    # CPU time: the time that a wrapper waited in this process does not count.
     record = cost.plan(chosen, time.process_time())
-    options.tell(record, as_json, *cost.tables(record))
+    tell(record, *cost.tables(record))
 
 
 def stability(
     config: options.ConfigFile = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
-    trials: Annotated[int | None, Option(help="How many random neighbours; 10 by default.")] = None,
-    every: Annotated[bool, Option("--all", help="The census: replace each sample once.")] = False,
+    trials: Annotated[int | None, Option(help="Number of random neighbours. Default: 10.")] = None,
+    every: Annotated[bool, Option("--all", help="Replace each sample once (the census).")] = False,
     hardest: Annotated[
-        bool, Option("--worst", help="The worst of all replacements, by derivatives.")
+        bool, Option("--worst", help="Find the worst of all replacements, ranked by derivatives.")
     ] = False,
     resume: options.Resume = False,
     engine: options.EngineName = None,
@@ -143,13 +150,14 @@ def stability(
 ) -> None:
     """Run an experiment with neighbours that differ in one sample, and compare with the bound.
 
-    In float64 unless the config names a precision.
+    The precision is float64 unless the config sets engine.dtype.
+
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
     if every and (hardest or trials is not None):
-        raise InputError("--all runs every neighbour there is: leave --worst and --trials out")
+        raise InputError("--all runs every neighbour: remove --worst and --trials")
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
@@ -157,49 +165,68 @@ def stability(
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     chosen = chosen and certificates.in_float64(chosen)
     if chosen and chosen.engine.dtype == "float32":
-        options.complain(
-            "float32 hides small perturbations in rounding: prefer engine.dtype=float64"
-        )
+        warn("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
     folder = options.chosen_folder(out, chosen, resume)
     with options.resumable(folder, ["stability"]):
-        with Progress(console, "neighbours", lines=True) as progress:
+        with Progress(live(), "neighbours", lines=True) as progress:
             record = neighbours.execute(
                 chosen, folder, resume, progress.on_round_end, progress.on_start
             )
-        spent = accounts(RunDirectory(folder).summary())
-        console.print(neighbours.verdict_table(folder, record), *spent)
+        summary = RunDirectory(folder).summary()
+        tables = neighbours.verdict_table(folder, record), *accounts(summary)
+        tell({"folder": folder, "bound": record, "summary": summary}, *tables)
         print_path("Results are in", folder)
 
 
 def suite(
-    name: Annotated[str, Argument(help="A1, A2, A3, cnn, or a TOML file of your own.")],
+    name: Annotated[
+        str,
+        Argument(
+            help="Name of a suite (`fedmuon list suites`), or your own TOML file.",
+            autocompletion=completion.suites,
+        ),
+    ],
     data: Annotated[
-        str | None, Option(help="A source that `doctor` lists; else the suite's own.")
+        str | None,
+        Option(
+            help="Source of samples. Default: the suite's own.",
+            autocompletion=completion.value_of("data.name"),
+        ),
     ] = None,
-    scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
-    seed: Annotated[int | None, Option("--seed", help="One, in place of the suite's own.")] = None,
+    scale: Annotated[
+        str,
+        Option(
+            help="full: the published grid; small: seconds.",
+            autocompletion=completion.among("full", "small"),
+        ),
+    ] = "full",
+    seed: Annotated[
+        int | None, Option("--seed", help="Use this seed instead of the suite's seeds.")
+    ] = None,
     seeds: Annotated[
         int | None,
         Option(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="How many: 0, 1, ..., in place of the suite's own.",
+            help="Use this number of seeds (0, 1, ...) instead of the suite's seeds.",
         ),
     ] = None,
     engine: options.EngineName = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: Annotated[
-        bool, Option("--resume", help="Compute only what --out lacks, also runs of more --seeds.")
+        bool,
+        Option("--resume", help="Compute only what --out lacks. More --seeds can be added."),
     ] = False,
     ray_address: Annotated[
-        str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
+        str | None,
+        Option(help="Distribute the runs over this Ray cluster; `local` starts one."),
     ] = None,
-    cpus: Annotated[float, Option(help="Cores of a Ray task.")] = 1.0,
-    gpus: Annotated[float, Option(help="GPUs of a Ray task.")] = 0.0,
+    cpus: Annotated[float, Option(help="CPU cores per Ray task.")] = 1.0,
+    gpus: Annotated[float, Option(help="GPUs per Ray task.")] = 0.0,
 ) -> None:
-    """Run what a published table or figure shows, check its claims, and write a report.
+    """Reproduce a published table or figure, check its claims, and write a report.
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
@@ -218,11 +245,12 @@ def suite(
         spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
     again = [*shlex.split(work.request.again)[1:], *spread]
     with options.resumable(folder, again):
-        with Progress(console, work.counted, lines=True) as progress:
+        with Progress(live(), work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.on_round_end, progress.on_start)
         page = report.write_report(folder)
-        for part in report.suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
-            console.print(part, soft_wrap=isinstance(part, Text))
+        claims = json.loads((folder / "claims.json").read_text("utf-8")) if style.as_json else []
+        tables = report.suite_tables(*report.gather(folder))
+        tell({"folder": folder, "report": page, "parts": claims}, *tables)
         print_path("The report is", page)
 
 
@@ -235,45 +263,56 @@ def sweep(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="Runs per point, with the config's seed and those after it.",
+            help="Number of seeds per point, counted up from the config's seed.",
         ),
     ] = 1,
     select: Annotated[
         str | None,
         Option(
-            help="What chooses the best: validation-loss (the default), validation-accuracy, "
-            "train-loss, test-loss, test-accuracy, or a metric of yours as max:NAME or min:NAME."
+            help="Metric that selects the best point: validation-loss (default), "
+            "validation-accuracy, train-loss, test-loss, test-accuracy, or your own metric as "
+            "max:NAME or min:NAME.",
+            autocompletion=completion.among(
+                "validation-loss",
+                "validation-accuracy",
+                "train-loss",
+                "test-loss",
+                "test-accuracy",
+                "max:",
+                "min:",
+            ),
         ),
     ] = None,
     jobs: options.Jobs = None,
     out: options.OutFolder = None,
     resume: Annotated[
-        bool, Option("--resume", help="Compute only what --out lacks, also more values or seeds.")
+        bool,
+        Option("--resume", help="Compute only what --out lacks. You can add values and seeds."),
     ] = False,
     overrides: options.Overrides = None,
     data: options.DataName = None,
     seed: options.Seed = None,
-    ray: Annotated[
-        bool, Option("--ray", help="Start Ray once, and run one point per core.")
-    ] = False,
+    ray: Annotated[bool, Option("--ray", help="Start Ray and run one point per CPU core.")] = False,
     ray_address: options.RayAddress = None,
 ) -> None:
-    """Run a config at every point of a grid, and show the best values with their intervals.
+    """Run a config at every point of a grid, and show the best values with intervals.
 
-    The folder gets sweep.json, cells.csv (a row per run), points.csv (means over seeds), figures.
+    The folder gets sweep.json, cells.csv (one row per run), points.csv (means over seeds), and
+    figures. On networks, a sweep over local.lr leaves local.aux-lr fixed unless the grid has both.
+
     Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
     """
     changes = options.changes_of(overrides, None, None, data, seed)
     words = _config_words(config, changes)
     words += [f"--grid={one}" for one in grid or ()] + ([f"--select={select}"] if select else [])
     if ray and ray_address:
-        raise InputError("--ray starts a Ray and --ray-address joins one: leave one of them out")
+        raise InputError("--ray starts Ray and --ray-address joins a cluster: remove one of them")
     _search(["sweep", *words], config, changes, grid or [], seeds, select, jobs,
             "local" if ray else ray_address, out, resume)  # fmt: skip
 
 
 def _config_words(config: Path | None, changes: list[str]) -> list[str]:
-    """The words of a command that name its config."""
+    """Return the words of a command that describe its config."""
     return [*([str(config)] if config else []), *(f"--set={one}" for one in changes)]
 
 
@@ -289,15 +328,15 @@ def _search(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Run a grid with several seeds, print its tables, and say how well its jobs were used."""
+    """Run a grid with several seeds, and print its tables and how busy its jobs were."""
     begun = time.monotonic()
     if words[0] == "sweep" and not grid:
         raise InputError(
-            "a sweep needs a grid: give --grid table.key=VALUES, for example "
+            "a sweep needs a grid: add --grid table.key=VALUES, for example "
             "--grid local.lr=0.01:10:log7; to repeat one run, use fedmuon run --seeds"
         )
     if ray_address and jobs is not None:
-        raise InputError("--jobs are processes here, --ray uses its own: leave one of them out")
+        raise InputError("--jobs starts processes and --ray has its own: remove one of them")
     if resume and out is None:
         raise InputError("--resume needs --out: name the folder of the sweep to resume")
     words += [f"--seeds={seeds}"]
@@ -314,16 +353,15 @@ def _search(
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = out or Path("runs") / f"{words[0]}-{config.stem if config else 'default'}-{stamp}"
         by = Spread(ray_address) if ray_address else workers or here
-        progress = Progress(console, work.counted, lines=True)
+        progress = Progress(live(), work.counted, lines=True)
         with options.resumable(folder, words), progress:
             summary, trained = run_grid(
                 work, folder, resume, by, progress.on_round_end, progress.on_start
             )
-    for part in sweep_parts(summary):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    tell({"folder": folder, **summary}, *sweep_parts(summary))
     seconds = time.monotonic() - begun
-    print_plain(
-        f"The command took {seconds:.1f} s; its runs trained for {trained:.1f} s in all"
+    note(
+        f"The command took {seconds:.1f} s; its runs trained for {trained:.1f} s in total"
         + (f", {trained / count:.1f} s per job." if count > 1 else ".")
     )
     print_path("Results are in", folder)
@@ -336,12 +374,14 @@ def deploy_demo(
     data: options.DataName = None,
     seed: options.Seed = None,
     insecure: Annotated[
-        bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
+        bool, Option("--insecure", help="Use neither TLS nor SuperNode keys.")
     ] = False,
 ) -> None:
-    """Run one experiment on a SuperLink and one SuperNode per client, started and stopped here.
+    """Run one experiment on a SuperLink with one SuperNode per client.
 
-    Without a config: 3 rounds of 2 of 3 clients on synthetic data.
+    The command starts and stops them on this machine. Without a config, it runs 3 rounds with 2 of
+    3 clients on synthetic data.
+
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
     from fedmuon.experiments.engines.deployment import DEMO, deploy  # torch, Flower
@@ -352,38 +392,48 @@ def deploy_demo(
     assert chosen is not None
     folder = options.chosen_folder(out, chosen)
     with options.resumable(folder, ["run"]):
-        with Progress(console, lines=True) as progress:
+        with Progress(live(), lines=True) as progress:
             summary = deploy(chosen, folder, not insecure, progress.on_round_end, progress.on_start)
-        console.print(summary_table(summary))
+        tell({"folder": folder, **summary}, summary_table(summary))
         print_path("Results are in", folder)
         print_path("The log of each process is in", folder / "logs")
 
 
 def unlearn(
-    run_dir: Annotated[Path, Argument(help="A finished run, with full batches, in float64.")],
-    sample: Annotated[
-        list[int], Option("--sample", help="Its index in the source (train_index); once for each.")
+    run_dir: Annotated[
+        Path,
+        Argument(
+            help="Run directory of a finished run with full batches, in float64.",
+            autocompletion=completion.run_folders,
+        ),
     ],
-    epsilon: Annotated[float, Option(help="How well tests may tell it from retraining.")] = 1.0,
-    delta: Annotated[float, Option(help="The probability that they tell it better.")] = 1e-5,
+    sample: Annotated[
+        list[int],
+        Option("--sample", help="Index of a sample in the source (train_index). Repeatable."),
+    ],
+    epsilon: Annotated[
+        float, Option(help="ε: how well a test can distinguish the model from retraining.")
+    ] = 1.0,
+    delta: Annotated[
+        float, Option(help="δ: the probability that a test can distinguish it better.")
+    ] = 1e-5,
     out: Annotated[
-        Path | None, Option("--out", help="A folder for the model; beside the run by default.")
+        Path | None, Option("--out", help="Folder for the model. Default: next to the run.")
     ] = None,
-    as_json: options.AsJson = False,
 ) -> None:
-    """Forget samples: add noise to the run's model that hides whether they were trained on.
+    """Forget samples: add noise to a run's model that hides whether they were trained on.
 
-    Nobody who sees unlearned.safetensors can tell it, beyond (epsilon, delta), from the model of a
-    run without them plus the same noise. This holds for one release; several add up. Only the owner
-    may see unlearn.json.
+    Without the samples, retraining plus the same noise gives a model that nobody can distinguish
+    from unlearned.safetensors, beyond (epsilon, delta). This holds for one release; several
+    releases add up. Keep unlearn.json secret.
+
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
     from fedmuon.experiments import unlearning  # torch
 
     if len(set(sample)) < len(sample):
-        raise InputError("a sample is named twice: name each once")
+        raise InputError("--sample names a sample twice: name each sample once")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
     record = unlearning.execute(run_dir, sample, epsilon, delta, folder)
-    options.tell(record, as_json, unlearning.table(record))
-    if not as_json:
-        print_path("The noisy model is in", folder)
+    tell(record, unlearning.table(record))
+    print_path("The noisy model is in", folder)

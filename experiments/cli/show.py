@@ -1,4 +1,4 @@
-"""What a person sees while a run lasts and when it has ended."""
+"""Progress while a run lasts, and the tables of a finished run or sweep."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from fedmuon.experiments.tables import (
 )
 from fedmuon.runs.directory import AXES, positions
 
-if TYPE_CHECKING:  # they load pydantic and torch
+if TYPE_CHECKING:  # these load pydantic and torch
     from fedmuon.experiments.inspect.status import RunStatus
     from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 TIME = len("0:00:00")
-MOST = 100  # maximum lines without a terminal; losses that are remembered, up to twice as many
-WIDE = 100  # characters from which on a bar has room for a longer curve of the loss
-RISEN = 1.1  # a loss that is more than this many times its first value has grown
+MOST = 100  # maximum number of lines without a terminal, and half of the losses in memory
+WIDE = 100  # characters of a terminal from which on the loss curve of a bar is longer
+RISEN = 1.1  # a loss above this multiple of its first value has grown
 NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "largest {}",
          "cell": "{}", "ranking": "{}"}  # fmt: skip
-HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and minimum characters of a curve, and between two
+HEIGHT, WIDTH, GAP = 7, 38, 2  # of a curve: lines, minimum characters, characters between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
 SIGNED = ("test_gap",)
 NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
 def brief_routes(table: str) -> str:
-    """A table like `routes.txt` with one line for layers that differ in their numbers alone."""
+    """Shorten a table like `routes.txt`: layers that differ only in a number become one line."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in table.splitlines():
         name, *rest = re.split(r"\s\s+", line.strip())
@@ -61,24 +61,24 @@ def brief_routes(table: str) -> str:
 
 
 def _noted(record: Record) -> Record:
-    """The part of a record that a note shows."""
+    """Return the part of a record that a note shows."""
     return {name: record[name] for name in NOTES if name in record}
 
 
 def _note(known: Record) -> str:
-    """The words for what is known about finished rounds or cells."""
+    """Return the words for the latest measurements."""
     text = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
     return "  ".join(form.format(text[name]) for name, form in NOTES.items() if name in text)
 
 
 class Progress(bars.Progress):
-    """One live bar with what is counted, the last measurements, and the time left.
+    """A progress bar with the latest measurements and the remaining time.
 
     Args:
-        console: Where it is shown. Without a terminal there is no bar.
-        counted: What is counted.
-        lines: Whether to print lines if there is no terminal: one per round, at most about 100.
-        before: The records of the rounds of a run that is resumed.
+        console: The console. Without a terminal there is no bar.
+        counted: What the bar counts, such as rounds.
+        lines: Print lines if there is no terminal: one per round, at most about 100.
+        before: The records of earlier rounds of a resumed run.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class Progress(bars.Progress):
             disable=not console.is_terminal,
         )
         self._counted, self._before = counted, before
-        self._bars = 10 if console.width >= WIDE else 5  # of the curve of the loss
+        self._bars = 10 if console.width >= WIDE else 5  # of the loss curve
         self._lines = lines and not console.is_terminal
-        self._known: Record = {}  # the last value of everything that a note shows
-        self._unprinted: dict[str, Record] = {}  # a measurement since the last line -> its record
+        self._known: Record = {}  # the latest value of each measurement in a note
+        self._unprinted: dict[str, Record] = {}  # measurement since the last line -> its record
         self._losses_seen = Remembered()
         self._total, self._printed = 0, 0
         self._whole = True
-        self._losses: list[float] = []  # of the first round that was seen, and of the last
+        self._losses: list[float] = []  # of the first and last observed round
 
     def on_start(self, done: int, total: int) -> None:
-        """Show a bar of which `done` is done, in place of one that has ended."""
+        """Show a bar at `done` of `total`, and remove an earlier bar."""
         for ended in self.task_ids:
             self.remove_task(ended)
         self._whole = done == 0
@@ -118,7 +118,7 @@ class Progress(bars.Progress):
         self.add_task(self._counted, total=total, completed=done, note=note)
 
     def on_round_end(self, record: Record) -> None:
-        """Move the bar to what the record says is done."""
+        """Move the bar to the round or cell of this record."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
         note = self._remember([record])
@@ -141,16 +141,14 @@ class Progress(bars.Progress):
             self._printed, self._unprinted = done, {}
 
     def risen(self) -> str:
-        """A warning if the loss grew; empty for a run that was not seen from its first round."""
+        """Return a warning if the loss grew; empty for a resumed run."""
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""
-        return escape(
-            f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
-        )
+        return f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
 
     def _remember(self, records: Sequence[Record]) -> str:
-        """The note of a bar after these records: the last measurements, and the loss's curve."""
+        """Return the note of a bar after these records: latest measurements and loss curve."""
         for record in records:
             if "client_loss" in record:
                 self._losses_seen.add(record["client_loss"])
@@ -164,14 +162,14 @@ class Progress(bars.Progress):
 
 @dataclass
 class Remembered:
-    """Numbers in their order; of many, every second, every fourth and so on."""
+    """A series of numbers, thinned to every second, fourth, ... number as it gets longer."""
 
     values: list[float] = field(default_factory=list)
     _every: int = 1
     _seen: int = 0
 
     def add(self, value: float) -> None:
-        """Append one more."""
+        """Append a number."""
         if self._seen % self._every == 0:
             self.values.append(value)
         self._seen += 1
@@ -180,7 +178,7 @@ class Remembered:
 
 
 class NotebookLine:
-    """A bar below a notebook's cell, updated at most ten times a second."""
+    """A progress bar below a notebook cell, updated at most ten times per second."""
 
     def __init__(self, counted: str) -> None:
         self._counted, self._total, self._next = counted, 0, 0.0
@@ -188,15 +186,15 @@ class NotebookLine:
         self._shown: Any = None
 
     def on_start(self, done: int, total: int) -> None:
-        """Show a bar of which `done` is done."""
-        # An optional package, which is there in a notebook.
+        """Show a bar at `done` of `total`."""
+        # An optional package, which every notebook has.
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
         self._total = total
         self._shown = display(self._line(done, ""), raw=True, display_id=True)
 
     def on_round_end(self, record: Record) -> None:
-        """Move the bar to what the record says is done."""
+        """Move the bar to the round or cell of this record."""
         self._known |= _noted(record)
         done = record["done"] if "done" in record else record["round"]
         if self._shown and (done == self._total or time.monotonic() >= self._next):
@@ -211,7 +209,7 @@ class NotebookLine:
 
 @contextlib.contextmanager
 def shown(counted: str) -> Iterator[tuple[OnRoundEnd, OnStart]]:
-    """A bar for callers without a console of their own; a notebook gets one that it can show."""
+    """Show a progress bar in a terminal or a notebook, for callers without a console."""
     if (console := Console()).is_jupyter:
         line = NotebookLine(counted)
         yield line.on_round_end, line.on_start
@@ -221,7 +219,7 @@ def shown(counted: str) -> Iterator[tuple[OnRoundEnd, OnStart]]:
 
 
 def summary_table(summary: Record) -> Group:
-    """The numbers of a finished run, and what a private one spent."""
+    """Return the results of a finished run, and the privacy spent by a private one."""
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
     title += unreleased(summary)
     known = list(summary)[: list(summary).index("seconds")]
@@ -235,18 +233,21 @@ def summary_table(summary: Record) -> Group:
     return Group(numbers, *accounts(summary))
 
 
-SHOWN_POINTS = 40  # of a grid; the others are in points.csv
+SHOWN_POINTS = 40  # maximum rows of a sweep's table; points.csv has all
 
 
 def sweep_parts(summary: Record) -> Iterator[RenderableType]:
-    """A finished sweep as parts to print, of the content of sweep.json: every point and the best,
-    and what to know before using it."""
+    """Return a finished sweep as parts to print: its points, the best ones, and warnings.
+
+    Args:
+        summary: The content of sweep.json.
+    """
     yield _points(summary)
     yield from map(Text, _sweep_words(summary))
 
 
 def _points(summary: Record) -> Table:
-    """Its table of points, or without a grid of metrics."""
+    """Return the table of its points, or of its metrics if it has no grid."""
     seeds = len(summary["seeds"])
     over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
     if not summary["grid"]:
@@ -272,27 +273,27 @@ def _points(summary: Record) -> Table:
 
 
 def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
-    """`0.793 ± 0.098`, with the ± of all below each other."""
+    """Format means and half intervals like `0.793 ± 0.098`, with aligned signs."""
     wide = max((len(half) for _, half in measured), default=0)
     return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in measured]
 
 
 def _shown_value(value: Any) -> str:
-    """A value of the grid; a dash where the runs do not read its key."""
+    """Format a value of the grid; a dash if its key has no effect in these runs."""
     if isinstance(value, bool):
         return str(value).lower()
     return number(value, 6) if isinstance(value, int | float) else str(value) or "–"
 
 
 def _with_half(row: Record, mean: str, high: str) -> tuple[str, str]:
-    """A mean and half of its interval, as text; a dash for what is unknown."""
+    """Format a mean and half of its interval; a dash for an unknown mean."""
     if row[mean] is None:
         return "–", ""
     return digits(row[mean]), "" if row[high] is None else digits(row[high] - row[mean], 2)
 
 
 def _sweep_words(summary: Record) -> Iterator[str]:
-    """What was best, in sentences, and what to know before using it."""
+    """Describe the best points, and warn of problems with them."""
     test = " (selected on test data, so its value is optimistic)"
     for recipe, row in summary.get("best", {}).items():
         values = [f"{key}={_shown_value(row[key])}" for key in summary["grid"]
@@ -309,7 +310,7 @@ def _sweep_words(summary: Record) -> Iterator[str]:
 
 
 def accounts(summary: Record | None) -> list[Table]:
-    """What a private run spent, and the assumptions behind that number; nothing for others."""
+    """Return a table of the privacy spent and its assumptions; none for other runs."""
     if not (private := (summary or {}).get("privacy")):
         return []
     lines = {"epsilon": "infinite"}
@@ -328,8 +329,8 @@ def accounts(summary: Record | None) -> list[Table]:
 
 
 def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[RenderableType]:
-    """A run as parts to print: its card, its curves, and its results or last measurements."""
-    positions(run.rounds, x, str(run.path))  # an error comes before the card
+    """Return a run as parts to print: settings, curves, and results or latest measurements."""
+    positions(run.rounds, x, str(run.path))  # an error about the axis comes first
     lines = run.card()
     if run.summary is not None:
         machine, versions = run.summary["machine"], run.summary["versions"]
@@ -355,8 +356,10 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
     if run.summary is None:
         names = [name.replace("_", " ") for name in run.measures]
         if names:
-            yield columns("last known", names, [[digits(one) for one in run.measures.values()]], 0)
-        if run.note:  # a finished run says so in its account
+            yield columns(
+                "latest measurements", names, [[digits(one) for one in run.measures.values()]], 0
+            )
+        if run.note:  # a finished run has it in its privacy table
             yield run.note
         return
     yield summary_table(run.summary)

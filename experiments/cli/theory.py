@@ -1,4 +1,4 @@
-"""Commands that compute from theory: `bound`, also of a run, `stationarity`, `flops`."""
+"""Commands that compute from theory: `bound` (also of a run), `stationarity` and `flops`."""
 
 import dataclasses
 from pathlib import Path
@@ -9,45 +9,69 @@ from typer import Argument, Context, Option
 from fedmuon.analysis.theory.checks import at_least
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import rates
-from fedmuon.experiments.cli.options import AsJson, Overrides, given_in, require_at_most, tell
+from fedmuon.experiments.cli import completion
+from fedmuon.experiments.cli.options import Overrides, given_in, require_at_most
+from fedmuon.experiments.cli.output import tell
 
 
 def bound(
     run_dir: Annotated[
-        Path | None, Argument(help="A run directory; without one, the options below.")
+        Path | None,
+        Argument(
+            help="Run directory. Without it, the options below describe the setting.",
+            autocompletion=completion.run_folders,
+        ),
     ] = None,
-    as_json: AsJson = False,
     overrides: Overrides = None,
-    lr: Annotated[float | None, Option(help="eta")] = None,
-    beta: Annotated[float | None, Option(help="Memory of the momentum.")] = None,
+    lr: Annotated[float | None, Option(help="Step size η.")] = None,
+    beta: Annotated[float | None, Option(help="Momentum β.")] = None,
     l_orth: Annotated[
-        float | None, Option(help="Lipschitz constant of Orth; else the map's.")
+        float | None,
+        Option(help="Lipschitz constant of the orthogonalizer. Default: the proved one."),
     ] = None,
-    l_g: Annotated[float | None, Option(help="Lg; else proved, of the matrix task.")] = None,
+    l_g: Annotated[
+        float | None,
+        Option(help="Lipschitz constant Lg of the gradient. Default: proved for the matrix task."),
+    ] = None,
     lam: Annotated[
-        float | None, Option("--lambda", help="lambda of the smoothed polar map.")
+        float | None, Option("--lambda", help="λ of the orthogonalizer smoothed-polar.")
     ] = None,
-    rounds: Annotated[int | None, Option(help="R")] = None,
-    local_steps: Annotated[int | None, Option(help="E")] = None,
-    clients: Annotated[int | None, Option(help="N")] = None,
-    per_round: Annotated[int | None, Option(help="K")] = None,
-    size: Annotated[int | None, Option(help="Samples of every client; 200 by default.")] = None,
-    batch: Annotated[int | None, Option(help="0 is the full batch.")] = None,
-    delta: Annotated[float | None, Option(help="Failure of the bound.")] = None,
+    rounds: Annotated[int | None, Option(help="Number of rounds R.")] = None,
+    local_steps: Annotated[int | None, Option(help="Local steps E per round.")] = None,
+    clients: Annotated[int | None, Option(help="Number of clients N.")] = None,
+    per_round: Annotated[int | None, Option(help="Clients per round K.")] = None,
+    size: Annotated[int | None, Option(help="Samples per client. Default: 200.")] = None,
+    batch: Annotated[int | None, Option(help="Batch size. 0 is the full batch.")] = None,
+    delta: Annotated[
+        float | None, Option(help="Probability δ with which the bound may fail.")
+    ] = None,
     c_hp: Annotated[
-        str | None, Option(help="explicit, sharp, variance (of a run), or a number.")
+        str | None,
+        Option(
+            help="Constant C_hp: explicit, sharp, variance (of a run), or a number.",
+            autocompletion=completion.among("explicit", "sharp", "variance"),
+        ),
     ] = None,
     kind: Annotated[
-        str | None, Option(help="Constant of the map: sharp, or paper (printed).")
+        str | None,
+        Option(
+            help="Lipschitz constant of the orthogonalizer: sharp, or paper (as printed).",
+            autocompletion=completion.value_of("stability.lipschitz"),
+        ),
     ] = None,
     constants: Annotated[
-        str | None, Option(help="Those of the task: ball (where a run can get), or global.")
+        str | None,
+        Option(
+            help="Constants of the task: ball (the models that a run can reach), or global.",
+            autocompletion=completion.value_of("stability.constants"),
+        ),
     ] = None,
     rho: Annotated[
-        float | None, Option(help="Failure of random participation; 0.01, for K < N.")
+        float | None,
+        Option(help="Failure probability of random participation, for K < N. Default: 0.01."),
     ] = None,
 ) -> None:
-    """The generalization bound as a number, with its assumptions.
+    """Compute the generalization bound of a setting or a run, with its assumptions.
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
@@ -63,12 +87,15 @@ def bound(
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
     case = setting_of(run_dir, [*changes, *(overrides or [])], given)
     record = calculator.report(case, calculator.certify(case))
-    tell(record, as_json, calculator.table(record))
+    tell(record, calculator.table(record))
 
 
 def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Any:
-    """The setting that the command line describes; `given` holds size, rho, l_orth and l_g."""
-    # Commands of other groups need not load the config.
+    """Return the setting that the command line describes.
+
+    `given` contains size, rho, l_orth and l_g.
+    """
+    # Other commands of this file do not need the config.
     from fedmuon.config.load import load
     from fedmuon.experiments.stability.certificates import from_parameters
 
@@ -82,10 +109,10 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:
         raise InputError(
-            f"{folder} has its own parameters: beside a run directory give only --delta, --c-hp, "
-            "--kind, --constants, --rho, --l-orth or --l-g"
+            f"{folder} has its own parameters: with a run directory, use only --delta, --c-hp, "
+            "--kind, --constants, --rho, --l-orth and --l-g"
         )
-    # It imports torch, which a bound from parameters does without.
+    # It loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory
 
     rho = named.pop("rho", None)
@@ -95,61 +122,79 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
 def stationarity(
     context: Context,
     paper: Annotated[
-        str, Option(help="000: DP-Muon; 002: Nesterov, heavy tails; 003: DiSK; 004: Newton-Schulz.")
+        str,
+        Option(
+            help="000: DP-Muon; 002: Nesterov Muon; 003: DiSK; 004: Newton-Schulz convergence.",
+            autocompletion=completion.among("000", "002", "003", "004"),
+        ),
     ] = "002",
-    steps: Annotated[int, Option(help="The horizon, K or T.")] = 1000,
+    steps: Annotated[int, Option(help="Number of steps, K or T in the papers.")] = 1000,
     rule: Annotated[
-        str, Option("--schedule", help="heavy-tailed, or alpha-free; of 002.")
+        str,
+        Option(
+            "--schedule",
+            help="Schedule: heavy-tailed, or alpha-free (002).",
+            autocompletion=completion.among("heavy-tailed", "alpha-free"),
+        ),
     ] = "heavy-tailed",
-    alpha: Annotated[float, Option(help="Tail index of the noise; of 002.")] = 2.0,
-    gap: Annotated[float, Option(help="f(X_0) - f*")] = 1.0,
-    smoothness: Annotated[float, Option("--smoothness", "--l0", help="L")] = 1.0,
-    sigma0: Annotated[float, Option(help="Noise of a sample; of 002, 003, 004.")] = 1.0,
-    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient; of 002.")] = 0.0,
-    batch: Annotated[int, Option(help="Samples of a gradient, or of a lot on average.")] = 1,
+    alpha: Annotated[float, Option(help="Tail index of the noise (002).")] = 2.0,
+    gap: Annotated[float, Option(help="Initial suboptimality f(X_0) - f*.")] = 1.0,
+    smoothness: Annotated[float, Option("--smoothness", "--l0", help="Smoothness L.")] = 1.0,
+    sigma0: Annotated[float, Option(help="Noise of one sample (002, 003, 004).")] = 1.0,
+    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient (002).")] = 0.0,
+    batch: Annotated[int, Option(help="Samples per gradient, or expected samples per lot.")] = 1,
     rank: Annotated[int, Option(help="min(m, n), which bounds the rank.")] = 10,
-    gamma: Annotated[float, Option(help="Alignment lost; of 002.")] = 0.0,
-    nu: Annotated[float, Option(help="Overshoot of the map; of 002.")] = 0.0,
+    gamma: Annotated[float, Option(help="Loss of alignment by the orthogonalizer (002).")] = 0.0,
+    nu: Annotated[float, Option(help="Overshoot of the orthogonalizer (002).")] = 0.0,
     singular: Annotated[
         str,
         Option(
-            help="Singular values of the momentum, as 1,0.5,0.1: they give gamma and nu; of 002."
+            help="Singular values of the momentum, such as 1,0.5,0.1. They determine gamma and nu "
+            "(002)."
         ),
     ] = "",
-    coefficients: Annotated[str, Option(help="A schedule, with --singular; of 002.")] = "quintic",
-    sketch: Annotated[int, Option(help="Rank of a sketch, with --singular; of 002.")] = 0,
-    oversample: Annotated[int, Option(help="Columns beside --sketch; of 002.")] = 10,
+    coefficients: Annotated[
+        str, Option(help="Coefficient schedule, with --singular (002).")
+    ] = "quintic",
+    sketch: Annotated[int, Option(help="Rank of a sketch, with --singular (002).")] = 0,
+    oversample: Annotated[int, Option(help="Additional columns of the sketch (002).")] = 10,
     power: Annotated[
-        int | None, Option(help="Power iterations h; the least that is proved by default; of 002.")
+        int | None,
+        Option(help="Power iterations h. Default: the smallest number that is proved (002)."),
     ] = None,
     delta0: Annotated[
-        float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2; of 000, 004.")
+        float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2 (000, 004).")
     ] = 0.99,
-    degree: Annotated[int, Option(help="Taylor degree; of 000, 004.")] = 2,
+    degree: Annotated[int, Option(help="Taylor degree (000, 004).")] = 2,
     iterations: Annotated[
-        int, Option("--q", help="Newton-Schulz steps; of 000, 004, and of 002 with --singular.")
+        int, Option("--q", help="Newton-Schulz steps (000, 004, and 002 with --singular).")
     ] = 5,
-    noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000, 003.")] = 1.0,
-    columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000, 003.")] = 0,
-    tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")] = 1.0,
+    noise: Annotated[
+        float, Option(help="Noise of a lot's sum, divided by the clipping bound (000, 003).")
+    ] = 1.0,
+    columns: Annotated[int, Option(help="max(m, n); 0 for a square matrix (000, 003).")] = 0,
+    tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e (000).")] = 1.0,
     moment: Annotated[
-        float, Option(help="G_2 with E |G|_F^2 <= G_2^2, instead of a tail: B.6; of 000.")
+        float, Option(help="G_2 with E |G|_F^2 <= G_2^2, instead of --tail (000, B.6).")
     ] = 0.0,
-    clip: Annotated[float | None, Option(help="C, instead of the rule's; of 000, 003.")] = None,
-    excess: Annotated[
-        float | None, Option(help="E(|G|_F - C)_+, instead of what the tail or moment has; of 000.")
+    clip: Annotated[
+        float | None, Option(help="Clipping bound C. Default: from the schedule (000, 003).")
     ] = None,
-    gain: Annotated[float, Option(help="kappa; of 003.")] = 0.7,
-    reach: Annotated[float, Option(help="gamma of 003.")] = -1.0,
-    lr: Annotated[float | None, Option(help="eta, instead of the rule's.")] = None,
-    beta: Annotated[float | None, Option(help="Instead of the rule's.")] = None,
-    as_json: AsJson = False,
+    excess: Annotated[
+        float | None, Option(help="E(|G|_F - C)_+. Default: from --tail or --moment (000).")
+    ] = None,
+    gain: Annotated[float, Option(help="Gain kappa of the filter (003).")] = 0.7,
+    reach: Annotated[float, Option(help="Look-ahead gamma of the filter (003).")] = -1.0,
+    lr: Annotated[float | None, Option(help="Step size η. Default: from the schedule.")] = None,
+    beta: Annotated[float | None, Option(help="Momentum β. Default: from the schedule.")] = None,
 ) -> None:
-    """How small the gradient gets, as a number, with the schedule and its assumptions.
+    """Compute how small the gradient gets, with the schedule and the assumptions.
+
+    Numbers in parentheses are the papers that use an option.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
-    rates.require_read(paper, given_in(context, "paper", "as_json"))
+    rates.require_read(paper, given_in(context, "paper"))
     require_at_most(1000, q=iterations, degree=degree)
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
@@ -171,28 +216,47 @@ def stationarity(
         record = rates.disk(problem, private, gain, reach)
     else:
         record = rates.newton_schulz(problem, delta0, degree, iterations)
-    tell(record, as_json, rates.table(record))
+    tell(record, rates.table(record))
 
 
 def flops(
     model: Annotated[
-        str, Option(help="cnn, mlp, ..., gpt2-small, or 002's nanogpt and airbench.")
+        str, Option(help="cnn, mlp, ..., gpt2-small, or nanogpt and airbench of Nesterov Muon.")
     ] = "nanogpt",
-    optimizer: Annotated[str, Option(help="muon, adamw, sgd or normalized-sgd.")] = "muon",
-    aux: Annotated[str, Option(help="Beside muon, for what it does not orthogonalize.")] = "adamw",
-    steps: Annotated[int, Option(help="Newton-Schulz steps, q.")] = 5,
+    optimizer: Annotated[
+        str,
+        Option(
+            help="muon, adamw, sgd or normalized-sgd.",
+            autocompletion=completion.among("muon", "adamw", "sgd", "normalized-sgd"),
+        ),
+    ] = "muon",
+    aux: Annotated[
+        str, Option(help="With muon: the optimizer of the parameters that it does not train.")
+    ] = "adamw",
+    steps: Annotated[int, Option(help="Newton-Schulz steps q.")] = 5,
     coefficients: Annotated[
-        str, Option(help="A schedule: cubic, quintic, jordan, taylor-4...")
+        str,
+        Option(
+            help="Coefficient schedule: cubic, quintic, jordan, taylor-4, ...",
+            autocompletion=completion.value_of("orthogonalizer.coefficients"),
+        ),
     ] = "quintic",
-    rank: Annotated[int, Option(help="Of the randomized map; 0: full.")] = 0,
-    oversample: Annotated[int, Option(help="Columns beside rank.")] = 10,
-    power: Annotated[int, Option(help="Power iterations, h.")] = 1,
-    sketch: Annotated[str, Option(help="gaussian or kaczmarz.")] = "gaussian",
-    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Momentum.")] = True,
-    decay: Annotated[bool, Option("--decay", help="Count a weight decay.")] = False,
-    as_json: Annotated[bool, Option("--json", help="One JSON object, in flop.")] = False,
+    rank: Annotated[int, Option(help="Rank of the orthogonalizer randomized-polar. 0: full.")] = 0,
+    oversample: Annotated[int, Option(help="Additional columns of the sketch.")] = 10,
+    power: Annotated[int, Option(help="Power iterations h.")] = 1,
+    sketch: Annotated[
+        str,
+        Option(
+            help="Sketch: gaussian or kaczmarz.",
+            autocompletion=completion.value_of("orthogonalizer.sketch"),
+        ),
+    ] = "gaussian",
+    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Form of momentum.")] = True,
+    decay: Annotated[bool, Option("--decay", help="Count weight decay, too.")] = False,
 ) -> None:
-    """The arithmetic of one optimizer step by parameter, with the published number if there is one.
+    """Count the floating-point operations of one optimizer step, per parameter.
+
+    The published number is shown if there is one.
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """
@@ -204,4 +268,4 @@ def flops(
     rest = account.Rule(aux, nesterov, decay)
     rule = account.Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)
     found = account.record(model, rule)
-    tell(found, as_json, *account.tables(found))
+    tell(found, *account.tables(found))

@@ -1,6 +1,7 @@
-"""`fedmuon doctor`: what this machine has, as tables of devices, data sources and versions."""
+"""`fedmuon doctor`: the devices, data sources and package versions of this machine."""
 
 import os
+from typing import Any
 
 import torch
 from rich.markup import escape
@@ -12,7 +13,7 @@ from fedmuon.runs.provenance import processor, versions
 from fedmuon.tasks import matrix
 
 
-def tables() -> list[Table]:
+def record() -> dict[str, Any]:
     """Measure each kernel on each device, and look for data sources and packages."""
     devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
     for index in range(torch.cuda.device_count()):
@@ -23,13 +24,30 @@ def tables() -> list[Table]:
         for dtype in (torch.float32, torch.float64):
             for kernel in matrix.supported(dtype, device):
                 speed = matrix.rate(kernel, 2048, 784, 1024, dtype, device)
-                rates.append((name, str(dtype)[6:], kernel, f"{speed / 1e9:.0f}"))
+                rates.append({"device": name, "dtype": str(dtype)[6:], "kernel": kernel,
+                              "gflops": speed / 1e9})  # fmt: skip
     sources = [
-        (name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
-        for name, found, where in available()
+        {"name": name, "available": found, "where": where} for name, found, where in available()
+    ]
+    return {"devices": rates, "data": sources, "versions": versions()}
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    """Return the tables of a record of `record`."""
+    rates = [
+        (one["device"], one["dtype"], one["kernel"], f"{one['gflops']:.0f}")
+        for one in found["devices"]
+    ]
+    sources = [
+        (
+            one["name"],
+            "[green]yes[/]" if one["available"] else "[yellow]no[/]",
+            escape(one["where"]),
+        )
+        for one in found["data"]
     ]
     return [
         columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), rates, 3),
-        columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3),
-        columns("Versions", ("package", "version"), versions().items(), 2),
+        columns("Data sources", ("name", "available", "where, or how to get it"), sources, 3),
+        columns("Versions", ("package", "version"), found["versions"].items(), 2),
     ]

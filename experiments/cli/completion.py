@@ -1,0 +1,96 @@
+"""Values that shells complete: keys of the config, their values, names, suites and runs.
+
+A function here takes the incomplete word and returns what it can become. Imports inside functions
+load the config, which only completion of its keys and values needs.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fedmuon.core.choices import LISTS, SAME_LIST
+
+RUNS = Path("runs")  # where new run directories are created by default
+LISTED = ("suites", *LISTS, "compressors")  # what `fedmuon list` shows
+
+Completion = Callable[[str], list[str]]
+
+
+def among(*words: str) -> Completion:
+    """Complete one of some words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _begun(words, incomplete)
+
+    return complete
+
+
+def value_of(key: str) -> Completion:
+    """Complete a value of the config key `table.key`."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _begun(values(key), incomplete)
+
+    return complete
+
+
+def values(key: str) -> list[str]:
+    """Return the names that a config key accepts; none for a key of another type."""
+    from fedmuon.config import describe  # the config
+
+    names = describe.find(key).values.removesuffix(", or your own").split(", ")
+    return names if len(names) > 1 else []
+
+
+def keys(incomplete: str, end: str = "") -> list[str]:
+    """Complete a key `table.key`."""
+    from fedmuon.config import schema  # the config
+
+    known = (f"{table}.{name}{end}" for table, keys in schema.NEEDS.items() for name in keys)
+    return _begun(known, incomplete)
+
+
+def settings(incomplete: str) -> list[str]:
+    """Complete `table.key=`, and then a value of that key."""
+    key, equals, _ = incomplete.partition("=")
+    if not equals:
+        return keys(incomplete, end="=")
+    return _begun((f"{key}={one}" for one in values(key)), incomplete) if keys(key) else []
+
+
+def tables_and_keys(incomplete: str) -> list[str]:
+    """Complete a table of the config, or a key `table.key`."""
+    from fedmuon.config import schema  # the config
+
+    return [*_begun(schema.TABLES_OF_A_CONFIG, incomplete), *keys(incomplete)]
+
+
+def suites(incomplete: str) -> list[str]:
+    """Complete the name of a suite."""
+    from fedmuon.experiments.suites.contents import shipped  # the config
+
+    return _begun(sorted(shipped()), incomplete)
+
+
+def lists(incomplete: str) -> list[str]:
+    """Complete the name of a list."""
+    return _begun([*LISTED, *SAME_LIST], incomplete)
+
+
+def run_folders(incomplete: str) -> list[str]:
+    """Complete a folder. Without a word, complete the folders in runs/.
+
+    A folder that is no run ends in a slash, because it may contain runs.
+    """
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    if not incomplete and RUNS.is_dir():
+        folder = RUNS
+    if not folder.is_dir():
+        return []
+    found = sorted(str(entry) for entry in folder.iterdir() if entry.is_dir())
+    ends = ("" if (Path(one) / "config.toml").is_file() else "/" for one in found)
+    return _begun((f"{one}{end}" for one, end in zip(found, ends, strict=True)), incomplete)
+
+
+def _begun(words: Iterable[str], incomplete: str) -> list[str]:
+    """Return the words that begin like the incomplete one."""
+    return [one for one in words if one.startswith(incomplete)]

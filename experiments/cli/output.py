@@ -1,0 +1,90 @@
+"""How commands print: results as tables or JSON, notes, warnings and errors.
+
+Results and paths go to stdout, warnings and errors to stderr. `--json` prints one JSON object and
+nothing else on stdout. `--quiet` leaves out progress, notes and warnings.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedmuon.core.errors import plain
+
+
+@dataclass
+class Style:
+    """What the options --json and --quiet of the current command ask for."""
+
+    as_json: bool = False
+    quiet: bool = False
+
+
+style = Style()
+console = Console()
+
+
+def live() -> Console:
+    """Return the console for progress; with --json or --quiet it shows nothing."""
+    return Console(quiet=True) if style.as_json or style.quiet else console
+
+
+def tell(record: Mapping[str, Any], *tables: object) -> None:
+    """Print a result: the record as one JSON object with --json, otherwise the tables."""
+    if style.as_json:
+        typer.echo(json.dumps(in_json(record), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    for one in tables:
+        console.print(one, soft_wrap=isinstance(one, Text))
+
+
+def in_json(value: Any) -> Any:
+    """Convert a record to values that JSON has: NaN and infinities become null."""
+    if isinstance(value, Mapping):
+        return {str(name): in_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_json(one) for one in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return in_json(value.item()) if hasattr(value, "item") else str(value)  # numpy; a path
+
+
+def tell_files(files: Sequence[tuple[str, Path]]) -> None:
+    """Print the files that a command wrote, each with words that introduce it."""
+    tell({"files": [str(file) for _, file in files]})
+    for words, file in files:
+        print_path(words, file)
+
+
+def print_path(words: str, path: Path) -> None:
+    """Print words and a path on one line, so that the path can be copied; --json leaves it out."""
+    if not style.as_json:
+        console.print(words, Text(plain(path, None), style="bold"), soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    """Print a note on one line, its [brackets] unchanged, unless --json or --quiet is given."""
+    if sentence and not (style.as_json or style.quiet):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on stderr unless --quiet is given."""
+    if not style.quiet:
+        complain(sentence)
+
+
+def complain(sentence: str) -> None:
+    """Print a sentence, if there is one, on stderr; its [brackets] are tables of the config."""
+    if not sentence:
+        return
+    text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
