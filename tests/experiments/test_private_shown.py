@@ -148,10 +148,10 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
     ("more", "why"),
     [
         (("--sampling", "shuffle", "--adjacency", "add-remove"), "moves others to other lots"),
-        (("--sampling", "shuffle", "--band", "4"), "give --sampling cyclic"),
-        (("--sampling", "cyclic", "--mode", "per-release"), "is of Poisson lots"),
+        (("--sampling", "shuffle", "--band", "4"), "add --sampling cyclic"),
+        (("--sampling", "cyclic", "--mode", "per-release"), "is for Poisson lots"),
         (("--sampling", "cyclic", "--lot", "9.5"), "give a whole number"),
-        (("--band", "4"), "give --sampling cyclic"),
+        (("--band", "4"), "add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
         (("--sampling", "fixed"), "shuffle, cyclic"),
     ],

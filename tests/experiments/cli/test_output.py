@@ -25,11 +25,12 @@ from fedmuon.config import describe
 from fedmuon.config.describe import KEYS, commented
 from fedmuon.config.load import Config, load, parse
 from fedmuon.config.schema import NEEDS
-from fedmuon.core.choices import LISTS, NAMES, OPTIONS
+from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main
-from fedmuon.experiments.cli.options import apart, changes_of, near, resumable
+from fedmuon.experiments.cli.completion import keys as completed
+from fedmuon.experiments.cli.options import apart, changes_of, resumable
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
@@ -126,12 +127,12 @@ def test_tables_list_their_keys() -> None:
     ("config explain local.lrr", "did you mean local.lr?"),
     ("config explain local.Lr", "did you mean local.lr?"),
     ("config explain LOCAL.LR", "did you mean local.lr?"),
-    ("config explain local.zzz", "those of [local] are recipe, steps"),
+    ("config explain local.zzz", "the keys of [local] are recipe, steps"),
     ("config explain data.options", "set an option as data.options.OPTION=VALUE"),
-    ("config explain faults.options", "those of [faults] are"),  # a control: it has none
+    ("config explain faults.options", "the keys of [faults] are"),  # a control: it has none
     ("config explain zz.zzz", "or one of the tables data"),
     ("run --set local.Lr=3", "[local] Lr: did you mean lr?"),
-    ("list nonsense", "choose one of suites, data, recipes"),
+    ("list nonsense", "choose one of suites, data, optimizers"),
 ])  # fmt: skip
 def test_of_what_is_no_key_the_nearest_are_named(words: str, why: str) -> None:
     assert why in refused(*words.split())
@@ -140,12 +141,13 @@ def test_of_what_is_no_key_the_nearest_are_named(words: str, why: str) -> None:
 @pytest.mark.parametrize("seeds", ["2.5", "0", "x"])
 def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
     text = said("suite", "A1", "--seeds", seeds, code=2, COLUMNS="200")
-    assert f"{seeds} is no count: give a whole number from 1 on" in text
+    assert f"{seeds} is not a whole number of 1 or more" in text
 
 
-@pytest.mark.parametrize("kind", ["suites", *LISTS])
+@pytest.mark.parametrize("kind", ["suites", "compressors", *LISTS])
 def test_lists_have_all_names(kind: str) -> None:
-    known = shipped() if kind == "suites" else NAMES[LISTS[kind]]
+    others = {"suites": shipped(), "compressors": COMPRESSORS}
+    known = others[kind] if kind in others else NAMES[LISTS[kind]]
     text = said("list", kind, COLUMNS="200")
     assert all(name in text for name in known) and len(known) > 1
     assert f"did you mean {kind}?" in refused("list", f"{kind}s")
@@ -165,7 +167,7 @@ def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_p
     file = tmp_path / "new.toml"
     said("config", "init", str(file))
     assert file.read_text() == text
-    assert "is there already" in refused("config", "init", str(file))
+    assert "already exists" in refused("config", "init", str(file))
 
 
 def test_the_version_is_said() -> None:
@@ -190,7 +192,7 @@ def test_shells_complete_commands_options_keys_and_lists(words: str, found: list
 
 def test_keys_that_are_completed_are_those_that_there_are() -> None:
     keys = [f"{table}.{key}" for table, held in NEEDS.items() for key in held]
-    assert near("") == keys and near("nothing") == []
+    assert completed("") == keys and completed("nothing") == []
 
 
 SHORT = {"--engine", "--ray-address", "--data", "--seed", "--set", "--out"}
@@ -212,7 +214,7 @@ def test_short_options_are_changes_and_no_second_word() -> None:
     assert found == ["local.lr=1", "engine.name=ray", "engine.ray-address=1.2.3.4:5",
                      "data.name=digits", "federation.seed=7"]  # fmt: skip
     assert changes_of(None) == [] and changes_of(None, seed=0) == ["federation.seed=0"]
-    with pytest.raises(InputError, match=r"--seed and --set federation\.seed say"):
+    with pytest.raises(InputError, match=r"--seed and --set federation\.seed set"):
         changes_of(["federation.seed = 3"], seed=3)
 
 
@@ -463,9 +465,9 @@ def test_an_audit_by_one_run_has_the_short_options_of_runs(
     assert refused(*audit, *short) == "seen"
     (one,) = asked
     assert (one.data.name, one.engine.name, one.federation.seed) == ("synthetic", "inline", 5)
-    assert "say the same key" in refused(*audit, "--seed", "5", "--set", "federation.seed=5")
-    assert "reads no --seed" not in refused("privacy", "audit", "--seed", "5")
+    assert "set the same key" in refused(*audit, "--seed", "5", "--set", "federation.seed=5")
+    assert "use --seed" not in refused("privacy", "audit", "--seed", "5")
     for option in ("--data", "--engine"):
-        assert f"read no {option}" in refused("privacy", "audit", option, "inline")
+        assert f"do not use {option}" in refused("privacy", "audit", option, "inline")
     shown = refused(*audit[:3], str(tmp_path), "--seed", "1")
-    assert "by no --seed" in shown
+    assert "does not use --seed" in shown

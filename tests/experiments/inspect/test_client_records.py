@@ -92,7 +92,7 @@ def test_the_command_prints_tables_of_80_columns_and_draws(
     said = capfd.readouterr().out
     assert not end.value.code and (tmp_path / "clients.png").stat().st_size > 10_000
     assert "worst clients by test accuracy" in said and "of 12 took part" in said
-    lines = said.split("The picture")[0].splitlines()
+    lines = said.split("The figure")[0].splitlines()
     assert max(map(len, lines)) <= 80 and sum("│" in one for one in lines) == 8 + 5
     with pytest.raises(SystemExit) as end:
         main(["show", str(run), "--figure", str(tmp_path / "no.png")])

@@ -185,7 +185,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[local]\nlr = 0.1\n")
     assert "is no run directory" in refused("show", str(tmp_path))
     assert "is no folder" in refused("ls", str(tmp_path / "nowhere"))
-    assert "no runs below" in said("ls", str(tmp_path))
+    assert "no runs in" in said("ls", str(tmp_path))
     assert json.loads(said("ls", str(tmp_path), "--json")) == {"runs": []}
 
 

@@ -334,7 +334,7 @@ def test_claims_hold_and_fail() -> None:
 def test_made_text_by_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["make-text", str(tmp_path), "--format", "dart", "--tables", "20"])
-    assert capsys.readouterr().out.count("made up") == 3
+    assert capsys.readouterr().out.count("Written:") == 3
     assert len(list(tmp_path.glob("made-up-*.json"))) == 3
     with pytest.raises(SystemExit, match="2"):
         main(["make-text", str(tmp_path), "--format", "xml"])
