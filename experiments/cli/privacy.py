@@ -568,7 +568,7 @@ def audit(
     With --one-run, a config is trained once with many canaries. Then --engine, --data and --seed
     change keys of the config. The coins are saved next to the run's folder.
 
-    Of one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
+    For one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
     """
     given = given_in(context)
     if one_run:

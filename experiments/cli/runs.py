@@ -423,9 +423,9 @@ def unlearn(
 ) -> None:
     """Forget samples: add noise to a run's model that hides whether they were trained on.
 
-    Without the samples, retraining plus the same noise gives a model that nobody can distinguish
-    from unlearned.safetensors, beyond (epsilon, delta). This holds for one release; several
-    releases add up. Keep unlearn.json secret.
+    Nobody can distinguish unlearned.safetensors, beyond (epsilon, delta), from the model of a run
+    without the samples plus the same noise. This holds for one release; several releases add up.
+    Keep unlearn.json secret.
 
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """

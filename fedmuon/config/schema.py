@@ -142,7 +142,7 @@ TABLE_SOURCE = ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read")
 TOKENIZED = (*TABLES, *GLUE)
 TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"{', '.join(TOKENIZED)} read")
 OWN_SOURCE = ReadIf(
-    "data.name", is_own, "tables and dicts that you give read", "give data in Python"
+    "data.name", is_own, "tables and dicts passed from Python read", "pass data in Python"
 )
 SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "synthetic reads")
 
@@ -174,8 +174,8 @@ SENDS_MODEL_ONLY = (
 MUON_RECIPE = ReadIf(
     "local.recipe",
     choices.ORTHOGONALIZED,
-    "Muon's recipes read",
-    "choose a recipe ...muon...",
+    "Muon optimizers read",
+    "choose a Muon optimizer such as fedmuon",
 )
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
 FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
@@ -185,58 +185,58 @@ DITTO = ReadIf("local.recipe", ("ditto",), "ditto reads")
 SERVER_STEP = ReadIf(
     "local.recipe",
     (*ADAPTIVE, "scaffold", "diloco", "muloco"),
-    "recipes whose server has a step size read",
+    "optimizers whose server has a step size read",
 )
 SERVER_MOMENTUM = ReadIf(
     "local.recipe",
     ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
-    "recipes whose server has momentum read",
+    "optimizers whose server has momentum read",
 )
 SERVER_SQUARES = ReadIf("local.recipe", ("fedadam", "fedyogi"), "fedadam and fedyogi read")
 SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"{', '.join(ADAPTIVE)} read")
 ANY_STEPS = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in (*PRIVATE, "fedmuon-aligned")),
-    "recipes whose clients may take different numbers of steps read",
+    "optimizers whose clients may take different numbers of steps read",
     "choose one without dp-, disk- and -aligned",
 )
 SENDS_STATES = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in SENDS_MODEL_ONLY),
-    "recipes that send momenta read",
+    "optimizers that send momenta read",
 )
 BIAS_CORRECTED = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name.endswith("muonbc")),
-    "recipes ...-muonbc read",
+    "optimizers ...-muonbc read",
 )
 LOCAL_MOMENTUM = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in NO_LOCAL_MOMENTUM),
-    "recipes with local momentum read",
+    "optimizers with local momentum read",
 )
 OTHER_SCHEDULE = ReadIf(
     "local.schedule",
     lambda name: name != "heavy-tailed",
-    "schedules but heavy-tailed read",
+    "schedules other than heavy-tailed read",
     "choose another [local] schedule",
 )
 HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule reads")
 PRIVATE_RECIPE = ReadIf(
-    "local.recipe", PRIVATE, "private recipes read", "choose a recipe dp-... or disk-..."
+    "local.recipe", PRIVATE, "private optimizers read", "choose an optimizer dp-... or disk-..."
 )
 DISK_RECIPE = (
     PRIVATE_RECIPE,
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name.startswith("disk-")),
-        "recipes disk-... read",
+        "optimizers disk-... read",
     ),
 )
 
 # [orthogonalizer]
 BY_MAP = {
-    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the map {name} reads"))
+    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer {name} reads"))
     for name in NAMES["orthogonalizer.name"]
 }
 POLYNOMIAL_MAPS = (
@@ -260,8 +260,8 @@ WITH_EPSILON = ReadIf(
 CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client level reads")
 PRIVATE_RUN = replace(
     PRIVATE_RECIPE,
-    readers="private recipes and client level read",
-    fix="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
+    readers="private optimizers and client level read",
+    fix="choose an optimizer dp-... or disk-..., or set [privacy] level = 'client'",
     unless=CLIENT_LEVEL,
 )
 READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)  # as the first condition of a key
@@ -286,7 +286,7 @@ FINE_TUNED = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto", "ef21-muon")),
-        "recipes without privacy, whose clients step the shared model and no other read",
+        "optimizers without privacy whose clients train only the shared model read",
         "choose one without dp-, disk-, ditto and ef21-muon",
     ),
     WITHOUT_PRIVACY[1],
@@ -297,7 +297,7 @@ MATRIX_BLOCKS = (
     ReadIf(
         "local.route",
         ("all-matrices",),
-        "runs in which Muon takes every matrix read",
+        "runs in which Muon trains every matrix read",
         "set [local] route = 'all-matrices'",
     ),
     PRIVATE_RECIPE,
@@ -1423,7 +1423,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     if need is PRIVATE_RECIPE and config.privacy.level == "client":  # neither goes with the other
         key, fix = CLIENT_LEVEL.key, f"set level = 'example' and {fix}"
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
-        fix += " and choose a recipe without dp- and disk-"
+        fix += " and choose an optimizer without dp- and disk-"
     value = value_of(config, name) if value is None else value
     return (
         f"{_in_file(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
@@ -1453,7 +1453,7 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     for name in names:
         if not is_default(name, value := value_of(config, name)):
             yield (
-                f"{_in_file(name)} = {shown(value)} has no effect: your recipe {why}, so leave "
+                f"{_in_file(name)} = {shown(value)} has no effect: your optimizer {why}, so leave "
                 f"{name.partition('.')[2]} out"
             )
 

@@ -143,7 +143,9 @@ BAD = {
         ["--grid", "local.lr=1,2", "--set", "engine.name=ray", "--ray"], "runs follow each other",
     ),
     "jobs and ray": (["--grid", "local.lr=1,2", "--ray", "--jobs", "2"], "remove one of them"),
-    "two rays": (["--grid", "local.lr=1,2", "--ray", "--ray-address", "auto"], "remove one of them"),
+    "two rays": (
+        ["--grid", "local.lr=1,2", "--ray", "--ray-address", "auto"], "remove one of them",
+    ),
     "resume nowhere": (["--grid", "local.lr=1,2", "--resume"], "--resume needs --out"),
     "no jobs": (["--grid", "local.lr=1,2", "--jobs", "0"], "whole number of 1 or more"),
     "too many runs": (

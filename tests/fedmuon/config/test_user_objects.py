@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "lipschitz = 0.5 .* 50 times their distance",
     ),
     "no-map": ({"orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
-    "unread-map": ({"orthogonalizer": lambda m: m}, "choose a recipe"),
+    "unread-map": ({"orthogonalizer": lambda m: m}, "choose a Muon optimizer"),
     # aggregates
     "less": ({"aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
     "nothing": ({"aggregate": lambda r: None}, "mapping of bias"),

@@ -351,11 +351,13 @@ def test_a_refusal_names_a_key_that_was_set(recipe: str) -> None:
 def test_at_client_level_the_mend_is_the_level(key: str) -> None:
     """Choosing a private recipe alone would be refused for the level."""
     why = refused("fedmuon", CLIENT | {key: OTHER[key]})
-    assert f"[privacy] {key} = " in why and "set level = 'example' and choose a recipe dp-" in why
+    assert (
+        f"[privacy] {key} = " in why and "set level = 'example' and choose an optimizer dp-" in why
+    )
     mended = {key: OTHER[key], "noise": 1.0} | ({"lot": 8.0} if key == "rate" else {})
     assert "level" not in refused("dp-muonbc", mended)
     other = refused("dp-muon", {"noise": 1.0, "trust": "local"})
-    assert "set [privacy] level = 'client' and choose a recipe without dp-" in other
+    assert "set [privacy] level = 'client' and choose an optimizer without dp-" in other
 
 
 def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
