@@ -38,7 +38,7 @@ def live() -> Console:
 def tell(record: Mapping[str, Any], *tables: object) -> None:
     """Print a result: the record as one JSON object with --json, otherwise the tables."""
     if style.as_json:
-        typer.echo(json.dumps(in_json(record), indent=2, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(in_json(record), indent=2, allow_nan=False))
         return
     for one in tables:
         console.print(one, soft_wrap=isinstance(one, Text))
@@ -54,7 +54,7 @@ def in_json(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    return in_json(value.item()) if hasattr(value, "item") else str(value)  # numpy; a path
+    return in_json(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy; a path
 
 
 def tell_files(files: Sequence[tuple[str, Path]]) -> None:
