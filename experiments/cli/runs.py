@@ -353,6 +353,7 @@ def _search(
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = out or Path("runs") / f"{words[0]}-{config.stem if config else 'default'}-{stamp}"
         by = Spread(ray_address) if ray_address else workers or here
+        note(fixed_step_size(config, changes, grid))
         progress = Progress(live(), work.counted, lines=True)
         with options.resumable(folder, words), progress:
             summary, trained = run_grid(
@@ -365,6 +366,23 @@ def _search(
         + (f", {trained / count:.1f} s per job." if count > 1 else ".")
     )
     print_path("Results are in", folder)
+
+
+def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]) -> str:
+    """Return a note if a sweep over lr leaves the step size of other parameters as it is."""
+    from fedmuon.config.load import load  # the config
+    from fedmuon.config.schema import reads  # the config
+
+    keys = {one.partition("=")[0].strip() for one in grid}
+    if "local.lr" not in keys or "local.aux-lr" in keys:
+        return ""
+    with contextlib.suppress(InputError):  # a config that is whole only with values of the grid
+        if reads(load(config, changes), "local.aux-lr"):
+            return (
+                "Note: aux-lr, the step size of parameters that are not orthogonalized, is the "
+                "same at all points. Add --grid local.aux-lr=VALUES to tune it, too."
+            )
+    return ""
 
 
 def deploy_demo(

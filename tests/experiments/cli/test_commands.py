@@ -19,6 +19,7 @@ from fedmuon.core.choices import COMPRESSORS, NAMES
 from fedmuon.experiments import citing
 from fedmuon.experiments.cli import EXIT_CODES, PANELS, app, completion, main, output
 from fedmuon.experiments.cli.options import WITHOUT_JSON
+from fedmuon.experiments.cli.runs import fixed_step_size
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS
@@ -271,3 +272,16 @@ def test_the_bibliography_is_whole() -> None:
 def test_every_optimizer_has_a_reference_or_is_plain() -> None:
     without = set(NAMES["local.recipe"]) - set(citing.CITED["local.recipe"])
     assert without == {"sgd", "normalized-sgd", "muon"}  # `muon` is cited for its orthogonalizer
+
+
+@pytest.mark.parametrize(("grid", "changes", "told"), [
+    (["local.lr=1,2"], ["task.name=network"], True),
+    (["local.lr=1,2", "local.aux-lr=1,2"], ["task.name=network"], False),
+    (["local.steps=1,2"], ["task.name=network"], False),
+    (["local.lr=1,2"], [], False),  # the matrix task has no other parameters
+    (["local.lr=1,2"], ["task.name=network", "local.recipe=fedavg"], False),
+])  # fmt: skip
+def test_a_sweep_says_when_a_step_size_stays(
+    grid: list[str], changes: list[str], told: bool
+) -> None:
+    assert ("aux-lr" in fixed_step_size(None, changes, grid)) == told
