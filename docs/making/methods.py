@@ -14,7 +14,7 @@ FORMULA, ARGUMENTS = "<-", "Args:"
 
 
 def methods() -> str:
-    """The methods in the order of `fedmuon list recipes`."""
+    """The methods in the order of `fedmuon list optimizers`."""
     names = [name for name in NAMES["local.recipe"] if name not in (*PRIVATE, *ALONE)]
     return "\n\n".join(section(name) for name in names)
 
