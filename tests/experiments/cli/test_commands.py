@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(*words: str, **env: str) -> Any:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "100", **env})
+    return CliRunner().invoke(app, words, env={"COLUMNS": "100", **env}, prog_name="fedmuon")
 
 
 def test_the_help_has_groups_and_exit_codes() -> None:
@@ -110,16 +110,17 @@ def test_numbers_that_json_lacks_are_null() -> None:
 
 
 def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
-    """The control is the same run without --quiet."""
-    given = ["run", "--data=synthetic", "--set=data.train=200", "--set=federation.rounds=3",
-             "--set=local.recipe=dp-sgd"]  # fmt: skip
-    loud = done(*given, f"--out={tmp_path / 'a'}")
-    quiet = done(*given, f"--out={tmp_path / 'b'}", "--quiet")
-    assert "rounds 1/3" in loud.stdout and "noise is 0" in loud.stderr
-    assert "rounds" not in quiet.stdout.split("3 rounds")[0] and not quiet.stderr
-    assert "accuracy" in quiet.stdout and "Results are in" in quiet.stdout
-    after = done(*given, f"--out={tmp_path / 'c'}")
-    assert "rounds 1/3" in after.stdout  # a command does not keep the options of another
+    """The control is the same command without --quiet, before and after."""
+    given = ["stability", "--data=synthetic", "--set=data.train=200", "--set=federation.rounds=3",
+             "--trials=2", "--set=engine.dtype=float32"]  # fmt: skip
+    loud, quiet, after = (
+        done(*given, f"--out={tmp_path / name}", *more)
+        for name, more in (("a", ()), ("b", ("--quiet",)), ("c", ()))
+    )
+    for one in (loud, after):  # a command does not keep the options of another
+        assert "neighbours 2/2" in one.stdout and "float32 hides" in one.stderr
+    assert "neighbours" not in quiet.stdout and not quiet.stderr
+    assert "largest perturbation" in quiet.stdout and "Results are in" in quiet.stdout
     failed = done("run", "--set=local.lr=-1", "--quiet")
     assert "lr = -1" in str(failed.exception) and failed.exit_code
 
