@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS, SAME_LIST
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import mendable, write_bytes
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.options import Command
 from fedmuon.experiments.cli.output import print_path, tell
 from fedmuon.experiments.tables import columns, facts

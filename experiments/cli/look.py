@@ -11,10 +11,10 @@ from rich.measure import Measurement
 from rich.text import Text
 from typer import Argument, Option
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, plain
 from fedmuon.experiments import tables
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.options import RunFolder
 from fedmuon.experiments.cli.output import console, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import run_parts, sweep_parts

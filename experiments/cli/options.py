@@ -21,9 +21,9 @@ from rich.text import Text
 from typer import Argument, Context, Option
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, instead, near, shown
 from fedmuon.core.files import AFRESH
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.output import complain, console, style, warn
 from fedmuon.runs.directory import RunDirectory
 

@@ -8,9 +8,9 @@ import numpy as np
 import typer
 from typer import Argument, Context, Option
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.config.incompatible import in_turns
 from fedmuon.core.errors import InputError, shown
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.options import (
     Command,
     DataName,

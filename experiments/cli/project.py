@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import tomli_w
 from typer import Argument, Option
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.errors import InputError
 from fedmuon.data import text
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.output import tell, tell_files
 from fedmuon.experiments.tables import columns
 

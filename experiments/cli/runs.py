@@ -10,9 +10,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.output import live, note, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import (
     Progress,

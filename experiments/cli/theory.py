@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
+import fedmuon.experiments.cli.completion as completion
 from fedmuon.analysis.theory.checks import at_least
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import rates
-from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.options import Overrides, given_in, require_at_most
 from fedmuon.experiments.cli.output import tell
 
