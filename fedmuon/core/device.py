@@ -45,6 +45,7 @@ class _Round:
 
 
 _round: ContextVar[_Round | None] = ContextVar("round", default=None)
+_assumed: ContextVar[bool] = ContextVar("assumed", default=False)
 
 
 def at_hand(device: torch.device) -> bool:
@@ -53,8 +54,25 @@ def at_hand(device: torch.device) -> bool:
     return device.type in AT_HAND or _round.get() is None
 
 
+@contextmanager
+def without_checks() -> Iterator[None]:
+    """Assume that all conditions on a GPU hold, as an optimizer of torch does: NaN stays NaN."""
+    before = _assumed.set(True)
+    try:
+        yield
+    finally:
+        _assumed.reset(before)
+
+
+def assumed(device: torch.device) -> bool:
+    """Whether conditions there are assumed to hold, so that they need not be computed."""
+    return _assumed.get() and device.type not in AT_HAND
+
+
 def holds(condition: Tensor) -> bool:
     """Whether the condition [] holds; assumed, and checked later, in `with_deferred_checks`."""
+    if assumed(condition.device):
+        return True
     of = _round.get()
     if of is None or condition.device.type in AT_HAND:
         return bool(condition)

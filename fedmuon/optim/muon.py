@@ -14,6 +14,7 @@ regularized map (with lambda, or eps above the norm of M) does not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import AdamW, Optimizer
 
 from fedmuon import orthogonalize as maps
+from fedmuon.core.device import without_checks
 from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
@@ -123,6 +125,9 @@ class Muon(PortableOptimizer):
     iterates in bfloat16 (`ns_dtype=torch.bfloat16` here). A tensor [out, ...] is the matrix
     [out, -1]. A group with `blocks: k` cuts each of its matrices into k along the longer side.
     torch.compile runs `step` uncompiled, next to compiled models.
+
+    NaN in a gradient is an error on a CPU. On a GPU it gives NaN parameters, as with torch's
+    optimizers, because a check would wait for the GPU.
 
     Args:
         params: Parameters or groups, as for any optimizer of torch.
@@ -386,7 +391,9 @@ def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
 
 def _newton_schulz(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     steps, coefficients = group["ns_steps"], group["ns_coefficients"]
-    return maps.newton_schulz(stack, steps, coefficients, group["eps"], group["ns_normalization"])
+    options = steps, coefficients, group["eps"], group["ns_normalization"]
+    with without_checks() if stack.dtype != torch.float16 else nullcontext():
+        return maps.newton_schulz(stack, *options)
 
 
 def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import holds
+from fedmuon.core.device import assumed, holds
 from fedmuon.orthogonalize.coefficients import (
     AOL,
     NORMALIZATIONS,
@@ -26,7 +26,6 @@ from fedmuon.orthogonalize.spectral import (
     WORK_DTYPES,
     apply,
     gram,
-    multiply,
     norm,
     peak,
     wide,
@@ -163,7 +162,7 @@ def _iterate(
 
 def _normalize(stack: Tensor, divide: Divide) -> Tensor:
     """Return M over its divisor. Extreme matrices are first divided by max|M|, in float64."""
-    divisor = divide(norm(stack).to(stack.dtype), 1.0)
+    divisor = divide(torch.linalg.vector_norm(stack, dim=(-2, -1)), 1.0)
     if _in_range(divisor):
         return stack / divisor[..., None, None]
     wide_stack = stack.double()
@@ -174,6 +173,8 @@ def _normalize(stack: Tensor, divide: Divide) -> Tensor:
 
 
 def _in_range(divisor: Tensor) -> bool:
+    if assumed(divisor.device):
+        return True
     low, high = _RANGE.get(divisor.dtype, _RANGE[torch.float32])
     return holds(((divisor >= low) & (divisor <= high)).all())
 
@@ -188,12 +189,17 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
 def _iterate_on_matrix(
     polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return Z_T [B, q, d]. A step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T."""
+    """Return Z_T [B, q, d]. A step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T.
+
+    A stack of one matrix is iterated as a matrix, because plain products are faster.
+    """
+    if len(z) == 1 and z.ndim == 3:
+        return _iterate_on_matrix(polynomials, z[0], rounded)[None]
     for step in polynomials:
         if degree(step) == 0:
             z = rounded(z * step[0])
             continue
-        g = rounded(multiply(z, z.mT))
+        g = rounded(z @ z.mT)
         small, scale = _bracket(step, g, rounded)
         z = rounded(_sum(step[0], z, scale, small, z))
     return z
@@ -214,11 +220,16 @@ def _bracket(
 
 def degree(step: Step) -> int:
     """The largest k with a term x^(2k+1)."""
-    return max((k for k, c in enumerate(step) if c), default=0)
+    top = len(step) - 1
+    while top > 0 and not step[top]:
+        top -= 1
+    return max(top, 0)
 
 
 def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
-    """beta C + alpha A B of stacks [B, ., .]; a stack of one matrix uses the plain product."""
+    """beta C + alpha A B of matrices [., .] or stacks [B, ., .]; plain products are faster."""
+    if a.ndim == 2:
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
     if len(a) == 1:
         return torch.addmm(c[0], a[0], b[0], beta=beta, alpha=alpha)[None]
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)

@@ -29,8 +29,9 @@ from fedmuon.orthogonalize import (
     newton_schulz,
     schedule,
     smoothed_polar,
+    spectral,
 )
-from fedmuon.orthogonalize.spectral import derivative, factors
+from fedmuon.orthogonalize.spectral import derivative, factors, inverse_root
 
 torch.manual_seed(0)
 Scalar = Callable[[np.ndarray, float], np.ndarray]  # singular values of M / unit, unit -> f
@@ -187,6 +188,45 @@ def test_a_wrong_map_fails_the_same_comparison():
         }
         for name, found in wrong.items():
             assert error(MAPS[name], stack, found) > 2, name
+
+
+def known(ratio: float, side: int = 80) -> tuple[Tensor, Tensor]:
+    """G with tr G = `ratio` and known eigenvectors, and (G + I)^(-1/2), without an eigensolver."""
+    vectors = torch.linalg.qr(torch.randn(side, side, dtype=torch.float64))[0]
+    values = torch.logspace(-12, 0, side, dtype=torch.float64)
+    values *= ratio / values.sum()
+    values[:3] = 0.0
+    return (vectors * values) @ vectors.mT, (vectors * (values + 1).rsqrt()) @ vectors.mT
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1e2, 1e6, 4.5e9])
+def test_inverse_roots_by_products(ratio: float) -> None:
+    """As accurate as an eigensolver: a few eps times the ratio. Beyond the range they are not."""
+    product, exact = known(ratio)
+    one = torch.ones((), dtype=torch.float64)
+    found = inverse_root(product, one)
+    assert (found - exact).norm() / exact.norm() < 1e-13 + 20 * 2.2e-16 * ratio
+    far, exact = known(1e14)
+    assert (inverse_root(far, one) - exact).norm() / exact.norm() > 1e-2
+
+
+def test_the_quintics_move_their_range_to_one() -> None:
+    x = np.geomspace(spectral.REACH, 1, 100_001)
+    below = spectral.REACH / 30
+    for a, b, c in spectral.QUINTICS:
+        x, below = (a * y + b * y**3 + c * y**5 for y in (x, below))
+    assert np.abs(x - 1).max() < 1e-14
+    assert below < 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(64, 90), (3, 100, 70), (2, 2, 65, 65)])
+def test_smoothed_polar_by_products(shape, dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU computes, here: within the same tolerance, and by products indeed."""
+    case, stack = polar(1.0 if dtype == torch.float64 else 1e-4), spread(shape, dtype)
+    monkeypatch.setattr(spectral, "BY_PRODUCTS", {"cpu"})
+    monkeypatch.setattr(torch.linalg, "eigh", None)
+    assert error(case, stack, case.apply(stack)) <= 1
 
 
 @pytest.mark.parametrize("name", MAPS)
