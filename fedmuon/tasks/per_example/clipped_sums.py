@@ -26,7 +26,7 @@ from fedmuon.tasks.per_example.ghost import Ghosts, record, reshape_total, rule_
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 from fedmuon.tasks.work_split import Chunks, exact_on
 
-MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # the most bytes that a thread uses at once
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 33}  # the most bytes that a thread uses at once
 MOST = {"cpu": 512}  # the most samples in a group: larger groups are hardly faster on a CPU
 LANES = 64  # the most parts of a lot with totals of their own
 LANE, LEAST = 384, 96  # products per number of the totals in a part; the same for only two parts
@@ -151,7 +151,7 @@ class ClippedSums:
             most = memory // (entry * (3 * self.kept + (points + 1) * weights))
         else:  # a quarter if that is enough, because every thread has a group
             whole = memory // (entry * (self.kept + points * self.ghosts.entries))
-            most = min(whole, max(ENOUGH, whole // 4))
+            most = whole if kind == "cuda" else min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
     def _rows(self, inputs: Tensor, rows: slice) -> Tensor:

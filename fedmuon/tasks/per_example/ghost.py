@@ -32,7 +32,8 @@ from fedmuon.tasks.work_split import on_meta
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
-PATCHES = 1 << 18  # numbers in the patches that are made at once, so that they fit a cache
+# Numbers in the patches that are made at once: so that they fit a CPU's cache, or fill a GPU.
+PATCHES = {"cpu": 1 << 18, "cuda": 1 << 26}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -103,7 +104,8 @@ def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
     n, groups, length, p = slope.shape
     d = layer.weight[0].numel()
     if forming_is_cheaper(length, p, d):
-        some, found = max(1, PATCHES // (groups * length * d)), slope.new_empty(n, groups, p, d)
+        most = PATCHES.get(slope.device.type, PATCHES["cpu"])
+        some, found = max(1, most // (groups * length * d)), slope.new_empty(n, groups, p, d)
         for part in (slice(k, k + some) for k in range(0, n, some)):
             torch.matmul(slope[part].mT, patches(part), out=found[part])
         return {"weight": Explicit(found), "bias": Explicit(_sum(shift))}

@@ -9,7 +9,7 @@ gradient cancel so far that it would not be, this gradient is formed explicitly,
 and for the sum. So the vector that is measured is the vector that is added.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +28,7 @@ from fedmuon.tasks.per_example.clipping import (
 )
 
 Shape = tuple[int, ...]
+FORMED = {"cuda": 1 << 26}  # numbers of gradients that are formed at once; elsewhere those of one
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ class Outer:
             return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
         grams = [inner_products(values, values) for values in (self.reads, self.slopes)]
         squares = sum_of_products(*grams)
-        return _recompute_lost(
-            squares, self.terms(), self.error, self.reads.shape[2], self._form_row
-        )
+        return _recompute_lost(squares, self.terms(), self.error, self.reads.shape[2], self._form)
 
     @property
     def error(self) -> float:
@@ -104,9 +103,9 @@ class Outer:
         )
         return norms((reads * slopes).sum(2))
 
-    def _form_row(self, row: int) -> Tensor:
-        """One gradient [g, p, d]."""
-        return self.slopes[row].mT @ self.reads[row]
+    def _form(self, rows: list[int]) -> Tensor:
+        """Some of the gradients [k, g, p, d]."""
+        return self.slopes[rows].mT @ self.reads[rows]
 
     def rows(self, chosen: Tensor) -> "Outer":
         """Some of the gradients."""
@@ -114,7 +113,7 @@ class Outer:
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total [g, p, d] += sum_it factors_i slope_it read_it^T, one product for each group."""
-        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form_row)
+        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         groups, p, d = self.shape
         weighted = (self.slopes * factors[:, None, None, None]).transpose(0, 1)
         reads = self.reads.transpose(0, 1).reshape(groups, -1, d)
@@ -204,18 +203,19 @@ class Tied:
         # Norms too short for squares with digits are raised.
         whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
         return _recompute_lost(
-            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._form_row
+            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._form
         )
 
-    def _form_row(self, row: int) -> Tensor:
-        """One gradient [rows of the embedding, p]."""
-        at, head = self.lookup.indices[row], self.head
-        values = head.values[row] if isinstance(head, Explicit) else head._form_row(row)
-        return values.reshape(self.shape).index_add(0, at, self.lookup.merged[row])
+    def _form(self, rows: list[int]) -> Tensor:
+        """Some of the gradients [k, rows of the embedding, p]."""
+        head, slopes = self.head, self.lookup.merged[rows]
+        values = head.values[rows] if isinstance(head, Explicit) else head._form(rows)
+        at = self.lookup.indices[rows][..., None].expand_as(slopes)
+        return values.reshape(len(rows), *self.shape).scatter_add(1, at, slopes)
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total += sum_i factors_i (E_i + H_i)."""
-        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form_row)
+        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 
@@ -242,7 +242,7 @@ def _square(values: Tensor) -> Tensor:
 
 
 def _recompute_lost(
-    squares: Tensor, terms: Tensor, error: float, count: int, alone: Callable[[int], Tensor]
+    squares: Tensor, terms: Tensor, error: float, count: int, form: Callable[[list[int]], Tensor]
 ) -> tuple[Tensor, list[int]]:
     """Replace squares that lost their digits by those of formed gradients; return their rows."""
     most = largest_ratio(squares.dtype, error, count)
@@ -250,19 +250,33 @@ def _recompute_lost(
     if holds(kept.all()):
         return squares, []
     lost = (~kept).nonzero().flatten().tolist()
-    for row in lost:
-        squares[row] = _square(alone(row)[None])[0]
+    for rows, values in _formed(lost, form):
+        squares[rows] = _square(values)
     return squares, lost
 
 
 def _add_formed_(
-    total: Tensor, factors: Tensor, formed: list[int], alone: Callable[[int], Tensor]
+    total: Tensor, factors: Tensor, lost: list[int], form: Callable[[list[int]], Tensor]
 ) -> Tensor:
     """Add the gradients that are formed, and return the factors of the others."""
-    if not formed:
+    if not lost:
         return factors
     left = factors.clone()
-    left[formed] = 0.0
-    for row in formed:
-        total.add_(alone(row) * factors[row])
+    left[lost] = 0.0
+    for rows, values in _formed(lost, form):
+        scales = factors[rows].view(-1, *[1] * (values.ndim - 1))
+        total.add_((values * scales).sum(0).view(total.shape))
     return left
+
+
+def _formed(
+    lost: list[int], form: Callable[[list[int]], Tensor]
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Form gradients: one at a time, or on a GPU as many as have `FORMED` numbers."""
+    start, size = 0, 1
+    while start < len(lost):
+        rows = lost[start : start + size]
+        values = form(rows)
+        yield rows, values
+        start += len(rows)
+        size = max(1, FORMED.get(values.device.type, 0) * len(rows) // values.numel())

@@ -30,7 +30,7 @@ from fedmuon.tasks.per_example.clipping import (
     scaled_norms,
     slack,
 )
-from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
+from fedmuon.tasks.per_example.gradients import FORMED, Explicit, Lookup, Outer, PerExample, Tied
 
 SLACK = 4096 * 2.0**-23
 
@@ -199,8 +199,17 @@ def forms_of(cancel: float) -> dict[str, PerExample]:
 
 @pytest.mark.parametrize("name", ["outer", "lookup", "tied", "formed head", "opposite"])
 @pytest.mark.parametrize("cancel", [1.0, 1e-2, 1e-4])
-def test_what_is_measured_is_what_is_added(name: str, cancel: float) -> None:
+@pytest.mark.parametrize("numbers", [1, 2**20])
+def test_what_is_measured_is_what_is_added(
+    name: str, cancel: float, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where several gradients are formed at once, as on a GPU."""
+    monkeypatch.setitem(FORMED, "cpu", numbers)
     one = forms_of(cancel)[name]
+    total = torch.zeros(one.shape)
+    one.add_to_(total, torch.tensor([0.5, 2.0, 3.0]))
+    each = sum(f * whole(one, row, 3) for row, f in enumerate((0.5, 2.0, 3.0)))
+    torch.testing.assert_close(total.double(), each, rtol=1e-5, atol=1e-4)
     squares = one.squares().double()
     for row in range(3):
         added, norm = float(whole(one, row, 3).norm()), math.sqrt(squares[row])
