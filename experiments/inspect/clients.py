@@ -78,8 +78,8 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
     title = f"last record of each client, {len(last)} of {clients} took part"
     parts: list[Table | str] = [columns(title, ("", *head), rows)]
     parts.append(
-        "worst tenth: mean of the lowest tenth of accuracies, cosines and counts, of the highest "
-        "tenth of all else."
+        "Worst tenth: the mean of the lowest tenth for accuracies, cosines and counts, and of the "
+        "highest tenth for all other columns."
     )
     by, worst = worst_clients(records)
     names = known_names(dict.fromkeys((by, "loss_after", "drift", "cosine", "samples")), worst)

@@ -88,7 +88,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
             *([_picture({run.path.name: [run.rounds]}, x)] if run.measures else []),
             *clients_picture(run.path),
         ],
-        again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
+        again="fedmuon run config.toml --out FOLDER  # with the config.toml of this run",
         circumstances=[*run.card(), *circumstances(run.summary or {}, ())],
     )
 

@@ -31,7 +31,7 @@ def panel(title: str, points: Points, width: int, height: int) -> list[str]:
     from the maximum down to the minimum, and the axis with the first and last x."""
     found = [(x, y) for x, y in points if math.isfinite(y)]
     if not found:
-        lines = [title, "nothing finite was measured", *[""] * height]
+        lines = [title, "no finite value was measured", *[""] * height]
         return [line[:width].ljust(width) for line in lines]
     low, high = (end(y for _, y in found) for end in (min, max))
     labels = [digits(high), *[""] * (height - 2), digits(low)]

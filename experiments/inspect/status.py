@@ -167,12 +167,12 @@ class RunStatus:
         if not self.private or self.summary is not None:
             return failed
         if why := _lost(self.path, self._changed):
-            return f"{failed}; and it is lost: {why}"
+            return f"{failed}; and it cannot be resumed: {why}"
         if self.config.privacy.insecure_reproducible_noise:
             return f"{failed}; its noise would be the same again: {AFRESH}"
         if not _is_finite(self.path, self._changed):
             return f"{failed}; its last checkpoint is not finite either: {AFRESH}"
-        return f"{failed}; its noise is drawn anew, so it may end well: resume with: {self.again}"
+        return f"{failed}; new noise is drawn, so it may succeed: resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
         """Name and words of every line: the settings, and how far the run came."""
@@ -264,14 +264,14 @@ def is_run(folder: Path) -> bool:
 def run_status(folder: Path) -> RunStatus:
     """The run in a folder; an InputError if there is none."""
     if not is_run(folder):
-        raise InputError(f"{folder} is no run directory: name one, or list them by `fedmuon ls`")
+        raise InputError(f"{folder} is not a run folder: name one, or list all with `fedmuon ls`")
     return RunStatus(folder)
 
 
 def runs_below(folder: Path) -> list[RunStatus]:
     """Every run in the folder and below it, ordered by path."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: name one that holds runs")
+        raise InputError(f"{folder} is not a folder: name one that contains runs")
     places = {
         file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
     }

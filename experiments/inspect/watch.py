@@ -49,7 +49,7 @@ HEADERS = {
     "style-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 Answer = tuple[int, str, bytes]  # status, content type, content
-NOTHING: Answer = (404, "text/plain", b"nothing is here")
+NOTHING: Answer = (404, "text/plain", b"There is nothing at this address.")
 
 
 def runs_of(folder: Path) -> dict[str, Path]:

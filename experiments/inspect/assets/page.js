@@ -160,7 +160,7 @@ function chart(figure, title, series, rounds, run) {
     [Infinity, -Infinity]);
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `${title} by round`);
-  if (!values.length) return void (caption.textContent = `${title}: nothing was measured yet`);
+  if (!values.length) return void (caption.textContent = `${title}: no value yet`);
   const log = low > 0 && high > 100 * low, on = log ? Math.log10 : value => value;
   const room = low === high ? Math.abs(low) / 10 + 1e-9 : 0;
   [low, high] = [low - room, high + room];

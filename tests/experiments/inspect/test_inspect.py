@@ -99,7 +99,7 @@ def test_a_sparkline_is_as_high_as_its_parts(values: list[float], width: int) ->
 def test_what_is_not_finite_is_left_out_of_curves() -> None:
     points = [(1, float("nan")), (2, 1.0), (3, float("inf")), (4, 2.0)]
     assert plots.panel("x", points, 30, 4) == plots.panel("x", [points[1], points[3]], 30, 4)
-    assert "nothing finite" in plots.panel("x", points[:1], 40, 4)[1]
+    assert "no finite value" in plots.panel("x", points[:1], 40, 4)[1]
     assert plots.sparkline([float("nan"), 1.0, 2.0], 9) == plots.sparkline([1.0, 2.0], 9)
 
 
@@ -183,8 +183,8 @@ def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[local]\nlr = 0.1\n")
-    assert "is no run directory" in refused("show", str(tmp_path))
-    assert "is no folder" in refused("ls", str(tmp_path / "nowhere"))
+    assert "is not a run folder" in refused("show", str(tmp_path))
+    assert "is not a folder" in refused("ls", str(tmp_path / "nowhere"))
     assert "no runs in" in said("ls", str(tmp_path))
     assert json.loads(said("ls", str(tmp_path), "--json")) == {"runs": []}
 

@@ -264,7 +264,7 @@ def test_ctrl_c_ends_it(finished: Path) -> None:
 def test_what_cannot_be_watched_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as end:
         main(["watch", str(tmp_path / "nowhere")])
-    assert end.value.code == 2 and "is no folder" in " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2 and "is not a folder" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_page_that_is_looked_at_has_the_end(finished: Path) -> None:
