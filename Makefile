@@ -80,6 +80,8 @@ deploy-demo: $(STAMP) ## run a local Flower deployment with TLS and keys, then o
 reference: $(STAMP) ## rewrite docs/config.md and the table of coefficients from the code
 	$(BIN)/python -m docs.making.config_page docs/config.md
 	$(BIN)/python -m docs.making.coefficients docs/reference/coefficients.md
+	$(BIN)/python -m docs.making.typed_config fedmuon/config/typed.py
+	$(BIN)/ruff format -q fedmuon/config/typed.py
 
 packages: $(STAMP) ## check licences, wheel and sdist; try the wheel in every installed Python from 3.11
 	PYTHONPATH=tests $(BIN)/python -m packages.licences

@@ -1,5 +1,6 @@
 """The site: `make docs` builds it in build/docs, where it reads without a network."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -27,7 +28,11 @@ html_js_files = [("filter.js", {"defer": "defer"})]
 html_show_sphinx = html_show_sourcelink = False
 html_copy_source = False
 smartquotes = False  # --out is an option, no dash
-autodoc_typehints = "none"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_typehints_format = "short"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
+napoleon_use_rtype = False  # the type stands in the text of Returns
 autodoc_member_order = "bysource"
 # A mark, and what the page says in its place where it is read without being built.
 MARK = re.compile(r"^<!-- made: (.+) -->$(?:\n\*On the site, .*\*$)?", re.MULTILINE)
@@ -68,7 +73,21 @@ def plain(app, what, name, one, options, lines):
     a module its first paragraph is shown."""
     if what == "module" and "" in lines:
         del lines[lines.index("") :]
-    lines[:] = [re.sub(r"`+([^`]+)`+|([*|]|_(?=\W|$))", as_rst, line) for line in lines]
+    code = False  # an example is code to its end
+    for place, line in enumerate(lines):
+        code = line == "Example:" or (code and (not line or line.startswith(" ")))
+        if not code:
+            lines[place] = re.sub(r"`+([^`]+)`+|([*|]|_(?=\W|$))", as_rst, line)
+
+
+def named_types(app, one, bound):
+    """Show `ArrayLike` by its name, and not as the long union that it stands for."""
+    from numpy.typing import ArrayLike
+
+    known = getattr(inspect.unwrap(one), "__annotations__", {})
+    for name, held in known.items():
+        if held == ArrayLike:
+            known[name] = "ArrayLike"
 
 
 def as_rst(one: re.Match[str]) -> str:
@@ -104,6 +123,7 @@ def setup(app):
     app.connect("build-finished", write_notebooks)
     app.connect("html-page-context", break_names)
     app.connect("source-read", fill)
+    app.connect("autodoc-before-process-signature", named_types)
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon adds its marks
     app.add_html_math_renderer(
         "paths", inline_renderers=(inline, None), block_renderers=(display, None)

@@ -1,8 +1,8 @@
-"""The functions of `import fedmuon`: `run`, `sweep`, `plan`, `stability`, `bound`, `compare` and
-`unlearn`.
+"""The functions of `import fedmuon` that train: `run`, `sweep`, `suite`, `plan`, `stability`,
+`bound`, `compare` and `unlearn`.
 
-They do what the commands of the same names do, and take objects in place of names. Without `out`, a
-run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
+They do what the commands of the same names do, and accept objects as well as names. Without `out`,
+a run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
 `fedmuon` imports this module, and torch with it, when one of its names is used.
 """
 
@@ -12,11 +12,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedmuon.config.load import Config, load, nested, parse, read, to_resume
+from fedmuon.config.typed import Tables
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
@@ -40,8 +41,11 @@ from fedmuon.experiments.suites.suite import here
 from fedmuon.experiments.suites.workers import Workers
 from fedmuon.runs.callbacks import Callback, Listener
 
+if TYPE_CHECKING:
+    from fedmuon.experiments.suite_result import SuiteResult
+
 BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
-Configured = Config | Mapping[str, Any] | str | Path | None
+Configured = Config | Tables | Mapping[str, Any] | str | Path | None
 
 
 @contextlib.contextmanager
@@ -76,32 +80,55 @@ def run(
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
-    """Run a federated experiment, or go on with it; every keyword overrides what `config` names.
+    """Run a federated experiment, or resume one.
 
-    `config` is the path of a TOML file, nested tables as in one, or a `Config`. A keyword is a name
-    as in the config, or an object:
+    Each keyword overrides what `config` names. In place of a built-in name, a keyword also takes an
+    object of your own.
 
-    - `data`: (inputs, labels) as arrays, tensors or tables; a DataFrame whose labels are the column
-      that [data] target names; a sequence of pairs or dicts, such as a torch Dataset or one of
-      Hugging Face; a Bunch of scikit-learn; or a function that returns one of these. `test`: the
-      same, held out. [data] normalize is how samples are scaled: arrays of uint8 are taken for
-      pixels and divided by 255, so give other features as floats;
-    - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
-      partitioner of flwr-datasets;
-    - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
-    - `recipe`: a `fedmuon.Recipe`, a `fedmuon.Chain`, or links;
-    - `orthogonalizer`: `fedmuon.Orthogonalizer(apply, lipschitz)`, or a function on stacks;
-    - `aggregate`: a function of a round's replies; `schedule`: one of the round.
+    Args:
+        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
+            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
+            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
+            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
+            as pixels and divided by 255, so convert other features to floats.
+        test: Held-out samples, in the same forms as `data`. They need `data`.
+        partition: How samples are divided among clients: a name, a list with one index array per
+            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
+            of flwr-datasets.
+        task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
+            loss, metrics)`.
+        recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
+            links.
+        orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
+            function on stacks of matrices `[..., m, n]`.
+        aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
+            the replies of a round.
+        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
+            of `lr`.
+        callbacks: Called after each round, for example `fedmuon.callbacks.EarlyStopping()`, or a
+            function `(record, state)`. A true return value ends the run.
+        out: The run folder. Without it the folder is temporary: it is removed with the last result
+            that uses it, or when Python ends. `result.save(path)` copies it.
+        resume: Whether `out` may hold an interrupted run, which then continues from its last
+            checkpoint.
+        progress: Whether to show a progress bar.
 
-    Without `out` the run folder is temporary: it is removed with the last result that lies in it,
-    or when Python ends. `result.save(path)` keeps a copy.
+    Returns:
+        The finished run: its summary, the records of its rounds, its model and its curves.
 
-    >>> import fedmuon
-    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
-    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
-    >>> result = fedmuon.run(small)
-    >>> result.summary["rounds"], sorted(result.model)
-    (2, ['weight'])
+    Raises:
+        InputError: If a setting or an object cannot be used. The message says which one and what to
+            do.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+        >>> result = fedmuon.run(small)
+        >>> result.summary["rounds"], sorted(result.model)
+        (2, ['weight'])
     """
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -133,28 +160,56 @@ def sweep(
     resume: bool = False,
     progress: bool = False,
 ) -> SweepResult:
-    """Run a config at every point of a grid, with several seeds, and choose the best point.
+    """Run a config at every point of a grid, and choose the best point.
 
     Args:
-        grid: `table.key` -> a list of values, or a range as "0.01:10:log7" or "0:0.9:lin4". An
-            empty grid repeats one run with several seeds.
-        seeds: Runs per point, with the config's seed and those after it.
-        select: The metric that chooses the best: "validation-loss" (the default), which like
-            "validation-accuracy" needs [data] validation; "train-loss"; "test-loss" or
-            "test-accuracy", whose best value is optimistic; or "max:NAME" or "min:NAME".
-        jobs: Runs at the same time, each in its own process. Objects must then be importable there.
-        out: The folder of the sweep; a temporary one by default.
+        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+        grid: `table.key` -> a list of values, or a range such as "0.01:10:log7" (seven values on a
+            logarithmic scale) or "0:0.9:lin4". An empty grid repeats one run with several seeds.
+        seeds: Runs per point. They use the config's seed and the ones after it.
+        select: The metric that chooses the best point. "validation-loss" is the default; like
+            "validation-accuracy", it needs `[data] validation`. "train-loss" needs nothing more.
+            "test-loss" and "test-accuracy" give an optimistic best value. "max:NAME" and "min:NAME"
+            select by a metric of your own.
+        jobs: Number of runs at the same time, each in its own process. Your objects must then be
+            importable in those processes.
+        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
+            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
+            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
+            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
+            as pixels and divided by 255, so convert other features to floats.
+        test: Held-out samples, in the same forms as `data`. They need `data`.
+        partition: How samples are divided among clients: a name, a list with one index array per
+            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
+            of flwr-datasets.
+        task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
+            loss, metrics)`.
+        recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
+            links.
+        orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
+            function on stacks of matrices `[..., m, n]`.
+        aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
+            the replies of a round.
+        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
+            of `lr`.
+        out: The folder of the sweep. Without it the folder is temporary, as for `run`.
         resume: Whether `out` may hold this sweep, or a part of it, to continue.
-        progress: Whether to show a bar.
+        progress: Whether to show a progress bar.
 
-    The other arguments are those of `run`.
+    Returns:
+        The table of all points, the best point of each recipe, and every run.
 
-    >>> import fedmuon
-    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
-    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
-    >>> found = fedmuon.sweep(small, grid={"local.lr": [0.1, 1.0]}, select="train-loss")
-    >>> len(found.runs), sorted(found.best)
-    (2, ['fedmuon'])
+    Raises:
+        InputError: If the grid, the metric, a setting or an object cannot be used.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+        >>> found = fedmuon.sweep(small, grid={"local.lr": [0.1, 1.0]}, select="train-loss")
+        >>> len(found.runs), sorted(found.best)
+        (2, ['fedmuon'])
     """
     from fedmuon.experiments.studies.sweep import grid_search, run_grid  # matplotlib
 
@@ -177,6 +232,55 @@ def sweep(
 
 
 @_plainly()
+def suite(
+    name: str,
+    *,
+    data: str | None = None,
+    scale: str = "full",
+    seeds: int | None = None,
+    changes: Tables | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> SuiteResult:
+    """Run a suite: all experiments of a published table or figure, whose claims it checks.
+
+    Args:
+        name: The name of a suite, as `fedmuon list suites` prints it, or the path of a TOML file.
+        data: The data set, in place of the suite's own.
+        scale: "full" for the published grid, which can take hours, or "small" for a short trial.
+        seeds: Number of seeds, in place of the suite's own.
+        changes: Settings that override the suite's own, such as `{"local": {"steps": 2}}`.
+        out: The folder of the suite. Without it the folder is temporary, as for `run`.
+        resume: Whether `out` may hold this suite, or a part of it, to continue.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The tables of the suite and its claims with their verdicts.
+
+    Raises:
+        InputError: If there is no such suite, or an option has no effect on it.
+
+    Example:
+        >>> import fedmuon
+        >>> found = fedmuon.suite("dp-muon-printed", scale="small")  # slow: ten seconds
+        >>> found.summary["scale"]
+        'small'
+    """
+    # These load scipy and matplotlib.
+    from fedmuon.experiments.studies.find import find
+    from fedmuon.experiments.suite_result import SuiteResult
+    from fedmuon.experiments.suites.suite import execute as compute
+
+    with in_python():
+        tables = {table: dict(keys) for table, keys in (changes or {}).items()}
+        work = find(name, data, scale, tables, None, seeds)
+    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, work.counted) as bar:
+        summary = compute(work, folder, resume, here, *bar)
+    return SuiteResult(folder, summary, kept)
+
+
+@_plainly()
 def stability(
     config: Configured = None,
     *,
@@ -194,11 +298,59 @@ def stability(
     resume: bool = False,
     progress: bool = False,
 ) -> StabilityResult:
-    """Run an experiment and neighbours that differ in one sample, and check the bound.
+    """Train a model and neighbours whose data differ in one sample, and compare with the bound.
 
-    Keywords are those of `run`, and two more: `neighbours` is own, any, worst (of all replacements,
-    by derivatives) or all; `trials` is how many, if not all. The bound is that of the Stability
-    note. The precision is float64 unless the config names one.
+    The bound is Theorem 4.1 of the Stability note. The run uses float64 unless the config names
+    another precision, because float32 hides small perturbations in rounding.
+
+    Args:
+        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+        trials: Number of neighbours, 10 by default. `neighbours="all"` needs no number.
+        neighbours: Which sample is replaced, and by which. "own": a random sample of a random
+            client, by another one of its own. "any": by a sample of any client. "worst": the
+            replacement that moves the model most, found by derivatives. "all": every sample once.
+        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
+            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
+            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
+            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
+            as pixels and divided by 255, so convert other features to floats.
+        test: Held-out samples, in the same forms as `data`. They need `data`.
+        partition: How samples are divided among clients: a name, a list with one index array per
+            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
+            of flwr-datasets.
+        task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
+            loss, metrics)`.
+        recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
+            links.
+        orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
+            function on stacks of matrices `[..., m, n]`.
+        aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
+            the replies of a round.
+        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
+            of `lr`.
+        out: The run folder. Without it the folder is temporary: it is removed with the last result
+            that uses it, or when Python ends. `result.save(path)` copies it.
+        resume: Whether `out` may hold an interrupted run, which then continues from its last
+            checkpoint.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The finished run with the perturbation of each neighbour and the bound.
+
+    Raises:
+        InputError: If a setting or an object cannot be used.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2},
+        ...          "local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+        >>> result = fedmuon.stability(small, trials=2)
+        >>> len(result.neighbours), result.bound["status"]
+        (2, 'certified')
+        >>> all(one["perturbation"] <= one["certificate"] for one in result.neighbours)
+        True
     """
     from fedmuon.experiments.stability import neighbours as runs  # loads scipy
 
@@ -229,16 +381,46 @@ def plan(
     aggregate: Any = None,
     schedule: Any = None,
 ) -> Record:
-    """Estimate what `run` would cost with the same arguments, from a few seconds of its work.
+    """Estimate the time, memory and traffic of a run from a short trial.
 
-    The record has seconds, memory (bytes held at most) and bytes sent in a round; docs/scale.md
-    explains every key. Nothing is written, so there is no `out`, `resume`, `callbacks`, `progress`.
+    The trial takes a few seconds. It writes nothing.
 
-    >>> import fedmuon
-    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
-    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
-    >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
-    True
+    Args:
+        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
+            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
+            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
+            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
+            as pixels and divided by 255, so convert other features to floats.
+        test: Held-out samples, in the same forms as `data`. They need `data`.
+        partition: How samples are divided among clients: a name, a list with one index array per
+            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
+            of flwr-datasets.
+        task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
+            loss, metrics)`.
+        recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
+            links.
+        orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
+            function on stacks of matrices `[..., m, n]`.
+        aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
+            the replies of a round.
+        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
+            of `lr`.
+
+    Returns:
+        Seconds, memory (peak bytes) and the bytes of one round's messages, by name. The page "What
+        a run costs" explains every key.
+
+    Raises:
+        InputError: If a setting or an object cannot be used.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+        >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
+        True
     """
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -257,11 +439,37 @@ def unlearn(
     delta: float = 1e-5,
     out: str | Path,
 ) -> Record:
-    """Unlearn samples of a finished run, named by their index in the source.
+    """Remove the influence of samples from the model of a finished run, by adding noise.
 
-    `out` gets the run's model with noise. Nobody can tell it, beyond (epsilon, delta), from the
-    model of a run without these samples. The record says what each kind of certificate costs; it is
-    confidential.
+    The new model cannot be distinguished, beyond (epsilon, delta), from the noisy model of a run
+    without these samples.
+
+    Args:
+        run: A result, or the path of a run folder. The run needs a certificate.
+        samples: Indices of the samples in the data source.
+        epsilon: Privacy parameter ε of the guarantee.
+        delta: Privacy parameter δ of the guarantee.
+        out: A new folder for the noisy model.
+
+    Returns:
+        The noise and the cost of each kind of certificate. The record is confidential, because it
+        names the samples.
+
+    Raises:
+        InputError: If the run has no certificate, or an index is not one of its samples.
+
+    Example:
+        >>> import tempfile
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2},
+        ...          "local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1},
+        ...          "engine": {"dtype": "float64"}}
+        >>> result = fedmuon.run(small)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = fedmuon.unlearn(result, [0], out=f"{folder}/unlearned")
+        >>> record["epsilon"], record["delta"]
+        (1.0, 1e-05)
     """
     made = run if isinstance(run, Result) else Result(Path(run))
     return unlearning.execute(made.path, samples, epsilon, delta, Path(out), made.given)
@@ -278,16 +486,33 @@ def bound(
     l_orth: float | None = None,
     l_g: float | None = None,
 ) -> Record:
-    """Theorem 4.1 of the Stability note as a number, for a run or for parameters.
+    """Compute the generalization bound for a run or for parameters (Stability note, Theorem 4.1).
 
-    Of parameters, `size` is the number of samples per client. The record is that of bound.json,
-    with the assumptions that the bound stands on.
+    Args:
+        run: A result, or the path of a run folder. Without it, the bound is for `config` and
+            `size`.
+        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+        size: Number of samples n_i of each client; 200 by default. Not allowed with `run`.
+        rho: Failure probability of the random choice of participants. The default is 0.01 for
+            parameters. For a run, the participants are known, so no such failure counts unless you
+            give `rho`.
+        l_orth: Lipschitz constant of the orthogonalizer, in place of the proved one.
+        l_g: Smoothness constant of the loss, in place of the proved one.
 
-    >>> import fedmuon
-    >>> tables = {"federation": {"clients": 100, "per-round": 10, "rounds": 100},
-    ...           "local": {"lr": 1e-4, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
-    >>> fedmuon.bound(config=tables, size=1000)["status"]
-    'certified'
+    Returns:
+        The bound with its status, its constants and the assumptions that it needs. It has the keys
+        of the file bound.json.
+
+    Raises:
+        InputError: If `run` is combined with `config` or `size`, or a number is out of range.
+
+    Example:
+        >>> import fedmuon
+        >>> tables = {"federation": {"clients": 100, "per-round": 10, "rounds": 100},
+        ...           "local": {"lr": 1e-4, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+        >>> fedmuon.bound(config=tables, size=1000)["status"]
+        'certified'
     """
     given = {"l_orth": l_orth, "l_g": l_g}
     named = {name: value for name, value in given.items() if value is not None}
@@ -312,12 +537,30 @@ One = Result | str | Path
 def compare(
     runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
 ) -> Comparison:
-    """Compare finished runs: means over seeds `±` standard deviations (over n - 1), and the keys in
-    which the runs differ.
+    """Compare finished runs: means and standard deviations over seeds, and the keys that differ.
 
-    Give results and folders in one list, or by your own labels: {"mine": [...], "theirs": [...]}. A
-    folder without a run stands for the runs right below it; `left_out` says which of them are
-    damaged. Runs of a label that differ in more than the seed have rows of their own.
+    Runs that differ only in the seed form one row. Standard deviations divide by n - 1.
+
+    Args:
+        runs: Results and folders in one list, or lists under your own labels, such as `{"mine":
+            [...], "theirs": [...]}`. A folder that is not a run stands for the runs directly inside
+            it.
+        more: Not allowed. It exists to explain that runs are given in one list.
+
+    Returns:
+        The rows, the curves, and which runs were left out because they are damaged.
+
+    Raises:
+        InputError: If no finished run is given.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> runs = [fedmuon.run(small, recipe=name) for name in ("fedavg", "fedmuon")]
+        >>> found = fedmuon.compare(runs)
+        >>> [row["run"] for row in found.rows]
+        ['recipe=fedavg', 'recipe=fedmuon']
     """
     if more:
         raise InputError("compare takes its runs in one list: compare([first, second])")
@@ -340,6 +583,11 @@ def _flat(held: One | Sequence[One]) -> list[Result | Path]:
     if isinstance(held, str | Path):
         return [Path(held)]
     return [one for part in held for one in _flat(part)]
+
+
+def configured(config: Configured) -> Config:
+    """The settings as a config."""
+    return _chosen(config, {}, None, False, None)
 
 
 def _nested(config: Configured) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fedmuon.config.load import Config, flatten, load
 from fedmuon.config.schema import reads
@@ -19,17 +19,36 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
+from fedmuon.experiments.latex import latex
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
 from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records, traffic_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
     from torch import Tensor
+
+    from fedmuon.analysis.report.style import Panels
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, and what lies in it as plain Python."""
+    """A finished run: its folder, and the content of its files as Python objects.
+
+    Attributes:
+        path: The run folder.
+        given: Objects of your own that the run used.
+        temporary: The temporary folder, if the run lies in one. It is removed with the last result
+            that uses it.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> result = fedmuon.run(small)
+        >>> tuple(result.model["weight"].shape), len(result.rounds)
+        ((5, 4), 2)
+    """
 
     path: Path
     given: UserObjects = field(
@@ -43,13 +62,13 @@ class Result:
     @cached_property
     @in_python()
     def summary(self) -> Record:
-        """The content of summary.json."""
+        """Final measures of the run: the content of summary.json."""
         return RunDirectory(self.path).finished()
 
     @cached_property
     @in_python()
     def rounds(self) -> list[Record]:
-        """The records of rounds.jsonl."""
+        """One record per round: the content of rounds.jsonl."""
         directory = RunDirectory(self.path)
         if directory.summary() is not None:
             require_sound(self.path, ["rounds.jsonl"])
@@ -57,39 +76,41 @@ class Result:
 
     @in_python()
     def clients(self) -> list[Record]:
-        """The records of clients.jsonl: one for each client and round that it took part in.
+        """Return one record for each client and round: the content of clients.jsonl.
 
         Raises:
-            InputError: If the run kept none, or they are damaged.
+            InputError: If the run has no such file, or the file is damaged. Set `[output] clients =
+                true` to write it.
         """
         return client_records(self.path)
 
     @cached_property
     @in_python()
     def config(self) -> Config:
-        """The config with every key resolved."""
+        """The config of the run, with every key."""
         RunDirectory(self.path).require_config()
         return load(self.path / "config.toml")
 
     @cached_property
     @in_python()
     def model(self) -> "dict[str, Tensor]":
-        """The last model: parameter's name -> tensor."""
+        """The last model: parameter name -> tensor."""
         return read_tensors(self._sound("model.safetensors"))[0]
 
     @in_python()
     def personal_model(self, client: int) -> "dict[str, Tensor]":
-        """A client's own model, of a run with Ditto, FedPer or another recipe with personal models.
+        """Return a client's own model, from a run with personal models (such as Ditto or FedPer).
 
         Args:
-            client: Its number, from 0 to N - 1.
+            client: The client's number, from 0 to N - 1.
 
         Returns:
-            Parameter's name -> tensor. A client that never took part has the personal part of the
+            Parameter name -> tensor. A client that never took part has the personal part of the
             first model.
 
         Raises:
-            InputError: If the run keeps no personal models, as one on SuperNodes, which keep them.
+            InputError: If the number is out of range, or the run has no personal models. In a
+                deployment, the SuperNodes keep them.
         """
         if not 0 <= client < self.config.federation.clients:
             raise InputError(f"client {client} is none of the run's: give 0 to N - 1")
@@ -113,13 +134,15 @@ class Result:
         return self.path / name
 
     def save(self, path: str | Path) -> Self:
-        """Copy the run folder to `path`, where the result then lies; returns the result itself.
+        """Copy the run folder to `path` and use the copy from now on.
 
-        A run without `out` lies in a temporary folder, which is removed with its last result, or
-        when Python ends. The copy appears whole or not at all.
+        The copy appears as a whole or not at all.
 
         Args:
-            path: A folder that does not exist yet; the folders above it are made.
+            path: A folder that does not exist yet. Folders above it are created.
+
+        Returns:
+            The result itself.
 
         Raises:
             InputError: If `path` exists, lies inside the run folder, or cannot be written.
@@ -133,36 +156,110 @@ class Result:
     def _repr_html_(self) -> str:
         """What a notebook shows: what was measured, and where it lies."""
         private = f". {NOT_RELEASED}" if "privacy" in self.summary else ""
-        return _table(self._measured(), f"{self.path}{private}")
+        return as_html(self._measured(), f"{self.path}{private}")
 
     def _measured(self) -> list[Record]:
         known = self.summary
         of = {"recipe": known["recipe"], "data": known["data"], "rounds": known["rounds"]}
         return [of | {name: one for name, one in known.items() if isinstance(one, float)}]
 
-    def to_pandas(self) -> Any:
-        """The rounds as a DataFrame, where pandas is installed."""
-        return _frame(self.rounds)
+    def _records(self) -> list[Record]:
+        return self.rounds
 
-    @in_python()
-    def plot(self, x: str = "rounds") -> "Figure":
-        """Draw losses and what else was measured.
+    def to_frame(self) -> "DataFrame":
+        """Return the table as a pandas DataFrame: one row per round, or per neighbour.
+
+        Returns:
+            The DataFrame. Its columns are the names in the records.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        return frame(self._records())
+
+    to_pandas = to_frame
+
+    def to_latex(self, caption: str = "", label: str = "") -> str:
+        """Return the table in LaTeX, for the package booktabs.
 
         Args:
-            x: The horizontal axis: `rounds`; `seconds`, simulated by `[devices]`; or megabytes sent
-                so far, `bytes-up` by clients and `bytes` in both directions.
+            caption: Caption of the table, in LaTeX.
+            label: Label for `\\ref`, such as "tab:run".
+
+        Returns:
+            A `table` environment; a `tabular` alone without caption and label.
         """
-        return _curves({self.path.name: [self.rounds]}, x)
+        return latex(self._records(), caption, label)
+
+    @overload
+    def plot(
+        self, metric: None = None, x: str = "rounds", *, ax: None = None, width: str | None = None
+    ) -> "Panels": ...
+
+    @overload
+    def plot(
+        self, metric: str, x: str = "rounds", *, ax: "Axes | None" = None, width: str | None = None
+    ) -> "Axes": ...
+
+    @overload
+    def plot(
+        self, metric: str | None = None, x: str = "rounds", *, ax: "Axes", width: None = None
+    ) -> "Axes": ...
+
+    @in_python()
+    def plot(
+        self,
+        metric: str | None = None,
+        x: str = "rounds",
+        *,
+        ax: "Axes | None" = None,
+        width: str | None = None,
+    ) -> "Axes | Panels":
+        """Draw the curves of the run, and return the axes.
+
+        Args:
+            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy". Without
+                it, one panel has the losses and others the first two other measures.
+            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
+                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+            ax: Axes to draw in. Without it, a new figure is made.
+            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
+                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+
+        Returns:
+            The axes; without `metric` and `ax`, a tuple of the axes of all panels.
+
+        Raises:
+            InputError: If the run does not record the metric, or has no such horizontal axis.
+        """
+        return _curves({self.path.name: [self.rounds]}, x, metric, ax, width)
 
 
 @dataclass(frozen=True)
 class StabilityResult(Result):
-    """A run with its neighbours, and the bound."""
+    """A run with its neighbours and the generalization bound.
+
+    It has everything that a `Result` has.
+
+    Attributes:
+        path: The run folder.
+        given: Objects of your own that the run used.
+        temporary: The temporary folder, if the run lies in one.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2},
+        ...          "local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+        >>> result = fedmuon.stability(small, trials=2)
+        >>> sorted(result.neighbours[0])
+        ['certificate', 'client', 'exposure', 'index', 'perturbation', 'replacement', 'trial']
+    """
 
     @cached_property
     @in_python()
     def neighbours(self) -> list[Record]:
-        """The rows of neighbours.csv: perturbation, exposure and certificate of each neighbour."""
+        """One row per neighbour: the replaced sample, perturbation, exposure and certificate."""
         whole = ("trial", "client", "index", "replacement")
         with open(self._sound("neighbours.csv"), encoding="utf-8", opener=regular) as file:
             return [
@@ -173,7 +270,7 @@ class StabilityResult(Result):
     @cached_property
     @in_python()
     def bound(self) -> Record:
-        """The content of bound.json."""
+        """The bound with its constants and assumptions: the content of bound.json."""
         return json.loads(read_text(self._sound("bound.json")))
 
     def _measured(self) -> list[Record]:
@@ -181,31 +278,87 @@ class StabilityResult(Result):
         found = {"bound": self.bound["value"], "status": self.bound["status"]}
         return [{"neighbours": len(self.neighbours), "largest perturbation": most, **found}]
 
-    def to_pandas(self) -> Any:
-        """The neighbours as a DataFrame, where pandas is installed."""
-        return _frame(self.neighbours)
+    def _records(self) -> list[Record]:
+        return self.neighbours
 
     @in_python()
-    def plot(self, x: str = "rounds") -> "Figure":
-        """Draw perturbations by client with their certificates, which have no other axis `x`."""
+    def plot(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        metric: str | None = None,
+        x: str = "rounds",
+        *,
+        ax: "Axes | None" = None,
+        width: str | None = None,
+    ) -> Any:
+        """Draw the perturbations by client with their certificates, and return the axes.
+
+        Args:
+            metric: "perturbation" for one panel with the perturbations by client. Any other metric
+                draws the curve of the run, as for `Result.plot`. Without it, a second panel has the
+                distribution of the perturbations.
+            x: The horizontal axis of a curve: "rounds", "seconds" (simulated by `[devices]`), or
+                megabytes sent so far: "bytes" in both directions, "bytes-up" by clients only.
+            ax: Axes to draw in. Without it, a new figure is made.
+            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
+                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+
+        Returns:
+            The axes; without `metric` and `ax`, a tuple of the axes of both panels.
+
+        Raises:
+            InputError: If the run does not record the metric, or `x` has no effect.
+        """
+        if metric is not None and metric != "perturbation":
+            return _curves({self.path.name: [self.rounds]}, x, metric, ax, width)
         if x != "rounds":
             raise InputError(
-                f"x = {x!r} has no effect on neighbours: leave it out, or draw the curves of the "
-                f"run by Result({str(self.path)!r}).plot(x={x!r})"
+                f"x = {x!r} has no effect on neighbours: leave it out, or name a metric of the "
+                "run, such as metric='loss'"
             )
         import numpy as np  # not to list or compare runs
 
-        from fedmuon.experiments.stability.figure import census_figure  # loads matplotlib
+        # These load matplotlib.
+        from fedmuon.analysis.report.curves import WIDTHS, drawing, require_width
+        from fedmuon.analysis.report.style import Panels, canvas, legend
+        from fedmuon.experiments.stability.figure import census_panels, draw_strips
 
+        require_width(width, ax)
         columns = {
             name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
         }
-        return census_figure(columns)
+        if ax is not None:
+            draw_strips(ax, columns)
+            ax.legend()
+            return ax
+        narrow, inches = width == "column", WIDTHS[width] if width else 0.0
+        with drawing(width):
+            if metric is None:
+                return Panels(census_panels(columns, narrow, inches).axes)
+            _, (panel,) = canvas(1, narrow, 3.3, width=inches)
+            draw_strips(panel, columns)
+            legend(panel, 1 if narrow else 2)
+            return panel
 
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """A finished sweep: its folder, the content of sweep.json, and its runs."""
+    """A finished sweep: its table, its best points and its runs.
+
+    Attributes:
+        path: The folder of the sweep.
+        summary: The content of sweep.json.
+        folders: The run folders, in the order of the grid.
+        given: Objects of your own that the runs used.
+        temporary: The temporary folder, if the sweep lies in one.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> found = fedmuon.sweep(small, grid={"local.lr": [0.1, 1.0]}, select="train-loss")
+        >>> [row["local.lr"] for row in found.table]
+        [0.1, 1.0]
+    """
 
     path: Path
     summary: Record
@@ -215,41 +368,120 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Record]:
-        """Recipe -> the row of its best point; empty without a grid."""
+        """Recipe -> the row of its best point. It is empty if the sweep has no grid."""
         return self.summary.get("best", {})
 
     @property
     def table(self) -> list[Record]:
-        """A row per point: its keys, and every metric as mean, `_low` and `_high` over seeds."""
+        """One row per point: its keys, and each metric as mean, `_low` and `_high` over seeds."""
         return self.summary["table"]
 
     @property
     def runs(self) -> list[Result]:
-        """Every run as a result, in the order of the grid."""
+        """Every run, in the order of the grid."""
         return [Result(one, self.given, self.temporary) for one in self.folders]
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before using the best values."""
+        """Warnings about the best values, for example that the best point lies at the edge of the
+        grid.
+        """
         return self.summary.get("warnings", [])
 
-    def to_pandas(self) -> Any:
-        """The table as a DataFrame, where pandas is installed."""
-        return _frame(self.table)
+    def to_frame(self) -> "DataFrame":
+        """Return the table as a pandas DataFrame.
+
+        Returns:
+            The DataFrame. Its columns are the names in the rows.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        return frame(self.table)
+
+    to_pandas = to_frame
+
+    def to_latex(self, caption: str = "", label: str = "") -> str:
+        """Return the table in LaTeX, for the package booktabs.
+
+        Args:
+            caption: Caption of the table, in LaTeX.
+            label: Label for `\\ref`, such as "tab:sweep".
+
+        Returns:
+            A `table` environment; a `tabular` alone without caption and label. Means and
+            intervals share a column.
+        """
+        return latex(self.table, caption, label)
+
+    @in_python()
+    def plot(
+        self,
+        metric: str = "loss",
+        x: str = "rounds",
+        *,
+        ax: "Axes | None" = None,
+        width: str | None = None,
+    ) -> "Axes":
+        """Draw the curves of all points, with a band over seeds, and return the axes.
+
+        Args:
+            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy".
+            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
+                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+            ax: Axes to draw in. Without it, a new figure is made.
+            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
+                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InputError: If the runs do not record the metric, or have no such horizontal axis.
+        """
+        curves: dict[str, list[list[Record]]] = {}
+        for run in self.runs:
+            name = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in self._at(run))
+            curves.setdefault(name or "run", []).append(run.rounds)
+        return _curves(curves, x, metric, ax, width)
+
+    def _at(self, run: Result) -> list[tuple[str, Any]]:
+        """The point of the grid at which a run was made."""
+        flat = flatten(run.config)
+        keys = [name for name in self.table[0] if "." in name]
+        return [(name, flat[name]) for name in keys if name in flat and reads(run.config, name)]
 
     def __str__(self) -> str:
-        return "\n".join([*_lines_of(self.table), *(f"Warning: {one}." for one in self.warnings)])
+        return "\n".join([*lines_of(self.table), *(f"Warning: {one}." for one in self.warnings)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return _table(self.table, " ".join(f"Warning: {one}." for one in self.warnings))
+        return as_html(self.table, " ".join(f"Warning: {one}." for one in self.warnings))
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs beside each other: those that differ in the seed alone are one line of `rows`."""
+    """Finished runs side by side. Runs that differ only in the seed form one row.
+
+    Attributes:
+        rows: One row per group of runs: its name, the keys that differ, and its measures. `NAME ±`
+            is the standard deviation over seeds.
+        curves: Row name -> the round records of each of its runs.
+        note: A note on the numbers; may be empty.
+        folders: Row name -> the folders of its runs.
+        left_out: Why some runs are not included.
+        temporary: Temporary folders that this object keeps alive.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> found = fedmuon.compare([fedmuon.run(small), fedmuon.run(small, recipe="fedavg")])
+        >>> len(found.rows), "test_loss" in found.measures
+        (2, True)
+    """
 
     rows: list[Record]
     curves: dict[str, list[list[Record]]]
@@ -261,48 +493,106 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """The names of what was measured in any row.
-
-        `NAME ±` is the standard deviation over seeds.
-        """
+        """Names of all measures in the rows. `NAME ±` is the standard deviation over seeds."""
         names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
         return list(dict.fromkeys(names))
 
-    def to_pandas(self) -> Any:
-        """The rows as a DataFrame, where pandas is installed."""
-        return _frame(self.rows)
+    def to_frame(self) -> "DataFrame":
+        """Return the rows as a pandas DataFrame.
 
-    @in_python()
-    def plot(self, x: str = "rounds") -> "Figure":
-        """Draw curves, mean and spread over seeds.
+        Returns:
+            The DataFrame. Its columns are the names in the rows.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        return frame(self.rows)
+
+    to_pandas = to_frame
+
+    def to_latex(self, caption: str = "", label: str = "") -> str:
+        """Return the rows in LaTeX, for the package booktabs.
 
         Args:
-            x: The horizontal axis: `rounds`; `seconds`, simulated by `[devices]`; or megabytes sent
-                so far, `bytes-up` by clients and `bytes` in both directions.
+            caption: Caption of the table, in LaTeX.
+            label: Label for `\\ref`, such as "tab:methods".
+
+        Returns:
+            A `table` environment; a `tabular` alone without caption and label. Means and
+            standard deviations share a column.
         """
-        return _curves(self.curves, x)
+        return latex(self.rows, caption, label)
+
+    @overload
+    def plot(
+        self, metric: None = None, x: str = "rounds", *, ax: None = None, width: str | None = None
+    ) -> "Panels": ...
+
+    @overload
+    def plot(
+        self, metric: str, x: str = "rounds", *, ax: "Axes | None" = None, width: str | None = None
+    ) -> "Axes": ...
+
+    @overload
+    def plot(
+        self, metric: str | None = None, x: str = "rounds", *, ax: "Axes", width: None = None
+    ) -> "Axes": ...
+
+    @in_python()
+    def plot(
+        self,
+        metric: str | None = None,
+        x: str = "rounds",
+        *,
+        ax: "Axes | None" = None,
+        width: str | None = None,
+    ) -> "Axes | Panels":
+        """Draw the curves of all rows, means and bands over seeds, and return the axes.
+
+        Args:
+            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy". Without
+                it, one panel has the losses and others the first two other measures.
+            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
+                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+            ax: Axes to draw in. Without it, a new figure is made.
+            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
+                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+
+        Returns:
+            The axes; without `metric` and `ax`, a tuple of the axes of all panels.
+
+        Raises:
+            InputError: If the runs do not record the metric, or have no such horizontal axis.
+        """
+        return _curves(self.curves, x, metric, ax, width)
 
     def __str__(self) -> str:
-        return "\n".join([*_lines_of(self.rows), *filter(None, [self.note, *self._told()])])
+        return "\n".join([*lines_of(self.rows), *filter(None, [self.note, *self._told()])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return _table(self.rows, " ".join(filter(None, [self.note, *self._told()])))
+        return as_html(self.rows, " ".join(filter(None, [self.note, *self._told()])))
 
     def _told(self) -> list[str]:
         """What is not among them, in sentences."""
         return [f"Left out: {why}" for why in self.left_out]
 
 
-def _curves(curves: Mapping[str, Sequence[Sequence[Record]]], x: str) -> "Figure":
-    from fedmuon.analysis.report.style import by_round  # loads matplotlib
+def _curves(
+    curves: Mapping[str, Sequence[Sequence[Record]]],
+    x: str,
+    metric: str | None,
+    ax: "Axes | None",
+    width: str | None,
+) -> Any:
+    from fedmuon.analysis.report.curves import plotted  # loads matplotlib
 
-    return by_round(curves, x=x)
+    return plotted(curves, x, metric, ax, width)
 
 
-def _table(rows: Sequence[Record], below: str = "") -> str:
+def as_html(rows: Sequence[Record], below: str = "") -> str:
     """Rows as HTML, with a line below them."""
     head, *body = ([escape(word) for word in line] for line in _cells(rows))
     lines = ["".join(f"<th>{word}</th>" for word in head)]
@@ -311,7 +601,7 @@ def _table(rows: Sequence[Record], below: str = "") -> str:
     return f"<table>{found}</table>" + (f"<code>{escape(below)}</code>" if below else "")
 
 
-def _lines_of(rows: Sequence[Record]) -> list[str]:
+def lines_of(rows: Sequence[Record]) -> list[str]:
     """Rows as lines of text, in columns."""
     cells = _cells(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -331,11 +621,13 @@ def _cells(rows: Sequence[Record]) -> list[list[str]]:
     return lines
 
 
-def _frame(rows: Sequence[Record]) -> Any:
+def frame(rows: Sequence[Record]) -> "DataFrame":
     try:
         import pandas  # an optional package
     except ImportError:
-        raise InputError("pandas is not installed: pip install pandas") from None
+        raise InputError(
+            "to_frame() needs pandas, which is not installed: run `pip install pandas`"
+        ) from None
     return pandas.DataFrame(rows)
 
 

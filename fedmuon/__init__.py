@@ -23,17 +23,29 @@ if not (Path(__file__).parent / "clients").exists():
     __path__.append(str(Path(__file__).parent.parent))
 
 if TYPE_CHECKING:
-    from fedmuon import optim, orthogonalize
+    from fedmuon import analysis, optim, orthogonalize
     from fedmuon.config.load import Config
+    from fedmuon.config.typed import Tables
     from fedmuon.core.errors import InputError
-    from fedmuon.experiments.api import bound, compare, plan, run, stability, sweep, unlearn
+    from fedmuon.experiments.accounts import (
+        AuditResult,
+        NoiseResult,
+        RunAuditResult,
+        audit,
+        audit_run,
+        epsilon,
+        sigma,
+    )
+    from fedmuon.experiments.api import bound, compare, plan, run, stability, suite, sweep, unlearn
     from fedmuon.experiments.engines import flower_simulation as flower
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
+    from fedmuon.experiments.suite_result import SuiteResult
     from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
     from fedmuon.optim.aggregators import Aggregator
     from fedmuon.optim.chain import Chain, Context, Link
     from fedmuon.optim.orthogonalizers import Orthogonalizer
     from fedmuon.optim.recipe import Recipe
+    from fedmuon.privacy.accounting.composition import EpsilonResult
     from fedmuon.runs import callbacks
     from fedmuon.tasks.user_task import Task
 
@@ -41,24 +53,33 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Aggregator": "optim.aggregators",
+    "AuditResult": "experiments.accounts",
     "Chain": "optim.chain",
     "Comparison": "experiments.results",
     "Config": "config.load",
     "Context": "optim.chain",
+    "EpsilonResult": "privacy.accounting.composition",
     "InputError": "core.errors",
     "Link": "optim.chain",
+    "NoiseResult": "experiments.accounts",
     "Orthogonalizer": "optim.orthogonalizers",
     "Recipe": "optim.recipe",
     "Result": "experiments.results",
+    "RunAuditResult": "experiments.accounts",
     "StabilityResult": "experiments.results",
+    "SuiteResult": "experiments.suite_result",
     "SweepResult": "experiments.results",
+    "Tables": "config.typed",
     "Task": "tasks.user_task",
+    **dict.fromkeys(("audit", "audit_run", "epsilon", "sigma"), "experiments.accounts"),
     **dict.fromkeys(
-        ("bound", "compare", "plan", "run", "stability", "sweep", "unlearn"), "experiments.api"
+        ("bound", "compare", "plan", "run", "stability", "suite", "sweep", "unlearn"),
+        "experiments.api",
     ),
 }
 _MODULES = {
     "aggregators": "optim.aggregators",
+    "analysis": "analysis",
     "callbacks": "runs.callbacks",
     "flower": "experiments.engines.flower_simulation",
     "links": "optim.links",
@@ -94,11 +115,50 @@ class _PublicModules(MetaPathFinder, Loader):
 if not any(type(one).__name__ == "_PublicModules" for one in sys.meta_path):  # else reloaded
     sys.meta_path.append(_PublicModules())
 
-__all__ = ["Aggregator", "Chain", "Comparison", "Config", "Context", "InputError", "Link",
-           "Orthogonalizer", "Recipe", "Result", "StabilityResult", "SweepResult", "Task",
-           "__version__", "aggregators", "bound", "callbacks", "compare", "flower", "links",
-           "optim", "orthogonalize", "orthogonalizers", "plan", "recipes", "run", "schedules",
-           "stability", "sweep", "unlearn"]  # fmt: skip
+__all__ = [
+    "Aggregator",
+    "AuditResult",
+    "Chain",
+    "Comparison",
+    "Config",
+    "Context",
+    "EpsilonResult",
+    "InputError",
+    "Link",
+    "NoiseResult",
+    "Orthogonalizer",
+    "Recipe",
+    "Result",
+    "RunAuditResult",
+    "StabilityResult",
+    "SuiteResult",
+    "SweepResult",
+    "Tables",
+    "Task",
+    "__version__",
+    "aggregators",
+    "analysis",
+    "audit",
+    "audit_run",
+    "bound",
+    "callbacks",
+    "compare",
+    "epsilon",
+    "flower",
+    "links",
+    "optim",
+    "orthogonalize",
+    "orthogonalizers",
+    "plan",
+    "recipes",
+    "run",
+    "schedules",
+    "sigma",
+    "stability",
+    "suite",
+    "sweep",
+    "unlearn",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -71,8 +71,52 @@ class Picture(Figure):
         return image(self, "png"), {"width": round(self.get_figwidth() * SCREEN)}
 
 
+class Panel(Axes):
+    """Axes that notebooks show as a picture of their figure."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
+        figure = self.get_figure(root=True)
+        return figure._repr_png_() if isinstance(figure, Picture) else None
+
+
+class Panels(tuple[Axes, ...]):
+    """The axes of one figure. Notebooks show the figure."""
+
+    __slots__ = ()
+
+    @property
+    def axes(self) -> list[Axes]:
+        """The axes as a list, as `Figure.axes` has them."""
+        return list(self)
+
+    @property
+    def figure(self) -> Figure:
+        """The figure of all axes."""
+        return figure_of(self[0])
+
+    def savefig(self, file: Any, **options: Any) -> None:
+        """Save the figure.
+
+        Args:
+            file: A path or a file object.
+            options: As for `matplotlib.figure.Figure.savefig`.
+        """
+        self.figure.savefig(file, **options)
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
+        figure = self.figure
+        return figure._repr_png_() if isinstance(figure, Picture) else None
+
+
+def figure_of(axes: Axes) -> Figure:
+    """The figure that the axes belong to."""
+    figure = axes.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    return figure
+
+
 def canvas(
-    panels: int, narrow: bool, height: float, across: int | None = None
+    panels: int, narrow: bool, height: float, across: int | None = None, width: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with panels side by side, or below each other if narrow.
 
@@ -81,13 +125,15 @@ def canvas(
         narrow: For a narrow page.
         height: Height of a row, in inches.
         across: Panels in a row; all by default.
+        width: Width in inches; by default that of a page.
     """
     columns = 1 if narrow else across or panels
     rows = -(-panels // columns)
-    size = (NARROW if narrow else WIDE, height * rows)
+    size = (width or (NARROW if narrow else WIDE), height * rows)
     figure = Picture(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    kind = {"axes_class": Panel}
+    every = list(figure.subplots(rows, columns, squeeze=False, subplot_kw=kind).flat)
     for spare in every[panels:]:
         spare.remove()
     return figure, every[:panels]
@@ -266,23 +312,56 @@ WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin"}
 FEW = 12  # evaluations that are marked
 
 
-@styled
-def by_round(
-    curves: Mapping[str, Sequence[Records]], narrow: bool = False, x: str = "rounds"
+def round_panels(
+    curves: Mapping[str, Sequence[Records]],
+    narrow: bool = False,
+    x: str = "rounds",
+    width: float = 0.0,
 ) -> Figure:
     """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds.
 
-    Beside the losses it draws the first two other measures. With another axis than rounds, a point
-    is the mean over seeds at the end of a round, and lies at the mean of their places.
+    The first panel has the losses. The others have the first two other measures. With another axis
+    than rounds, a point is the mean over seeds at the end of a round, and lies at the mean of their
+    places.
 
     Args:
         curves: Names and the records of all rounds of their runs.
         narrow: For a narrow page.
         x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
+        width: Width in inches; by default that of a page.
     """
-    places = {
-        name: [positions(records, x, name) for records in runs] for name, runs in curves.items()
-    }
+    places, measures = places_of(curves, x), measures_of(curves)[:2]
+    figure, panels = canvas(1 + len(measures), narrow, 2.9 if not width else 2.3, width=width)
+    for axes, measure in zip(panels, [LOSS, *measures], strict=True):
+        draw_curves(axes, curves, places, measure)
+    if are_uneven(places):
+        panels[0].set_xscale("log")
+    for axes, measure in zip(panels, [LOSS, *measures], strict=True):
+        finish_axes(axes, places, measure, x, panels[0].get_xlim())
+    legend_below(figure, panels[0], 1 if narrow else 3 if len(curves) == 1 else 2)
+    return figure
+
+
+by_round = styled(round_panels)
+
+Places = Mapping[str, Sequence[Sequence[float]]]
+LOSS = "loss"  # the panel of all losses
+
+
+def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
+    """Where the rounds of each run lie on the horizontal axis."""
+    return {name: [positions(records, x, name) for records in runs]
+            for name, runs in curves.items()}  # fmt: skip
+
+
+def are_uneven(places: Places) -> bool:
+    """Whether one run is so much longer that a linear axis would hide the shortest."""
+    lengths = [one[-1] for runs in places.values() for one in runs if one]
+    return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
+
+
+def measures_of(curves: Mapping[str, Sequence[Records]]) -> list[str]:
+    """The names of all measures in the records of evaluated rounds, without the losses."""
     records = chain(*chain(*curves.values()))
     numbers = [
         name
@@ -291,37 +370,44 @@ def by_round(
         for name, value in record.items()
         if isinstance(value, float) and name not in (*LEFT_OUT, *LOSSES)
     ]
-    measures, single = list(dict.fromkeys(numbers))[:2], len(curves) == 1
-    figure, panels = canvas(1 + len(measures), narrow, 2.9)
+    return list(dict.fromkeys(numbers))
+
+
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Sequence[Records]], places: Places, measure: str
+) -> None:
+    """Draw one measure, or all losses, of named groups of runs, each in its colour."""
+    single = len(curves) == 1
     for place, (name, records) in enumerate(curves.items()):
         colour, runs = SERIES[place % len(SERIES)][0], (records, places[name])
         again = AGAIN[place // len(SERIES) % len(AGAIN)]
+        if measure != LOSS:
+            draw_measure(axes, runs, measure, colour, again, "")
+            continue
         for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
             label, hue = (label, SERIES[other][0]) if single else (f"_{name}, {label}", colour)
-            _draw(panels[0], runs, loss, hue, look, label)
+            draw_measure(axes, runs, loss, hue, look, label)
         if not single:
             line, mark, _ = again
             mark = mark if again != PLAIN else ""
-            panels[0].plot([], [], line, marker=mark, color=colour, label=name)  # of all its losses
-        for axes, measure in zip(panels[1:], measures, strict=True):
-            _draw(axes, runs, measure, colour, again, "")
-    _name_losses(panels[0])
-    lengths = [one[-1] for runs in places.values() for one in runs if one]
-    uneven = max(lengths, default=0) > UNEVEN * min(lengths, default=0)
-    if uneven:  # a short run could not be seen beside a long one
-        panels[0].set_xscale("log")
-    for axes, measure in zip(panels, ["loss", *measures], strict=True):
-        axes.set_ylabel(measure.replace("_", " "))
-        axes.set_xlabel(AXES[x])
-        axes.set_xlim(panels[0].get_xlim())
-        if uneven:
-            log_x(axes)
-        else:
-            whole = x == "rounds"
-            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
-    legend_below(figure, panels[0], 1 if narrow else 3 if single else 2)
-    return figure
+            axes.plot([], [], line, marker=mark, color=colour, label=name)  # of all its losses
+    if measure == LOSS:
+        _name_losses(axes)
+
+
+def finish_axes(
+    axes: Axes, places: Places, measure: str, x: str, limits: tuple[float, float]
+) -> None:
+    """Name the axes, and set limits and ticks."""
+    axes.set_ylabel(measure.replace("_", " "))
+    axes.set_xlabel(AXES[x])
+    axes.set_xlim(limits)
+    if are_uneven(places):
+        log_x(axes)
+    else:
+        whole = x == "rounds"
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
 
 
 def in_words(figure: Figure) -> str:
@@ -350,7 +436,7 @@ def _name_losses(axes: Any) -> None:
             axes.plot([], [], style, color="0.4", lw=width, label=name)
 
 
-def _draw(
+def draw_measure(
     axes: Any,
     drawn: tuple[Sequence[Records], Sequence[Sequence[float]]],
     name: str,

@@ -4,10 +4,10 @@ Corollaries
 -----------
 Each composes a map's constant, an exposure, and the bound.
 
-A `Run` says what was trained, a participation what is known of who took part. The named map
-functions (D.2, D.5, D.11) fetch L and call `theorem`, which is Theorem 4.1 with Corollary 4.2 (full
-batches), Corollary 4.3 (random participation) or Theorem J.1 (realized batches). In K.2 and K.3,
-for equal clients, the bound reads as a rate.
+A `Run` describes the training. A participation states what is known about the participants. The
+named map functions (D.2, D.5, D.11) fetch L and call `theorem`, which is Theorem 4.1 with Corollary
+4.2 (full batches), Corollary 4.3 (random participation) or Theorem J.1 (realized batches). In K.2
+and K.3, for equal clients, the bound reads as a rate.
 
 Certified unlearning by output perturbation
 -------------------------------------------
@@ -73,22 +73,32 @@ MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of Algorithm 1 of the Stability note, and the constants of its task.
+    """A run of Algorithm 1 of the Stability note, with the constants of its task.
 
     Attributes:
-        lr: Step size.
-        beta: Momentum.
+        lr: Step size η.
+        beta: Momentum β.
         rounds: Number of rounds R.
-        local_steps: Local steps E in a round.
-        sizes: Samples n_i of each client, [N].
-        weights: Client weights p_i, [N].
-        constants: Constants of the task; with a `reach`, those at the end of the run.
+        local_steps: Number of local steps E in a round.
+        sizes: Number of samples n_i of each client `[N]`.
+        weights: Weight p_i of each client `[N]`.
+        constants: Constants of the task. With a `reach`, those at the end of the run.
         proved: Whether the constants are proved.
         batch: Mini-batch size; 0 for full batches.
-        factors: Factor of the step size in each round, [R]; None if it is always 1.
+        factors: Factor of the step size in each round `[R]`; None if it is always 1.
         reach: Constants of every step, if known.
-        method: The recipe's recursion; None for FedMuon's.
+        method: The recursion of the optimizer; None for that of FedMuon.
         by_samples: Whether the server weighs its participants by n_i.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(10, 100), np.full(10, 0.1)
+        >>> run = Run(lr=1e-4, beta=0.9, rounds=50, local_steps=1, sizes=sizes, weights=weights,
+        ...           constants=constants())
+        >>> run.proved
+        True
     """
 
     lr: float
@@ -108,9 +118,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Realized:
-    """A known schedule [R, K], and the rows of its mini-batches (`RandomnessPlan.rows`) if known.
+    """A known schedule of participants.
 
-    Without the rows, every batch of a client may contain the replaced sample.
+    Attributes:
+        schedule: Participants of each round `[R, K]`, integers.
+        rows: `(round, client, local step, n_i)` -> the rows in the batch. Without it, every batch
+            of a client may contain the replaced sample.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Realized
+        >>> Realized(np.array([[0, 1], [1, 2]])).rows is None
+        True
     """
 
     schedule: np.ndarray
@@ -119,7 +138,17 @@ class Realized:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A random schedule, K of N clients each round. The bound fails with rho more."""
+    """A random schedule: K of N clients in each round. The bound then fails with ρ more.
+
+    Attributes:
+        per_round: Number of participants K.
+        rho: Failure probability ρ.
+
+    Example:
+        >>> from fedmuon.analysis import Uniform
+        >>> Uniform(per_round=10, rho=0.01).per_round
+        10
+    """
 
     per_round: int
     rho: float
@@ -139,7 +168,39 @@ def theorem(
     assumptions: tuple[str, ...] = (GLOBAL_MAP,),
     other_failure: float = 0.0,
 ) -> Bound:
-    """001 (14) or (17) for any map with a proved constant L_orth, with full or mini-batches."""
+    """Return the bound of Theorem 4.1 for an orthogonalizer with a proved constant.
+
+    It covers full batches (Stability note, eq. (14)) and mini-batches (eq. (17)).
+
+    Args:
+        run: The run: its steps, clients and constants.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+        delta: Failure probability δ of the two branches of the bound.
+        c_hp: The constant of the branch H: "explicit" or "sharp" (both proved), "variance", or a
+            number.
+        shares: Parts of δ for the branches H and G.
+        assumptions: Sentences on the orthogonalizer that the bound needs.
+        other_failure: Probability of other failures, added to δ.
+
+    Returns:
+        The bound with its assumptions.
+
+    Raises:
+        InputError: If a number is out of range.
+        Uncertified: If no certificate is known for this participation.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, Uniform, theorem
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(100, 1000), np.full(100, 0.01)
+        >>> run = Run(lr=1e-4, beta=0.9, rounds=100, local_steps=1, sizes=sizes, weights=weights,
+        ...           constants=constants())
+        >>> found = theorem(run, 3.2, Uniform(per_round=10, rho=0.01), delta=0.05)
+        >>> found.status, round(found.value, 4), round(found.failure, 3)
+        ('certified', 0.0045, 0.06)
+    """
     stood_on = (INDEPENDENCE, RANGE, LIPSCHITZ_LOSS, GRADIENTS, COUPLING, *assumptions)
     if isinstance(participation, Uniform) and participation.per_round < len(run.sizes):
         stood_on, other_failure = (*stood_on, UNIFORM), other_failure + participation.rho
@@ -158,16 +219,59 @@ def theorem(
 
 
 def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """eps_i of 001 (13), (16) or Theorem J.1, [N]."""
+    """Return ε_i, how far a replaced sample of client i can move any loss (eqs. (13), (16), Theorem
+    J.1).
+
+    Args:
+        run: The run: its steps, clients and constants.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+
+    Returns:
+        ε_i `[N]`.
+
+    Raises:
+        Uncertified: If no certificate is known for this participation.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Realized, Run, stability
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(2, 100), np.full(2, 0.5)
+        >>> run = Run(0.01, 0.9, 2, 1, sizes, weights, constants())
+        >>> bool((stability(run, 3.2, Realized(np.array([[0], [0]]))) >= 0).all())
+        True
+    """
     moved = certificate(run, l_orth, participation)
     return recursion.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """Bound on how far X^R moves for any neighbour in client i, Delta_i Y_i, [N] (Appendices F, J).
+    """Return Δ_i Y_i: how far the final model moves for any neighbour in client i, at most.
 
-    With a reach, a_{s,k} counts diam_{s,k} / (2 G_max) times: one replaced sample moves a gradient
-    of that step by at most diam_{s,k} / n_i.
+    The bound is in the Frobenius norm (Stability note, Appendices F and J). With a `reach`, a_{s,k}
+    counts diam_{s,k} / (2 G_max) times: one replaced sample moves a gradient of that step by at
+    most diam_{s,k} / n_i.
+
+    Args:
+        run: The run: its steps, clients and constants.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+
+    Returns:
+        The certificates `[N]`. A client that never takes part has 0.
+
+    Raises:
+        Uncertified: If no certificate is known for this participation.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Realized, Run, certificate
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(2, 100), np.full(2, 0.5)
+        >>> run = Run(0.01, 0.9, 2, 1, sizes, weights, constants())
+        >>> float(certificate(run, 3.2, Realized(np.array([[0], [0]])))[1])
+        0.0
     """
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
@@ -222,7 +326,30 @@ def sensitivity(run: Run) -> np.ndarray:
 def smoothed_polar(
     run: Run, lam: float, participation: Participation, delta: float, **given: Any
 ) -> Bound:
-    """Corollary D.2: L = 1/sqrt(lambda)."""
+    """Return the bound for smoothed polar, with L = 1/sqrt(λ) (Stability note, Corollary D.2).
+
+    Args:
+        run: The run: its steps, clients and constants.
+        lam: Smoothing λ > 0.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+        delta: Failure probability δ of the two branches of the bound.
+        given: Further arguments of `theorem`: `c_hp`, `shares`.
+
+    Returns:
+        The bound with its assumptions.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, Uniform, smoothed_polar
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(100, 1000), np.full(100, 0.01)
+        >>> run = Run(1e-4, 0.9, 100, 1, sizes, weights, constants())
+        >>> smoothed_polar(run, 0.1, Uniform(10, 0.01), delta=0.05).status
+        'certified'
+    """
     l_orth = lipschitz("smoothed-polar", "sharp", lam=lam)
     return theorem(run, l_orth, participation, delta, **given)
 
@@ -236,7 +363,33 @@ def newton_schulz(
     polynomial: dict[str, Any],
     **given: Any,
 ) -> Bound:
-    """Corollary D.5; `polynomial` holds steps, coefficients, eps, normalization of the map."""
+    """Return the bound for Newton–Schulz (Stability note, Corollary D.5).
+
+    Args:
+        run: The run: its steps, clients and constants.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+        delta: Failure probability δ of the two branches of the bound.
+        kind: Which Lipschitz constant: "sharp", or "paper" for the printed one.
+        polynomial: Arguments of the orthogonalizer: `steps`, `coefficients`, `eps`,
+            `normalization`.
+        given: Further arguments of `theorem`: `c_hp`, `shares`.
+
+    Returns:
+        The bound with its assumptions.
+
+    Raises:
+        Uncertified: If the constant overflows, or is not known.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, Uniform, newton_schulz
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(100, 1000), np.full(100, 0.01)
+        >>> run = Run(1e-5, 0.9, 100, 1, sizes, weights, constants())
+        >>> steps = {"steps": 5, "eps": 0.1}
+        >>> newton_schulz(run, Uniform(10, 0.01), 0.05, polynomial=steps).status
+        'certified'
+    """
     l_orth = lipschitz("newton-schulz", kind, **polynomial)
     if not np.isfinite(l_orth):
         raise Uncertified("The constant of this Newton-Schulz map overflows: use kind='sharp'.")
@@ -255,9 +408,36 @@ def gaussian_smoothed_sign(
     kind: Kind = "sharp",
     **given: Any,
 ) -> Bound:
-    """Corollary D.11: sign(M + sigma H) at R E K calls of one matrix; the bound fails alpha more.
+    """Return the bound for sign(M + sigma H) (Stability note, Corollary D.11).
 
-    It equals the run with the clipped sign, for which the theorem holds, unless some call clips.
+    There are R E K calls on one matrix. The run equals the run with the clipped sign, for which the
+    theorem holds, unless some call clips.
+
+    Args:
+        run: The run: its steps, clients and constants.
+        participation: What is known of who takes part: `Realized` or `Uniform`.
+        delta: Failure probability δ of the two branches of the bound.
+        sigma: Noise level σ.
+        alpha: Probability that some call clips; it is added to the failure probability.
+        shape: Shape (m, n) of the matrix.
+        kind: Which Lipschitz constant: "sharp", or "paper" for the printed one.
+        given: Further arguments of `theorem`: `c_hp`, `shares`.
+
+    Returns:
+        The bound with its assumptions.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, Uniform, gaussian_smoothed_sign
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(100, 1000), np.full(100, 0.01)
+        >>> run = Run(1e-6, 0.9, 10, 1, sizes, weights, constants())
+        >>> noise = {"sigma": 1.0, "alpha": 0.01, "shape": (20, 4)}
+        >>> round(gaussian_smoothed_sign(run, Uniform(10, 0.01), 0.05, **noise).failure, 2)
+        0.07
     """
     known = isinstance(participation, Realized)
     per_round = participation.schedule.shape[1] if known else participation.per_round
@@ -275,11 +455,22 @@ class Rate:
     """The bound for equal clients, and its rate.
 
     Attributes:
-        bound: `bound.h` is (27) or its K.3 twin, with log(2n) where (27) has log(4n).
-        eps: The stability that all clients share.
-        amplified: The constant of the rate: C_amp of K.2, sum_s a_s = C_amp eta L E R, or C_a of
-            K.3, max_s a_s = C_a eta L E.
-        order: The rate with that constant, without logarithms and C_hp; it is no bound.
+        bound: The bound. Its `h` is eq. (27) or its twin in K.3, with log(2n) where eq. (27) has
+            log(4n).
+        eps: The stability ε that all clients share.
+        amplified: The constant of the rate: C_amp of K.2, with sum_s a_s = C_amp η L E R, or C_a of
+            K.3, with max_s a_s = C_a η L E.
+        order: The rate with that constant, without logarithms and C_hp. It is not a bound.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, full_participation
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(10, 100), np.full(10, 0.1)
+        >>> run = Run(1e-4, 0.9, 50, 1, sizes, weights, constants())
+        >>> rate = full_participation(run, 3.2, delta=0.05)
+        >>> rate.order < rate.bound.value
+        True
     """
 
     bound: Bound
@@ -289,7 +480,32 @@ class Rate:
 
 
 def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "explicit") -> Rate:
-    """K.2, (27): eps = (2 G_max L_loss / n) sum_s a_s, order G L C eta L E R / n + B / sqrt(n)."""
+    """Return the bound and rate if all of equal clients take part (Stability note, eq. (27)).
+
+    ε = (2 G_max L_loss / n) sum_s a_s, and the order is G L C η L E R / n + B / sqrt(n).
+
+    Args:
+        run: A run with equal n_i, p_i = 1/N and full batches.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        delta: Failure probability δ of the two branches of the bound.
+        c_hp: The constant of the branch H: "explicit" or "sharp" (both proved), "variance", or a
+            number.
+
+    Returns:
+        The bound and its rate.
+
+    Raises:
+        InputError: If clients differ, or batches are not full.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, full_participation
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(10, 100), np.full(10, 0.1)
+        >>> run = Run(1e-4, 0.9, 50, 1, sizes, weights, constants())
+        >>> round(full_participation(run, 3.2, delta=0.05).eps, 6)
+        3e-06
+    """
     a, clients = _amplified(run, l_orth), len(run.sizes)
     samples, total = equal_clients(run) * clients, float(a.sum())
     slope = run.constants.gradient_bound * run.constants.lipschitz
@@ -303,7 +519,34 @@ def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "
 def partial_participation(
     run: Run, l_orth: float, per_round: int, delta: float, rho: float, c_hp: Constant = "explicit"
 ) -> Rate:
-    """K.3: eps = (2 G_max L_loss / m) Psi(rho), and the order of Psi from the largest a_s."""
+    """Return the bound and rate if K of N equal clients take part (Stability note, K.3).
+
+    ε = (2 G_max L_loss / m) Ψ(ρ), with the order of Ψ from the largest a_s.
+
+    Args:
+        run: A run with equal n_i = m, p_i = 1/N and full batches.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        per_round: Number of participants K.
+        delta: Failure probability δ of the two branches of the bound.
+        rho: Failure probability ρ of the random choice of participants.
+        c_hp: The constant of the branch H: "explicit" or "sharp" (both proved), "variance", or a
+            number.
+
+    Returns:
+        The bound and its rate.
+
+    Raises:
+        InputError: If clients differ, or batches are not full.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import Run, partial_participation
+        >>> from fedmuon.tasks.constants import constants
+        >>> sizes, weights = np.full(10, 100), np.full(10, 0.1)
+        >>> run = Run(1e-4, 0.9, 50, 1, sizes, weights, constants())
+        >>> partial_participation(run, 3.2, per_round=2, delta=0.05, rho=0.01).bound.status
+        'certified'
+    """
     a, size, clients = _amplified(run, l_orth), equal_clients(run), len(run.sizes)
     slope = run.constants.gradient_bound * run.constants.lipschitz
     eps = 2 * slope / size * recursion.psi(a, clients, per_round, probability("rho", rho))

@@ -41,7 +41,7 @@ singular values. By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else t
 Let sigma be s_q of what the run takes the sign of at a call, and radius < sigma a bound on how far
 the neighbour's is away. By Weyl's inequality s_q(M') >= sigma - ||M - M'||_F, and
 t -> 2 t / (2 sigma - t) rises: the signs are at most 2 radius / (2 sigma - radius) apart. So the
-induction of Lemma D.12 goes on with that instead of L radius; it uses the sign at earlier calls
+induction of Lemma D.12 continues with that instead of L radius; it uses the sign at earlier calls
 only. Where a tube of gamma holds (radius + gamma <= sigma, L = 1/gamma), 2 / (2 sigma - radius)
 <= 2 / (sigma + gamma) <= 1 / gamma: this is never worse than the best tube. In the quotient by the
 ones vector it holds as that does (see "A tube"), and for other recipes with (1) and (2) of
@@ -119,13 +119,19 @@ SCOPE = (
 
 @dataclass(frozen=True)
 class Tube:
-    """What holds for a run and its neighbours (Lemma D.12).
+    """What holds for a run with the exact polar factor and for its neighbours (Lemma D.12).
 
     Attributes:
-        gamma: The gap: at every call all singular values of the momentum are at least this.
-        l_orth: Lipschitz constant of the sign there.
-        perturbation: Bound on ||X^R(S) - X^R(S')||_F for every neighbour in client i, [N].
-        scope: What it holds of, in words.
+        gamma: The gap γ: at every call, all singular values of the momentum are at least γ.
+        l_orth: Lipschitz constant of the polar factor where the gap holds.
+        perturbation: Bound on ||X^R(S) - X^R(S')||_F for every neighbour in client i `[N]`.
+        scope: A sentence that states for what it holds.
+
+    Example:
+        >>> from fedmuon.analysis import tube_certificate
+        >>> tube = tube_certificate(1.0, [[0], [1]], [0.01, 0.01], lr=0.1, beta=0.9, l_g=1.0)
+        >>> round(tube.gamma, 3)
+        0.999
     """
 
     gamma: float
@@ -145,21 +151,33 @@ def tube_certificate(
     kind: Kind = "sharp",
     scale: Steps = 1.0,
 ) -> Tube:
-    """Return the certificate of Lemma D.12, the tube.
+    """Return the certificate of a finished run with the exact polar factor (Stability note, Lemma
+    D.12).
 
     Args:
-        smallest: Lower bound of s_q(M) at all calls, or one for each call, [R, E, K].
-        schedule: Participants of each round, [R, K].
-        sensitivity: Delta_i, [N].
-        lr: Step size, one number or [R].
-        beta: Momentum.
-        l_g: Smoothness Lg, one number or [R, E].
-        local_steps: Local steps E.
-        kind: "paper" for the paper's gap, "sharp" for the largest.
-        scale: Factor of Delta_i at each step, one number or [R, E].
+        smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
+            per call `[R, E, K]`.
+        schedule: Participants of each round `[R, K]`, integers.
+        sensitivity: Sensitivity Δ_i of each client `[N]`.
+        lr: Step size η, one number or one per round `[R]`.
+        beta: Momentum β.
+        l_g: Smoothness L_g, one number or one per step `[R, E]`.
+        local_steps: Number of local steps E in a round.
+        kind: "paper" for the gap of the paper, "sharp" for the largest one.
+        scale: Factor of Δ_i at each step, one number or `[R, E]`.
+
+    Returns:
+        The gap, its Lipschitz constant and the certificates.
 
     Raises:
-        Uncertified: If there is no tube; the error names the first call that fails.
+        Uncertified: If the gap may be lost. The error names the first such call.
+        InputError: If the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import tube_certificate
+        >>> tube = tube_certificate(1.0, [[0], [1]], [0.01, 0.01], lr=0.1, beta=0.9, l_g=1.0)
+        >>> tube.perturbation.round(5).tolist()
+        [0.00019, 0.0001]
     """
     run = sign_run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
     if kind == "paper":
@@ -227,7 +245,7 @@ class SignRun:
         """Apply the recursion of 001 (6) as if the sign were `l_orth`-Lipschitz at all calls.
 
         A row has the distances (||dX||, ||dM||) for a replacement in one client. In a round, a
-        participant whose sample is replaced goes on as `own`, and all others as `others`.
+        participant whose sample is replaced continues as `own`, and all others as `others`.
 
         Returns:
             max_c radius_{c,tau}, how far the momentum can be away at each call, [R, E, K]; and
@@ -280,7 +298,20 @@ def _sharp_gap(run: SignRun) -> float:
 
 @dataclass(frozen=True)
 class Obstruction:
-    """Runs of the exact sign on two data sets that differ in one of n samples."""
+    """Runs of the exact sign on two data sets that differ in one of n samples.
+
+    Attributes:
+        trajectory: Models x^0 ... x^steps on S `[steps + 1]`.
+        neighbour: The same on S' `[steps + 1]`.
+        gradient_gap: |G_S(0) - G_S'(0)| = 2 a / n.
+        loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end; 2 a tanh(η) after one step.
+
+    Example:
+        >>> from fedmuon.analysis import scalar_obstruction
+        >>> found = scalar_obstruction(samples=1001, lr=0.1)
+        >>> found.trajectory.tolist(), found.neighbour.tolist()
+        ([0.0, -0.1], [0.0, 0.1])
+    """
 
     trajectory: np.ndarray  # x^0 .. x^steps on S
     neighbour: np.ndarray  # the same on S'
@@ -291,10 +322,30 @@ class Obstruction:
 def scalar_obstruction(
     samples: int, lr: float, steps: int = 1, slope: float = 0.5, loss_bound: float = 1.0
 ) -> Obstruction:
-    """Scalar Muon with beta = 0 and exact sign on loss(x, z) = B/2 + a z tanh x, z = +1 or -1.
+    """Show that the exact sign is not stable: one sample decides the direction of a step.
 
-    S holds (n+1)/2 times +1 and (n-1)/2 times -1, S' one +1 less: the gradients at 0 are a/n and
-    -a/n, and after one step the models are 2 eta apart for every n.
+    Scalar Muon with β = 0 runs on loss(x, z) = B/2 + a z tanh x, with z = +1 or -1. S holds (n+1)/2
+    times +1 and (n-1)/2 times -1; S' has one +1 less. The gradients at 0 are a/n and -a/n, and
+    after one step the models are 2 η apart for every n.
+
+    Args:
+        samples: Number of samples n, odd.
+        lr: Step size η.
+        steps: Number of steps.
+        slope: a, with 0 < a <= B/2.
+        loss_bound: Length B of the interval that contains all losses.
+
+    Returns:
+        Both trajectories and how far they are apart.
+
+    Raises:
+        InputError: If `samples` is even, or a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import scalar_obstruction
+        >>> found = scalar_obstruction(samples=1001, lr=0.1)
+        >>> round(found.gradient_gap, 6), round(found.loss_gap, 4)
+        (0.000999, 0.0997)
     """
     if whole("samples", samples) % 2 == 0:
         raise InputError(f"samples = {samples}: the two majorities differ only for an odd number.")
@@ -330,17 +381,36 @@ def path_certificate(
     scale: Steps = 1.0,
     shares: np.ndarray | None = None,
 ) -> Tube:
-    """Return certificates of this run's neighbours, call by call, from (1) of `recursion` and (*).
+    """Return certificates of a finished run's neighbours, with a constant of its own for each call.
 
-    Args are those of `tube_certificate`, with a `method` (a number is the beta of FedMuon) and the
-    weights `shares` [R, K] of the server's average, 1/K by default.
+    It is never worse than the best tube of `tube_certificate`.
+
+    Args:
+        smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
+            per call `[R, E, K]`.
+        schedule: Participants of each round `[R, K]`, integers.
+        sensitivity: Sensitivity Δ_i of each client `[N]`.
+        lr: Step size η, one number or one per round `[R]`.
+        method: The recursion of the optimizer; a number is the β of FedMuon.
+        l_g: Smoothness L_g, one number or one per step `[R, E]`.
+        local_steps: Number of local steps E in a round.
+        scale: Factor of Δ_i at each step, one number or `[R, E]`.
+        shares: Weights of the server's average `[R, K]`; 1/K by default.
 
     Returns:
-        The gap gamma that all neighbours keep, the largest 2 / (s + s') as `l_orth`, and the
+        The gap γ that all neighbours keep, the largest 2 / (s + s') as `l_orth`, and the
         certificates.
 
     Raises:
-        Uncertified: If a neighbour may lose the gap; the error names the first such call.
+        Uncertified: If a neighbour may lose the gap. The error names the first such call.
+        InputError: If the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import path_certificate, tube_certificate
+        >>> run = (1.0, [[0], [1]], [0.01, 0.01], 0.1, 0.9, 1.0)
+        >>> path, tube = path_certificate(*run), tube_certificate(*run)
+        >>> bool((path.perturbation <= tube.perturbation).all())
+        True
     """
     how = method if isinstance(method, Method) else Method(method)
     run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)

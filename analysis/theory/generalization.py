@@ -325,19 +325,25 @@ RANGE = "Every loss lies in [0, B]."
 
 @dataclass(frozen=True)
 class Bound:
-    """F - F_hat <= `value`, except with probability `failure`, under the `assumptions`.
+    """A generalization bound: F - F_hat <= `value`, except with probability `failure`.
 
     Attributes:
         value: The smaller of `h` and `g`.
-        h: The branch H of 001 (10) at its share of delta.
-        g: The branch G of 001 (11) at its share of delta.
-        n_eff: Effective sample size.
+        h: The branch H of the Stability note, eq. (10), at its part of δ.
+        g: The branch G of eq. (11), at its part of δ.
+        n_eff: Effective sample size, 1 / sum_i p_i^2 / n_i.
         c_hp: The constant of H.
-        delta: Failure probability of H and G.
-        failure: delta plus the probability of all else that may fail.
-        status: "certified" if every constant is proved, else "estimated"; "real-arithmetic" if all
-            are proved, but the run's rounding may exceed the bound.
-        assumptions: Sentences on which the bound stands.
+        delta: Failure probability δ of H and G.
+        failure: δ plus the probability of all other failures.
+        status: "certified" if every constant is proved, else "estimated". "real-arithmetic" if all
+            are proved, but the rounding of the run may exceed the bound.
+        assumptions: Sentences that state what the bound assumes.
+
+    Example:
+        >>> from fedmuon.analysis import bound
+        >>> found = bound([1e-4] * 10, [1000] * 10, [0.1] * 10, delta=0.05)
+        >>> found.value == min(found.h, found.g)
+        True
     """
 
     value: float
@@ -365,13 +371,38 @@ def bound(
     other_failure: float = 0.0,
     deviations: Deviations | None = None,
 ) -> Bound:
-    """B_delta of 001 (12): min(H, G) at delta/2 each, from eps, sizes n_i and weights p_i, all [N].
+    """Return B_δ = min(H, G), the bound of Theorem 4.1 (Stability note, eq. (12)).
 
-    `shares` are the parts of delta given to H and to G. The eps_i do not depend on the sample, so
-    the minimum is one of two fixed numbers, known before the data: it fails no more often than
-    that one. Hence any shares up to (1, 1), fixed in advance, hold at level delta; the halves are
-    the paper's. With `variance` and its `deviations`, H depends on the sample: then the shares must
-    sum to at most 1.
+    By default H and G get δ/2 each, as in the paper. The ε_i do not depend on the sample, so the
+    minimum is one of two fixed numbers: it fails no more often than that one. Therefore any shares
+    up to (1, 1), fixed in advance, hold at level δ. With "variance", H depends on the sample; then
+    the shares must sum to at most 1.
+
+    Args:
+        eps: Stability ε_i of each client `[N]`.
+        sizes: Number of samples n_i of each client `[N]`.
+        weights: Weight p_i of each client `[N]`, which sum to 1.
+        delta: Failure probability δ of the two branches of the bound.
+        loss_bound: Length B of the interval that contains all losses.
+        c_hp: The constant of the branch H: "explicit" or "sharp" (both proved), "variance", or a
+            number.
+        shares: Parts of δ for H and G, each in (0, 1].
+        status: The status if all constants are proved.
+        assumptions: Sentences that state what the bound assumes.
+        other_failure: Probability of other failures, added to δ.
+        deviations: Deviations of the training losses, for `c_hp="variance"`.
+
+    Returns:
+        The bound.
+
+    Raises:
+        InputError: If a number is out of range, or the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import bound
+        >>> found = bound([1e-4] * 10, [1000] * 10, [0.1] * 10, delta=0.05)
+        >>> round(found.value, 4), round(found.n_eff)
+        (0.0408, 10000)
     """
     stable = _checked(eps, sizes, weights, loss_bound)
     delta = checks.probability("delta", delta)
@@ -392,7 +423,28 @@ def bound(
 def g_alone(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, delta: float, loss_bound: float = 1.0
 ) -> float:
-    """G at the full delta (001, Lemmas C.1 and C.5): no split, and no constant left open."""
+    """Return the branch G at the full δ (Stability note, Lemmas C.1 and C.5).
+
+    It needs no split of δ, and no constant is left open.
+
+    Args:
+        eps: Stability ε_i of each client `[N]`.
+        sizes: Number of samples n_i of each client `[N]`.
+        weights: Weight p_i of each client `[N]`, which sum to 1.
+        delta: Failure probability δ.
+        loss_bound: Length B of the interval that contains all losses.
+
+    Returns:
+        G.
+
+    Raises:
+        InputError: If a number is out of range, or the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import g_alone
+        >>> round(g_alone([1e-4] * 10, [1000] * 10, [0.1] * 10, delta=0.05), 4)
+        0.0368
+    """
     stable, delta = _checked(eps, sizes, weights, loss_bound), checks.probability("delta", delta)
     return bounded_differences(*stable, delta, loss_bound)
 
@@ -414,7 +466,22 @@ Interval = Literal["hoeffding", "bernstein", "shorter", "normal"]
 
 @dataclass(frozen=True)
 class MeasuredGap:
-    """gap = population - empirical, and its interval from `low` to `high`."""
+    """An estimate of the generalization gap F - F_hat with an interval.
+
+    Attributes:
+        gap: population - empirical.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        population: Estimate of F from held-out samples.
+        empirical: F_hat, the mean training loss.
+        interval: Which interval: "hoeffding", "bernstein", "shorter" or "normal".
+
+    Example:
+        >>> from fedmuon.analysis import measured_gap
+        >>> found = measured_gap([0.25], [1.0], [[1.0]], [0.25, 0.75], [0, 0])
+        >>> found.gap, found.low <= found.gap <= found.high
+        (0.25, True)
+    """
 
     gap: float
     low: float
@@ -435,19 +502,30 @@ def measured_gap(
     interval: Interval = "hoeffding",
     loss_bound: float = 1.0,
 ) -> MeasuredGap:
-    """Estimate F - F_hat with an interval.
+    """Estimate the gap F - F_hat of a finished model, with an interval.
 
     Args:
-        train_losses: Mean training loss of each client, [N].
-        weights: Client weights p_i, [N].
-        shares: Label shares q_i(y), [N, classes].
-        test_losses: Losses of the held-out samples, [T].
-        test_labels: Their labels, [T].
+        train_losses: Mean training loss of each client `[N]`.
+        weights: Weight p_i of each client `[N]`, which sum to 1.
+        shares: Label shares q_i(y) `[N, classes]`, from `label_shares`.
+        test_losses: Losses of the held-out samples `[T]`.
+        test_labels: Their labels `[T]`, integers.
         confidence: Probability with which the interval holds.
         interval: "hoeffding" is exact for losses in an interval of length B. "bernstein" (Maurer
             and Pontil) is exact and shorter when losses vary little. "shorter" is exact and never
             much longer than either. "normal" is an approximation for many samples of each class.
-        loss_bound: B, which "normal" does not read.
+        loss_bound: Length B of the interval that contains all losses. "normal" does not use it.
+
+    Returns:
+        The gap and its interval.
+
+    Raises:
+        InputError: If the shapes do not match, or a class has no held-out sample.
+
+    Example:
+        >>> from fedmuon.analysis import measured_gap
+        >>> measured_gap([0.25], [1.0], [[0.5, 0.5]], [0.25, 0.75], [0, 1]).gap
+        0.25
     """
     fitted = values("train_losses", train_losses)
     chances = client_weights(weights, len(fitted))
@@ -483,7 +561,25 @@ def measured_gap(
 
 
 def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int) -> np.ndarray:
-    """q_i(y), [N, classes]: the share of label y among the samples that client i owns."""
+    """Return q_i(y), the share of label y among the samples of client i.
+
+    Args:
+        labels: Label of each sample `[n]`, integers.
+        owner: Client of each sample `[n]`, integers.
+        clients: Number of clients N.
+        classes: Number of classes.
+
+    Returns:
+        The shares `[N, classes]`; each row sums to 1.
+
+    Raises:
+        InputError: If the lengths differ, or a client has no sample.
+
+    Example:
+        >>> from fedmuon.analysis import label_shares
+        >>> label_shares([0, 1, 1], owner=[0, 0, 1], clients=2, classes=2).tolist()
+        [[0.5, 0.5], [0.0, 1.0]]
+    """
     shape = whole("clients", clients), whole("classes", classes)
     entries("clients times classes", shape[0] * shape[1])
     places = _indices("owner", owner, clients), _indices("labels", labels, classes)

@@ -502,7 +502,8 @@ def theorem_5(
     is O(1/sqrt(N epsilon)) and not the printed O(1/(N epsilon)): T must be the square of that, and
     s/sqrt(B) then leaves the bound. Theorem 2's v, unnamed there, is a number here. And C cannot
     stay as kappa falls: Theorem 3 asks for C >= (1 + 2 (1-k)/k) G, or else gradients are clipped,
-    which no theorem of 003 covers. The clip here is the caller's, who answers for that.
+    which no theorem of 003 covers. The caller chooses the clipping threshold, and is responsible
+    for it.
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
     room = positive("smoothness", smoothness) * positive("gap", gap)

@@ -1,4 +1,4 @@
-"""How far two runs drift apart, and how much of that a client's participation brings to bear.
+"""How far two runs drift apart, and how much a client's participation contributes to it.
 
 FedMuon
 -------
@@ -85,10 +85,27 @@ OVERFLOW = (
 
 
 def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return one local step of the stability recursion (Stability note, eq. (6) and (7)).
+    """Return one local step of the stability recursion (Stability note, eqs. (6) and (7)).
 
-    The step acts on (||dX||, ||dM||), the distances between two runs in model and momentum. It is
-    the matrix A [2, 2], and the vector b [2] that a unit change of one gradient adds.
+    The step acts on (||dX||, ||dM||), the distances between two runs in model and momentum.
+
+    Args:
+        lr: Step size η.
+        beta: Momentum β.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        l_g: Smoothness L_g of the loss.
+
+    Returns:
+        The matrix A `[2, 2]`, and the vector b `[2]` that a unit change of one gradient adds.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import transition
+        >>> matrix, vector = transition(lr=0.1, beta=0.5, l_orth=2.0, l_g=1.0)
+        >>> matrix.tolist(), vector.tolist()
+        ([[1.1, 0.1], [0.5, 0.5]], [0.1, 0.5])
     """
     matrix, kick = increment(lr, beta, l_orth, l_g)
     matrix[0, 0] += 1
@@ -99,10 +116,28 @@ def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.nd
 def step_amplification(
     lr: float, beta: float, l_orth: float, l_g: Steps, rounds: int, local_steps: int = 1
 ) -> np.ndarray:
-    """a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of 001, Appendix J: a [R, E] array.
+    """Return how far a unit change of one gradient, at one step, moves the final model.
 
-    How far a unit perturbation of one gradient, in round s at local step k, moves X^R; infinite
-    where that overflows a double. `l_g` may have one number for each step, [R, E] or [R E].
+    This is a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of the Stability note, Appendix J.
+
+    Args:
+        lr: Step size η.
+        beta: Momentum β.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        l_g: Smoothness L_g of the loss, one number or one per step `[R, E]` or `[R E]`.
+        rounds: Number of rounds R.
+        local_steps: Number of local steps E in a round.
+
+    Returns:
+        a_{s,k} `[R, E]`; infinite where it overflows a double.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import step_amplification
+        >>> step_amplification(0.1, 0.5, 2.0, 1.0, rounds=2).round(3).tolist()
+        [[0.16], [0.1]]
     """
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     if isinstance(l_g, np.ndarray):
@@ -151,15 +186,23 @@ def amplification(
     This is a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b of the Stability note, eq. (8).
 
     Args:
-        lr: Step size eta.
-        beta: Momentum.
+        lr: Step size η.
+        beta: Momentum β.
         l_orth: Lipschitz constant L of the orthogonalizer.
-        l_g: Smoothness Lg of the loss.
+        l_g: Smoothness L_g of the loss.
         rounds: Number of rounds R.
         local_steps: Number of local steps E in a round.
 
     Returns:
-        a_s [R]; infinite where it overflows a double.
+        a_s `[R]`; infinite where it overflows a double.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import amplification
+        >>> amplification(0.1, 0.5, 2.0, 1.0, rounds=2).round(3).tolist()
+        [0.16, 0.1]
     """
     return of_rounds(step_amplification(lr, beta, l_orth, l_g, rounds, local_steps))
 
@@ -171,14 +214,49 @@ def of_rounds(steps: np.ndarray) -> np.ndarray:
 
 
 def spectral_radius(lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """Return rho(A) in closed form (Stability note, Proposition K.1), by det A = beta."""
+    """Return the spectral radius ρ(A) in closed form (Stability note, Proposition K.1).
+
+    Args:
+        lr: Step size η.
+        beta: Momentum β.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        l_g: Smoothness L_g of the loss.
+
+    Returns:
+        ρ(A). The proof uses det A = β.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import spectral_radius
+        >>> round(spectral_radius(0.1, 0.5, 2.0, 1.0), 4)
+        1.1742
+    """
     growth = float(increment(lr, beta, l_orth, l_g)[0][0, 0])
     root = math.hypot(1 - beta + growth, 2 * math.sqrt(beta * growth))
     return (1 + beta + growth + root) / 2
 
 
 def spectral_radius_bound(lr: float, l_orth: float, l_g: float) -> float:
-    """Return 1 + eta L Lg >= rho(A), for every beta (Stability note, Proposition K.1)."""
+    """Return 1 + η L L_g, which is at least ρ(A) for every β (Stability note, Proposition K.1).
+
+    Args:
+        lr: Step size η.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        l_g: Smoothness L_g of the loss.
+
+    Returns:
+        The bound on ρ(A).
+
+    Raises:
+        InputError: If a number is negative.
+
+    Example:
+        >>> from fedmuon.analysis import spectral_radius_bound
+        >>> spectral_radius_bound(0.1, 2.0, 1.0)
+        1.2
+    """
     return 1 + at_least("lr", lr) * at_least("l_orth", l_orth) * at_least("l_g", l_g)
 
 
@@ -215,15 +293,23 @@ Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d
 
 @dataclass(frozen=True)
 class Method:
-    """A federated recipe, as the stability recursion sees it.
+    """A federated optimizer, as the stability recursion describes it.
 
     Attributes:
-        beta: Momentum.
-        form: Form of the momentum, one of `FORMS`.
+        beta: Momentum β.
+        form: Form of the momentum: "ema", "ema-nesterov", "polyak" or "nesterov".
         decay: Weight decay.
         afresh: Whether the momentum is reset at the start of each round.
         server: Momentum b of the server.
-        alignment: Share alpha of the global direction in a step.
+        alignment: Weight α of the global direction in a step.
+
+    Raises:
+        InputError: If a number is out of range or the form is unknown.
+
+    Example:
+        >>> from fedmuon.analysis import Method
+        >>> Method(beta=0.5, form="nesterov").looks_ahead
+        True
     """
 
     beta: float
@@ -331,8 +417,27 @@ def aligned_amplification(
 ) -> np.ndarray:
     """Return a_s of a run with local-global alignment (Stability note, Remark 3.2).
 
-    With `alignment` 0 it equals `amplification`. `lr` must not be 0, because the global direction
-    divides by it.
+    With `alignment` 0 it equals `amplification`.
+
+    Args:
+        lr: Step size η > 0. It cannot be 0, because the global direction divides by it.
+        beta: Momentum β.
+        l_orth: Lipschitz constant L of the orthogonalizer.
+        l_g: Smoothness L_g of the loss.
+        rounds: Number of rounds R.
+        local_steps: Number of local steps E in a round.
+        alignment: Weight α of the global direction, from 0 to 1.
+
+    Returns:
+        a_s `[R]`; infinite where it overflows a double.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import aligned_amplification
+        >>> aligned_amplification(0.1, 0.5, 2.0, 1.0, rounds=2, alignment=0.5).round(3).tolist()
+        [0.103, 0.05]
     """
     if lr == 0:
         raise InputError("lr = 0 is refused: the global direction divides by it.")
@@ -351,8 +456,27 @@ Rows = Callable[[int, int, int, int], np.ndarray | None]
 def exposure(
     a: ArrayLike, schedule: ArrayLike, clients: int, shares: np.ndarray | None = None
 ) -> np.ndarray:
-    """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]; with
-    the weights `shares` [R, K] of the server's average for 1/K."""
+    """Return Y_i(C) = (1/K) sum_s a_s 1{i in C_s}, how much a client's rounds count (eq. (9)).
+
+    The equation is eq. (9) of the Stability note.
+
+    Args:
+        a: Amplification a_s `[R]`.
+        schedule: Participants of each round `[R, K]`, integers.
+        clients: Number of clients N.
+        shares: Weights of the server's average `[R, K]`; 1/K by default.
+
+    Returns:
+        Y_i `[N]`.
+
+    Raises:
+        InputError: If the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import exposure
+        >>> exposure([0.2, 0.1], schedule=[[0, 1], [0, 2]], clients=4).round(3).tolist()
+        [0.15, 0.1, 0.05, 0.0]
+    """
     chosen = rounds_of(schedule, clients)
     averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
     weights = values("a", a, len(chosen))[:, None] * averaged
@@ -367,11 +491,31 @@ def batch_exposure(
     rows: Rows,
     shares: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Y_i^mb(C, B) of 001, Appendix J, [N], from a_{s,k} [R, E] and the batches really drawn.
+    """Return the exposure Y_i^mb for the mini-batches that were drawn (Stability note, Appendix J).
 
-    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that stands
-    twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside. `shares` are as
-    for `exposure`.
+    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that is
+    twice in a batch counts twice. Multiply the result by 2 G_max: the factor 1/b is already
+    included.
+
+    Args:
+        steps: Amplification a_{s,k} `[R, E]`.
+        schedule: Participants of each round `[R, K]`, integers.
+        sizes: Number of samples n_i of each client `[N]`.
+        rows: `(round, client, local step, n_i)` -> the rows in the batch; None for all rows.
+        shares: Weights of the server's average `[R, K]`; 1/K by default.
+
+    Returns:
+        Y_i^mb `[N]`.
+
+    Raises:
+        InputError: If the shapes do not match.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis import batch_exposure
+        >>> first = lambda round, client, step, size: np.array([0, 1])
+        >>> batch_exposure(np.array([[0.2]]), [[0, 1]], sizes=[4, 4], rows=first).tolist()
+        [0.05, 0.05]
     """
     counts = sample_sizes(sizes).astype(int)
     chosen = rounds_of(schedule, len(counts))
@@ -404,10 +548,26 @@ def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
-    """Return Psi(rho): Y_i(C) <= Psi for every client i with probability 1 - rho (001 (15)).
+    """Return Ψ(ρ): with probability 1 - ρ, Y_i(C) <= Ψ for every client (Stability note, eq. (15)).
 
     For K < N this is Bernstein's inequality for each client and a union bound over the N clients.
-    One-sided tails need log N only; the paper has log 2N, and so have we. `a` is a_s [R].
+
+    Args:
+        a: Amplification a_s `[R]`.
+        clients: Number of clients N.
+        per_round: Number of participants K, drawn uniformly in each round.
+        rho: Failure probability ρ.
+
+    Returns:
+        Ψ.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import psi
+        >>> round(psi([0.1] * 100, clients=100, per_round=10, rho=0.01), 3)
+        0.267
     """
     weights, rho = values("a", a), probability("rho", rho)
     clients, per_round = whole("clients", clients), whole("per_round", per_round)
@@ -425,27 +585,73 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
 
 
 def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
-    """Return Delta_i = 2 G_max / n_i, the sensitivity of full batches, [N] (001, Lemma E.1).
+    """Return Δ_i = 2 G_max / n_i, the sensitivity of full batches (Stability note, Lemma E.1).
 
-    `gradient_bound` is G_max, the bound on every sample's gradient; `sizes` are the n_i [N].
+    Args:
+        gradient_bound: G_max, the bound on every sample's gradient.
+        sizes: Number of samples n_i of each client `[N]`.
+
+    Returns:
+        Δ_i `[N]`.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import full_batch_sensitivity
+        >>> full_batch_sensitivity(1.0, [100, 200]).tolist()
+        [0.02, 0.01]
     """
     return 2 * at_least("gradient_bound", gradient_bound) / sample_sizes(sizes)
 
 
 def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
-    """Return Delta_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches (001, Remark 4.1).
+    """Return Δ_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches (Stability note, Remark
+    4.1).
 
     It holds on every path of batches. The average over batches is 2 G_max / n_i, but a single path
     can reach more. A client with at most b samples uses all of them.
+
+    Args:
+        gradient_bound: G_max, the bound on every sample's gradient.
+        batch: Batch size b.
+        sizes: Number of samples n_i of each client `[N]`.
+
+    Returns:
+        Δ_i `[N]`.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import mini_batch_sensitivity
+        >>> mini_batch_sensitivity(1.0, 10, [5, 200]).tolist()
+        [0.4, 0.2]
     """
     used = np.minimum(whole("batch", batch), sample_sizes(sizes))
     return 2 * at_least("gradient_bound", gradient_bound) / used
 
 
 def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
-    """Return Delta_i Y_i, [N] (Stability note, Appendix F).
+    """Return Δ_i Y_i, the certificate of each client (Stability note, Appendix F).
 
-    No run that differs in one sample of client i ends further away than this.
+    No run that differs in one sample of client i ends further away than this, in the Frobenius
+    norm.
+
+    Args:
+        sensitivity: Sensitivity Δ_i of each client `[N]`.
+        exposures: Exposure Y_i of each client `[N]`.
+
+    Returns:
+        The certificates `[N]`.
+
+    Raises:
+        InputError: If the shapes do not match.
+
+    Example:
+        >>> from fedmuon.analysis import perturbation
+        >>> perturbation([0.02, 0.01], [1.5, 1.0]).tolist()
+        [0.03, 0.01]
     """
     moved = values("sensitivity", sensitivity)
     return product(moved, values("exposures", exposures, len(moved)))
@@ -454,7 +660,26 @@ def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
-    """Return eps_i = min(B, L_loss Delta_i Y_i), [N]; B where Y_i is infinite (001 (13))."""
+    """Return ε_i = min(B, L_loss Δ_i Y_i), how far a replaced sample can move a loss (eq. (13)).
+
+    The equation is eq. (13) of the Stability note.
+
+    Args:
+        perturbations: Certificates Δ_i Y_i `[N]`.
+        lipschitz: Lipschitz constant L_loss of the loss.
+        loss_bound: Length B of the interval that contains all losses.
+
+    Returns:
+        ε_i `[N]`; B where the certificate is infinite.
+
+    Raises:
+        InputError: If a number is negative.
+
+    Example:
+        >>> from fedmuon.analysis import loss_stability
+        >>> loss_stability([0.5, 4.0], lipschitz=0.5).tolist()
+        [0.25, 1.0]
+    """
     moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
     return np.minimum(at_least("loss_bound", loss_bound), moved)
 

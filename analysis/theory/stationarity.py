@@ -45,7 +45,19 @@ from fedmuon.orthogonalize.lipschitz_constants import slowdown
 
 @dataclass(frozen=True)
 class Schedule:
-    """Constant eta and beta for a horizon of `steps`, and the rule that they follow."""
+    """A constant step size η and momentum β for a horizon.
+
+    Attributes:
+        lr: Step size η.
+        beta: Momentum β.
+        steps: Number of steps, the horizon.
+        rule: The rule that they follow.
+
+    Example:
+        >>> from fedmuon.analysis import Schedule
+        >>> Schedule(lr=0.01, beta=0.9, steps=1000, rule="mine").lr
+        0.01
+    """
 
     lr: float
     beta: float
@@ -53,20 +65,63 @@ class Schedule:
     rule: str
 
     def checked(self) -> tuple[float, float, int]:
-        """eta > 0, beta in [0, 1) and the steps."""
+        """Check the numbers and return them.
+
+        Returns:
+            η > 0, β in [0, 1) and the number of steps.
+
+        Raises:
+            InputError: If a number is out of range.
+        """
         if not 0 <= self.beta < 1:
             raise InputError(f"beta is {self.beta}: choose 0 <= beta < 1.")
         return positive("lr", self.lr), self.beta, whole("steps", self.steps)
 
 
 def heavy_tailed(steps: int, alpha: float) -> Schedule:
-    """eta = K^(-(2a-1)/(3a-2)), 1 - beta = K^(-a/(3a-2)) (002, Theorems 3.4 and 3.5)."""
+    """Return the schedule for heavy-tailed noise (Nesterov Muon, Theorems 3.4 and 3.5).
+
+    η = K^(-(2a-1)/(3a-2)) and 1 - β = K^(-a/(3a-2)).
+
+    Args:
+        steps: Horizon K, 2 or more.
+        alpha: Tail index a in (1, 2]: the order of the moment that the noise has.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import heavy_tailed
+        >>> made = heavy_tailed(10_000, alpha=2.0)
+        >>> round(made.lr, 6), round(made.beta, 6)
+        (0.001, 0.99)
+    """
     horizon = whole("steps", steps, 2)
     return Schedule(*powers(horizon, tail_index(alpha)), horizon, "heavy-tailed")
 
 
 def alpha_free(steps: int) -> Schedule:
-    """eta = K^(-3/4), 1 - beta = K^(-1/2) (002, Corollary 3.6): the rule above at alpha = 2."""
+    """Return the schedule that does not need the tail index (Nesterov Muon, Corollary 3.6).
+
+    η = K^(-3/4) and 1 - β = K^(-1/2). It is `heavy_tailed` with alpha = 2.
+
+    Args:
+        steps: Horizon K, 2 or more.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        InputError: If `steps` is below 2.
+
+    Example:
+        >>> from fedmuon.analysis import alpha_free
+        >>> round(alpha_free(10_000).beta, 6)
+        0.99
+    """
     horizon = whole("steps", steps, 2)
     return Schedule(*powers(horizon), horizon, "alpha-free")
 
@@ -130,9 +185,22 @@ PREDICTABLE = "The martingale inequality A.8 holds with conditional moments, as 
 
 @dataclass(frozen=True)
 class Stationarity:
-    """`measure` <= value after `steps`: the sum of `terms`, which holds under `assumptions`.
+    """A bound on how stationary an optimizer becomes.
 
-    `contraction` is what the terms were divided by (rho of 002, 1/chi of 004).
+    Attributes:
+        measure: What is bounded, as a formula.
+        value: The bound: the sum of `terms`.
+        terms: Name -> part of the bound.
+        schedule: The step size and momentum.
+        contraction: What the terms were divided by (ρ of Nesterov Muon, 1/χ of Newton–Schulz
+            convergence).
+        assumptions: Sentences that state what the bound assumes.
+
+    Example:
+        >>> from fedmuon.analysis import Noise, alpha_free, nesterov_muon
+        >>> found = nesterov_muon(alpha_free(10_000), Noise(sigma0=1.0), 1.0, 1.0, shape=(20, 4))
+        >>> found.measure
+        'min_k E |grad f(X_k)|_F'
     """
 
     measure: str
@@ -152,7 +220,24 @@ def slowdown_of(polar_error: float) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """Assumption 3.2 of 002 for the mean of a batch of B: E|xi|^a <= C_a / B^(a-1) (...)."""
+    """Gradient noise of a batch (Nesterov Muon, Assumption 3.2).
+
+    E ||G - grad||^a <= sigma0^a + sigma1^a ||grad||^a for one sample.
+
+    Attributes:
+        alpha: Tail index a in (1, 2].
+        sigma0: Noise level that does not depend on the gradient.
+        sigma1: Noise level per unit of the gradient's norm.
+        batch: Batch size B.
+
+    Raises:
+        InputError: If a number is out of range.
+
+    Example:
+        >>> from fedmuon.analysis import Noise
+        >>> Noise(alpha=2.0, sigma0=1.0, batch=4).reduction
+        0.5
+    """
 
     alpha: float = 2.0
     sigma0: float = 0.0
@@ -176,7 +261,14 @@ class Noise:
         return constant ** (1 / self.alpha) / self.batch ** (1 - 1 / self.alpha)
 
     def size(self, gradient: float) -> float:
-        """A ceiling of E|G - grad| where |grad| = `gradient`, for the mean of the batch."""
+        """Return an upper bound of E ||G - grad|| for the mean of a batch.
+
+        Args:
+            gradient: The norm ||grad||.
+
+        Returns:
+            The bound.
+        """
         moments = self.sigma0**self.alpha + (self.sigma1 * gradient) ** self.alpha
         return self.reduction * moments ** (1 / self.alpha)
 
@@ -193,10 +285,33 @@ def nesterov_muon(
     gradient: float | None = None,
     start: float | None = None,
 ) -> Stationarity:
-    """min_k E |grad f(X_k)|_F of 002, D.3, for any eta and beta; gamma = nu = 0 is Theorem 3.4.
+    """Return a bound on min_k E ||grad f(X_k)||_F for Muon with Nesterov momentum.
 
-    `gap` is f(X_0) - f*, `gradient` |grad f(X_0)|_F, at most sqrt(2 L gap) by smoothness. `start`
-    is E |S_0|_F: M_0 (1 - beta) = (1 - beta^2) G_0, so S_0 = -beta^2 grad + (1 - beta^2) xi_0.
+    It holds for any η and β. With gamma = nu = 0 it is Theorem 3.4 of Nesterov Muon, with all
+    constants of the proof (Appendix D.3).
+
+    Args:
+        schedule: Step size, momentum and horizon.
+        noise: The gradient noise.
+        gap: f(X_0) - f*.
+        smoothness: L, the Lipschitz constant of the gradient in the Frobenius norm.
+        shape: Shape (m, n) of the matrix.
+        gamma: Loss of alignment of an inexact orthogonalizer (Assumption 2.1); 0 if exact.
+        nu: Excess of its operator norm over 1; 0 if exact.
+        gradient: ||grad f(X_0)||_F; sqrt(2 L gap) by default.
+        start: E ||S_0||_F, the first error of the momentum; by default a bound on it.
+
+    Returns:
+        The bound and its terms.
+
+    Raises:
+        InputError: If a number is out of range, or the noise grows too fast for the batch size.
+
+    Example:
+        >>> from fedmuon.analysis import Noise, alpha_free, nesterov_muon
+        >>> found = nesterov_muon(alpha_free(10_000), Noise(sigma0=1.0), 1.0, 1.0, shape=(20, 4))
+        >>> round(found.value, 3)
+        3.11
     """
     (eta, beta, _), side = schedule.checked(), _side(shape)
     if not 0 < beta < 1:

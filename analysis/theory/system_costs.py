@@ -18,7 +18,7 @@ Other trees give other bits, unless entries lie on a grid that is coarse enough:
 
 Wall-clock time
 ---------------
-What an exact polar factor costs beside Newton-Schulz: 004, Lemma 11, as a number.
+The cost of an exact polar factor compared with Newton-Schulz: 004, Lemma 11, as a number.
 
 Of an m x n layer, m <= n (else transpose), by counts of 2 for each multiply-add:
 

@@ -181,7 +181,7 @@ def _paths(axes: Axes) -> None:
 def census() -> Figure:
     """All neighbours of a small run."""
     small = {"data": {"train": 300, "test": 200}, "federation": {"clients": 10, "rounds": 20}}
-    return fedmuon.stability(CONTROLLED | small, neighbours="all").plot()
+    return fedmuon.stability(CONTROLLED | small, neighbours="all").plot().figure
 
 
 @drawing(

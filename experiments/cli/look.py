@@ -231,7 +231,7 @@ def compare(
         raise InputError("--x is the axis of the figure: add --figure FILE")
     places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
     found, whole, measured, keys = listing.side_by_side(places)
-    drawn = None if figure is None else found.plot(x)  # an error comes before the tables
+    drawn = None if figure is None else found.plot(x=x).figure  # an error comes before the tables
     one = tables.columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
     parts: list[object] = (

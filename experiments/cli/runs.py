@@ -91,8 +91,9 @@ def run(
                 if done == 0 and table.exists() and chosen and reads(chosen, "local.route"):
                     note(brief_routes(table.read_text(encoding="utf-8")))
                     local = RunStatus(folder).config.local
+                    fixed = "" if chosen.local.aux_lr else " (default; it does not follow lr)"
                     note(f"Step sizes: lr = {local.lr:g} for orthogonalized parameters, aux-lr = "
-                         f"{local.aux_lr:g} for the others.")  # fmt: skip
+                         f"{local.aux_lr:g} for the others{fixed}.")  # fmt: skip
                 progress.on_start(done, total)
 
             summary = execute(chosen, folder, resume, progress.on_round_end, on_start, verbose)

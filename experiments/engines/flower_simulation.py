@@ -35,21 +35,35 @@ def simulate(
     verbose: bool = False,
     seed: int | None = None,
 ) -> "Context":
-    """Run the ServerApp with simulated nodes, and return the context that it leaves.
+    """Run a Flower ServerApp with simulated nodes, and return the context that it leaves.
 
     Args:
         server_app: The app of the server, which runs in this process.
         client_app: The app of the clients, which run in Ray's workers.
-        num_supernodes: How many nodes there are.
-        run_config: Both apps find it in their context, its tables as dotted keys, as Flower hands
-            it over.
-        workers: How many workers there are; as many as fit by default.
-        resources: Ray's resources of a worker; one CPU by default.
-        address: A Ray cluster; without one, a Ray of its own is started. Its workers have the
-            cores, so the ServerApp then computes in one thread of torch's, if torch was imported
-            before, unless it sets more.
-        verbose: Whether to show what Flower and Ray log and what clients print.
-        seed: Node ids are random; with a seed they are the same each time.
+        num_supernodes: Number of nodes.
+        run_config: Settings that both apps find in their context. Nested tables become dotted keys,
+            as in Flower.
+        workers: Number of worker processes; as many as fit by default.
+        resources: Ray resources of a worker; one CPU by default.
+        address: A Ray cluster. Without it, a new local Ray is started, and torch in this process
+            uses one thread so that the workers have the cores.
+        verbose: Whether to show the messages of Flower and Ray and what clients print.
+        seed: Makes the random node ids the same each time.
+
+    Returns:
+        The server's context, with the state that the ServerApp left.
+
+    Example:
+        >>> from flwr.app import Message, RecordDict
+        >>> from flwr.clientapp import ClientApp
+        >>> from flwr.serverapp import ServerApp
+        >>> from fedmuon.flower import simulate
+        >>> client_app, server_app = ClientApp(), ServerApp()
+        >>> @server_app.main()
+        ... def main(grid, context):
+        ...     print(len(list(grid.get_node_ids())), "nodes")
+        >>> context = simulate(server_app, client_app, num_supernodes=3)  # slow: starts Ray
+        3 nodes
     """
     flower_internals, grids = _modules()
     config = flower_internals.flat(run_config)

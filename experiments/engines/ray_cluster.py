@@ -175,14 +175,21 @@ _shared: SharedRay | None = None
 
 @contextlib.contextmanager
 def shared_ray() -> Iterator[None]:
-    """Let the runs within share one Ray, and its workers, which end with the block.
+    """Let the runs in a `with` block share one Ray and its workers.
 
-    Only the first run waits until Ray and the workers have started. Runs follow each other; one
-    that asks for other threads or another address gets a Ray of its own in place of the last.
+    Only the first run waits until Ray and the workers have started. Runs follow each other. A run
+    that asks for other threads or another address gets a new Ray, which replaces the last one.
+
+    Returns:
+        A context manager. The shared Ray ends with the block.
 
     Example:
-        with fedmuon.flower.shared_ray():
-            results = [fedmuon.run(config, seed=seed) for seed in range(3)]
+        >>> import fedmuon
+        >>> with fedmuon.flower.shared_ray():  # slow: starts Ray
+        ...     config = {"engine": {"name": "ray"}, "federation": {"rounds": 2}}
+        ...     results = [fedmuon.run(config), fedmuon.run(config, recipe="fedavg")]
+        >>> len(results)
+        2
     """
     global _shared
     if _shared is not None:  # the outer block ends it

@@ -9,15 +9,14 @@ from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, sha
 from fedmuon.analysis.report.numbers import number
 
 
-@style.styled
-def census_figure(neighbours: Columns, narrow: bool = False) -> Figure:
+def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0) -> Figure:
     """All neighbours of one run [T], client by client, with their certificates.
 
     The second panel shows the perturbations as shares of their certificates, or the perturbations
     themselves if there are no certificates.
     """
-    figure, (left, right) = style.canvas(2, narrow, 3.3)
-    _strips(left, neighbours)
+    figure, (left, right) = style.canvas(2, narrow, 3.3, width=width)
+    draw_strips(left, neighbours)
     style.legend(left, 1 if narrow else 2)
 
     # How many neighbours have at most this share of their certificate, and the two maxima.
@@ -39,6 +38,9 @@ def census_figure(neighbours: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
+census_figure = style.styled(census_panels)
+
+
 def by_exposure(neighbours: Columns) -> np.ndarray:
     """The clients in rising order of exposure; of their largest perturbation if that is unknown."""
     clients = np.unique(neighbours["client"])
@@ -48,7 +50,7 @@ def by_exposure(neighbours: Columns) -> np.ndarray:
     return clients[np.argsort(most, kind="stable")]
 
 
-def _strips(axes: Axes, neighbours: Columns) -> None:
+def draw_strips(axes: Axes, neighbours: Columns) -> None:
     """A quantile plot of each client's perturbations, and a bar at its certificate."""
     clients, moved = by_exposure(neighbours), neighbours["perturbation"]
     rank, promised, idle = np.empty(len(moved)), np.empty(len(clients)), []

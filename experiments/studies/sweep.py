@@ -20,7 +20,7 @@ from fedmuon.analysis.report.verdicts import mean_of
 from fedmuon.config.load import Config, nested, only_read, read
 from fedmuon.config.schema import FIELDS, reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
-from fedmuon.core.choices import PRIVATE
+from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import digest, finite
 from fedmuon.core.tables import Scalar, override, put
@@ -33,6 +33,7 @@ from fedmuon.experiments.tables import record_name, short, spelled
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import begin
+from fedmuon.optim.recipes import aux_rate
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, evaluate, over_clients
 
@@ -358,10 +359,26 @@ class GridSearch(WorkOfRuns):
                 why = "diverged" if lost else f"lacks {self.metric.words}"
                 mend = "lower the step sizes" if lost else "choose another --select"
                 said.append(f"every point of {name or 'the grid'} {why}, so it has no best: {mend}")
+        said += self.fixed_auxiliary()
         if any(one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
                for one in self.cells):  # fmt: skip
             said.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
         return said
+
+    def fixed_auxiliary(self) -> list[str]:
+        """A warning if the grid varies lr, but not the step size of the other parameters."""
+        if "local.lr" not in self.grid or "local.aux-lr" in self.grid:
+            return []
+        fixed = {
+            one.config.local.aux_lr or aux_rate(one.config.local)
+            for one in self.cells
+            if reads(one.config, "local.aux-lr") and not is_own(one.config.local.recipe)
+        }
+        return [
+            f"local.aux-lr is {_written(one)} at every point, because it does not follow local.lr: "
+            "to tune both, add local.aux-lr to the grid"
+            for one in sorted(fixed)
+        ]
 
     def summary(self, records: list[Record]) -> Record:
         """The grid, the metric, the rows over seeds and, of a grid, the best with warnings."""

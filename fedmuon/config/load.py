@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import PrivateAttr, ValidationInfo, model_validator
@@ -30,6 +30,9 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validate
 
+if TYPE_CHECKING:
+    from fedmuon.config.typed import Tables
+
 OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
 NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
@@ -38,7 +41,36 @@ UNFINISHED = {"unfinished": True}  # tables that are to be changed before they a
 
 
 class Config(Table):
-    """The whole experiment: the tables of a file, and the objects `given` in Python."""
+    """The settings of an experiment, checked, with every key that is not given at its default.
+
+    It cannot be changed. Its tables are those of a config file; in Python a hyphen of a key is an
+    underscore: `config.local.aux_lr`. `fedmuon.run` takes dictionaries as well, so you need this
+    class only to check settings or to read them.
+
+    Attributes:
+        data: Samples: source, sizes, scaling.
+        federation: Clients, rounds, participants, partition, aggregate, seed.
+        task: The model: matrix or network.
+        local: The optimizer of a client: name, steps, batch, step sizes.
+        orthogonalizer: The orthogonalizer and its parameters.
+        privacy: Clipping, noise, lots and the unit of privacy.
+        engine: Where clients run: in this process, on Ray, or deployed; dtype and device.
+        compression: Compression of messages.
+        faults: What happens when clients fail.
+        devices: Simulated speeds, bandwidths and availability.
+        stability: Neighbours and the constants of the bound.
+        output: How often to evaluate and save; callbacks.
+
+    Raises:
+        InputError: `of` and `load` raise it for an unknown key, a value that is out of range, or a
+            key that has no effect. The constructor raises pydantic's `ValidationError`.
+
+    Example:
+        >>> import fedmuon
+        >>> config = fedmuon.Config.of({"local": {"recipe": "fedavg", "lr": 0.1}})
+        >>> config.local.lr, config.federation.rounds
+        (0.1, 50)
+    """
 
     data: Data = Data()
     federation: Federation = Federation()
@@ -54,13 +86,59 @@ class Config(Table):
     output: Output = Output()
     _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
 
+    @classmethod
+    def of(cls, tables: "Tables | Mapping[str, Any]") -> "Config":
+        """Check settings, and return them with every key.
+
+        Args:
+            tables: Nested dictionaries, with the tables and keys of a config file.
+
+        Returns:
+            The config.
+
+        Raises:
+            InputError: If a key is unknown, out of range, or has no effect.
+        """
+        return parse(tables)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Config":
+        """Read and check a config file.
+
+        Args:
+            path: A TOML file.
+
+        Returns:
+            The config.
+
+        Raises:
+            InputError: If the file cannot be read, or a key is unknown, out of range, or has no
+                effect.
+        """
+        return load(Path(path))
+
+    def to_toml(self) -> str:
+        """Return the settings as the text of a config file, with every key.
+
+        Returns:
+            TOML text.
+        """
+        return dump(self)
+
     @property
     def given(self) -> UserObjects:
-        """The objects that the caller handed over in Python; no file holds them."""
+        """Objects of your own, given in Python. No file contains them."""
         return self._given
 
     def with_objects(self, given: UserObjects) -> "Config":
-        """The same tables with these objects."""
+        """Return the same settings with these objects.
+
+        Args:
+            given: Objects in place of built-in names.
+
+        Returns:
+            A copy.
+        """
         made = self.model_copy()
         made._given = given
         return made

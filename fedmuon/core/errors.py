@@ -30,7 +30,18 @@ LONG = 120  # characters of a value in a message
 
 
 class InputError(ValueError):
-    """Bad input: the message is one sentence that names what is wrong and what to do."""
+    """An input that cannot be used. The message says what is wrong, and what to do.
+
+    It is a `ValueError`.
+
+    Example:
+        >>> import fedmuon
+        >>> try:
+        ...     fedmuon.recipes.fedavg(lr=-1)
+        ... except fedmuon.InputError as error:
+        ...     print("lr" in str(error))
+        True
+    """
 
 
 class NonFinite(InputError):

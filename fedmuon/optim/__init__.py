@@ -1,4 +1,4 @@
-"""Links, chains and recipes of federated methods; and torch.optim classes, for a loop of yours.
+"""torch optimizers for your own training loop: Muon, private optimizers, and parameter routing.
 
 import torch
 from fedmuon.optim import MuonWithAux, param_groups_for_muon, routing_table
@@ -6,7 +6,7 @@ from fedmuon.optim import MuonWithAux, param_groups_for_muon, routing_table
 ends = torch.nn.Conv2d(1, 16, 3, 2), torch.nn.Linear(1152, 10)
 hidden = torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2), torch.nn.ReLU(), torch.nn.Flatten()
 model = torch.nn.Sequential(ends[0], *hidden, ends[1])
-print(routing_table(model))  # the optimizer of each parameter, and why
+print(routing_table(model))  # the optimizer of each parameter, and the reason
 optimizer = MuonWithAux(param_groups_for_muon(model), muon={"lr": 0.02}, aux={"lr": 3e-3})
 inputs, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
 for _ in range(20):

@@ -23,20 +23,32 @@ from fedmuon.core.hidden_state import HiddenState
 from fedmuon.core.registry import Registry
 from fedmuon.tasks.base import Params, stack_results
 
+__all__ = ["Aggregator", "by_samples", "krum", "mean", "median", "trimmed_mean"]
+
 Function = Callable[..., Any]  # (replies) -> params, or (replies, state) -> (params, state)
 Init = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Aggregator:
-    """A function that combines replies.
+    """A function that combines the replies of a round.
 
     Attributes:
-        apply: replies -> params, or with `init` (replies, state) -> (params, state).
-        stacked: Whether `apply` takes the replies of all replicas [S, ...] at once.
-        averages: Whether it is the plain mean, with weight 1/K, which the theory assumes.
+        apply: replies -> params; with `init`, `(replies, state)` -> `(params, state)`.
+        stacked: Whether `apply` takes the replies of all replicas `[replicas, ...]` at once.
+        averages: Whether it is the plain mean, with weight 1/K per reply, as the theory assumes.
         shares: replies -> weights that sum to 1, for a weighted mean.
-        init: params -> state. The state is saved and resumed.
+        init: params -> state. The state belongs to every checkpoint.
+
+    Raises:
+        InputError: If a part cannot be called, or a plain mean declares a state.
+
+    Example:
+        >>> import fedmuon
+        >>> def first(replies):
+        ...     return replies[0].params
+        >>> fedmuon.Aggregator(first).averages
+        False
     """
 
     apply: Function
@@ -65,15 +77,15 @@ class Aggregator:
         """Combine the replies of a stack of models, and check the result.
 
         Args:
-            replies: Replies whose tensors have a leading replica axis [S, ...]. An aggregator that
-                is not `stacked` sees them replica by replica.
-            state: The aggregator's state [S, ...]; None if it has none.
+            replies: Replies whose tensors have a leading replica axis `[replicas, ...]`. An
+                aggregator that is not `stacked` sees them replica by replica.
+            state: The aggregator's state `[replicas, ...]`; None if it has none.
 
         Returns:
             The combined parameters, and the next state (empty without one).
 
         Raises:
-            InputError: The function returned something unlike the replies.
+            InputError: If the function returns other names, shapes or dtypes than the replies have.
         """
 
         def applied(
@@ -186,7 +198,16 @@ AGGREGATORS: Registry[Aggregator] = Registry()
 
 @AGGREGATORS.add("mean")
 def mean() -> Aggregator:
-    """The plain mean: weight 1/K for each of the K replies (Stability note, eqs. (4) and (5))."""
+    """Return the plain mean: weight 1/K per reply (Stability note, eqs. (4) and (5)).
+
+    Returns:
+        The aggregator. It is the only one with a certificate.
+
+    Example:
+        >>> from fedmuon import aggregators
+        >>> aggregators.mean().averages
+        True
+    """
 
     def apply(replies: Sequence[Any]) -> Params:
         count = len(replies)
@@ -204,7 +225,18 @@ def mean() -> Aggregator:
 
 @AGGREGATORS.add("by-samples")
 def by_samples() -> Aggregator:
-    """Weight n_i over the sum of the participants' n_j, as in FedAvg (McMahan et al. 2017)."""
+    """Return the mean weighted by the number of samples n_i, as in FedAvg (McMahan et al. 2017).
+
+    Returns:
+        The aggregator, with weight n_i over the sum of the participants' n_j.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from fedmuon import aggregators
+        >>> replies = [SimpleNamespace(samples=1), SimpleNamespace(samples=3)]
+        >>> aggregators.by_samples().shares(replies)
+        [0.25, 0.75]
+    """
 
     def shares(replies: Sequence[Any]) -> list[float]:
         total = sum(one.samples for one in replies)
@@ -223,7 +255,21 @@ def by_samples() -> Aggregator:
 
 @AGGREGATORS.add("median")
 def median() -> Aggregator:
-    """The median of every entry; of an even number of replies, the mean of the middle two."""
+    """Return the median of every entry.
+
+    With an even number of replies, it is the mean of the two middle values.
+
+    Returns:
+        The aggregator.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import torch
+        >>> from fedmuon import aggregators
+        >>> replies = [SimpleNamespace(params={"w": torch.tensor([[x]])}) for x in (1.0, 2.0, 90.0)]
+        >>> aggregators.median()(replies)
+        {'w': tensor([[2.]])}
+    """
 
     def middle(values: Tensor) -> Tensor:
         ordered, half = values.sort(0).values, (len(values) - 1) // 2
@@ -234,12 +280,25 @@ def median() -> Aggregator:
 
 @AGGREGATORS.add("trimmed-mean")
 def trimmed_mean(trim: float = 0.2) -> Aggregator:
-    """The mean of every entry without its floor(trim K) smallest and largest values.
-
-    Source: Yin et al. 2018.
+    """Return the mean of every entry without its smallest and largest values (Yin et al. 2018).
 
     Args:
-        trim: Share of the values to leave out at each end, 0 <= trim < 0.5.
+        trim: Share of the K values to leave out at each end, 0 <= trim < 0.5. It leaves out
+            floor(trim K) values at each end.
+
+    Returns:
+        The aggregator.
+
+    Raises:
+        InputError: If `trim` is out of range.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import torch
+        >>> from fedmuon import aggregators
+        >>> replies = [SimpleNamespace(params={"w": torch.tensor([[x]])}) for x in (0.0, 2.0, 90.0)]
+        >>> aggregators.trimmed_mean(0.4)(replies)
+        {'w': tensor([[2.]])}
     """
     if not 0 <= trim < 0.5:
         raise InputError(f"[federation.options] trim = {trim} is refused: give a share below 0.5")
@@ -253,10 +312,23 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
 
 @AGGREGATORS.add("krum")
 def krum(faulty: int = 1) -> Aggregator:
-    """The reply that is closest to its K - faulty - 2 nearest others (Blanchard et al. 2017).
+    """Return the reply closest to its K - faulty - 2 nearest others (Blanchard et al. 2017).
 
     Args:
-        faulty: Number of faulty clients to tolerate.
+        faulty: Number of faulty clients to tolerate. A round then needs at least faulty + 3
+            replies.
+
+    Returns:
+        The aggregator.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> import torch
+        >>> from fedmuon import aggregators
+        >>> params = [{"w": torch.tensor([x])} for x in (1.0, 1.1, 1.3, 90.0)]
+        >>> replies = [SimpleNamespace(params=one) for one in params]
+        >>> aggregators.krum(faulty=1)(replies)
+        {'w': tensor([1.])}
     """
 
     def apply(replies: Sequence[Any]) -> Params:

@@ -32,21 +32,30 @@ def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
 
 @dataclass(frozen=True)
 class Context:
-    """What links may see at one local step, in addition to their direction.
+    """What a link may read at one local step, in addition to its direction.
 
-    The tensors hold K blocks of S replicas [K S, ...], one block per client. Each client has its
-    own draws, which its replicas share. Links of a private chain cannot see a gradient; they call
+    Tensors hold K blocks of S replicas `[K S, ...]`, one block per client. Each client has its own
+    draws, which its replicas share. Links of a private chain cannot read a gradient; they call
     `released`.
 
     Attributes:
         params: The model X.
-        gradient: params -> (loss [K S], gradient).
-        draws: draws[k](what, block=...) is a generator of client k for this step.
-        released: points -> what the mechanism releases of the lot's gradients there. It also takes
-            clipping bounds [K S] if they follow a quantile.
-        factor: What step sizes are multiplied by in this round.
-        clients: The numbers of the K clients, for links that declare `knows_client`.
+        gradient: params -> (loss `[K S]`, gradient).
+        draws: `draws[k](what, block=...)` is a random generator of client k for this step.
+        released: points -> what the privacy mechanism releases of the lot's gradients there. It
+            also takes clipping bounds `[K S]`, if they follow a quantile.
+        factor: Factor of all step sizes in this round.
+        clients: Numbers of the K clients. Only links with `knows_client` receive them.
         received: The model with which the client began the round.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.links import Context
+        >>> model = {"w": torch.ones(1, 2)}
+        >>> context = Context(model, lambda at: (torch.zeros(1), at), draws=[])
+        >>> loss, slope = context.gradient(context.params)
+        >>> slope["w"].tolist(), context.factor
+        ([[1.0, 1.0]], 1.0)
     """
 
     params: Params
@@ -63,13 +72,24 @@ class Link:
     """A gradient transformation with a name and a state.
 
     Attributes:
-        name: Where its state is stored.
+        name: The name of its state, a word without a dot.
         init: params -> state.
-        update: (direction, state, context) -> (direction, state).
+        update: `(direction, state, context)` -> `(direction, state)`. It must return new tensors.
         lasting: Whether its state is useful in the next round.
-        averaged: For a link that tracks how averaging reduces noise: (mean of the clients' states,
-            sum of the squares of their weights) -> state of the server.
-        knows_client: Whether it sees `context.clients`, the clients' public numbers.
+        averaged: Only for a link that tracks how averaging reduces noise: (mean of the clients'
+            states, sum of their squared weights) -> the server's state.
+        knows_client: Whether it receives `context.clients`.
+
+    Raises:
+        InputError: If a part has another type, or the name is empty or has a dot.
+
+    Example:
+        >>> import fedmuon
+        >>> def update(direction, state, context):
+        ...     return {name: value.sign() for name, value in direction.items()}, state
+        >>> sign = fedmuon.Link("sign", lambda params: {}, update)
+        >>> sign.name, sign.lasting
+        ('sign', False)
     """
 
     name: str
@@ -96,10 +116,24 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Links applied in order; the chain's states are `{link name: state}`.
+    """Links that are applied in order: the local optimizer of a client.
 
-    Links of one name are numbered: a second `momentum` is called `momentum-2`, here and where a
-    recipe names it.
+    The states of a chain are `{link name: state}`. Links of one name are numbered: a second
+    `momentum` is called `momentum-2`.
+
+    Attributes:
+        links: The links. The first one computes a gradient; the last one returns the update, which
+            is added to the model.
+
+    Raises:
+        InputError: If something other than a link is given.
+
+    Example:
+        >>> import fedmuon
+        >>> from fedmuon import links
+        >>> chain = fedmuon.Chain((links.gradient(), links.momentum(0.9), links.descend(0.1)))
+        >>> [link.name for link in chain.links]
+        ['gradient', 'momentum', 'descend']
     """
 
     links: tuple[Link, ...] = field(default_factory=tuple)
@@ -117,14 +151,32 @@ class Chain:
         object.__setattr__(self, "links", tuple(named.values()))
 
     def init(self, params: Params, given: States) -> States:
-        """The states of all links at the start of a local round: the given ones, others fresh."""
+        """Return the states at the start of a client's round.
+
+        Args:
+            params: The model, name -> tensor `[replicas, ...]`.
+            given: States that were sent or stored, by link name. Other links start with a fresh
+                state.
+
+        Returns:
+            Link name -> state.
+        """
         return {
             link.name: given[link.name] if link.name in given else link.init(params)
             for link in self.links
         }
 
     def step(self, params: Params, states: States, context: Context) -> tuple[Params, States]:
-        """One local step: X + direction, and the links' next states."""
+        """Take one local step.
+
+        Args:
+            params: The model X.
+            states: Link name -> state.
+            context: What the links may read.
+
+        Returns:
+            X plus the last direction, and the next states.
+        """
         direction: Params = {}
         after: States = {}
         anonymous = replace(context, clients=()) if context.clients else context
@@ -135,12 +187,39 @@ class Chain:
 
 
 def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:
-    """A link without a state, from a function (direction, context) -> direction."""
+    """Make a link without a state.
+
+    Args:
+        name: The name of the link.
+        update: `(direction, context)` -> direction.
+
+    Returns:
+        The link.
+
+    Example:
+        >>> from fedmuon import links
+        >>> double = links.stateless("double", lambda d, context: {n: 2 * v for n, v in d.items()})
+        >>> double.name
+        'double'
+    """
     return Link(name, lambda params: {}, lambda d, state, context: (update(d, context), state))
 
 
 def zeros(params: Params) -> State:
-    """A state of zeros with the shapes of the parameters."""
+    """Return a state of zeros with the shapes of the parameters.
+
+    Args:
+        params: Parameter name -> tensor `[replicas, ...]`.
+
+    Returns:
+        The same names with tensors of zeros, on the same device and of the same dtype.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links
+        >>> links.zeros({"w": torch.ones(1, 2)})
+        {'w': tensor([[0., 0.]])}
+    """
     return {name: torch.zeros_like(value) for name, value in params.items()}
 
 

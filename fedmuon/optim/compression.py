@@ -44,7 +44,7 @@ class Compressor:
         template: a tensor -> tensors like its parts.
         error: a tensor -> e, the bound on E||C(x) - x||^2 / ||x||^2 for tensors like it.
         unbiased: Whether E C(x) = x.
-        kept: The part that a sender keeps for its next message, if there is one.
+        kept: The part that a sender stores for its next message, if there is one.
     """
 
     name: str

@@ -59,7 +59,16 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 
 
 def gradient() -> Link:
-    """The mini-batch or full-batch gradient at X. Its state is the loss [S] of the last step."""
+    """Return the first link of most chains: the gradient of the batch at X.
+
+    Returns:
+        A link whose state is the loss of the last step `[replicas]`.
+
+    Example:
+        >>> from fedmuon import links
+        >>> links.gradient().name
+        'gradient'
+    """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         loss, slope = context.gradient(context.params)
@@ -158,7 +167,9 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
 
 
 def momentum(memory: Number, form: str = "ema") -> Link:
-    """Momentum C, the state that FedMuon averages on the server.
+    """Return a link that accumulates momentum C.
+
+    FedMuon averages the state C on the server. G is the incoming direction.
 
     | form         | state C               | direction             | used in                       |
     |--------------|-----------------------|-----------------------|-------------------------------|
@@ -168,12 +179,24 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
 
     The third column contains the new C. From the same start, the `ema` forms are the other two
-    times 1 - beta. An orthogonalizer that ignores scale gives the same step for both; one with
-    lambda or eps does not.
+    times 1 - beta. An orthogonalizer that ignores scale gives the same step for both. One with
+    `lam` or `eps` does not.
 
     Args:
-        memory: beta, one number or one per replica [S].
+        memory: beta, one number or one per replica `[replicas]`.
         form: A row of the table.
+
+    Returns:
+        A link with a lasting state C of the model's shapes.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links
+        >>> link = links.momentum(0.9)
+        >>> state = link.init({"w": torch.zeros(1, 1)})
+        >>> direction, state = link.update({"w": torch.ones(1, 1)}, state, None)
+        >>> round(direction["w"].item(), 3)
+        0.1
     """
     average, ahead = form.startswith("ema"), form.endswith("nesterov")
 
@@ -193,10 +216,22 @@ def momentum(memory: Number, form: str = "ema") -> Link:
 
 
 def adamw(decay: float = ADAM_DECAY) -> Link:
-    """AdamW: m / (sqrt(v) + eps) + decay X with bias-corrected moments (Loshchilov, Hutter 2019).
+    """Return AdamW's direction: m / (sqrt(v) + eps) + decay X, with bias-corrected moments.
 
-    `descend` multiplies it by -lr. The state holds m and v of every parameter and the number of
-    steps [S].
+    The next link, `descend`, multiplies it by -lr. The constants are those of torch.optim.AdamW.
+    Source: Loshchilov and Hutter 2019.
+
+    Args:
+        decay: Decoupled weight decay.
+
+    Returns:
+        A link with a lasting state: m and v of every parameter, and the number of steps
+            `[replicas]`.
+
+    Example:
+        >>> from fedmuon import links
+        >>> links.adamw().lasting
+        True
     """
 
     def init(params: Params) -> State:
@@ -226,9 +261,20 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
 
 
 def align(share: float) -> Link:
-    """(1 - alpha) O + alpha D, with alpha = `share` (Stability note, Remark 3.2).
+    """Return the mix (1 - share) O + share D of a direction O and the last global direction D.
 
-    The server sets the state D, the last global direction.
+    The server sets the state D. Source: Stability note, Remark 3.2.
+
+    Args:
+        share: alpha, the weight of the global direction, from 0 to 1.
+
+    Returns:
+        A link with the state `global-direction`.
+
+    Example:
+        >>> from fedmuon import links
+        >>> links.align(0.5).name
+        'global-direction'
     """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -288,7 +334,18 @@ def shift(name: str, sign: float) -> Link:
 
 
 def normalize() -> Link:
-    """G / ||G||_F, with one norm per replica over all its parameters; 0 stays 0."""
+    """Return G / ||G||_F, with one norm per replica over all its parameters. Zero stays zero.
+
+    Returns:
+        A link without a state.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links
+        >>> direction, _ = links.normalize().update({"w": torch.tensor([[3.0, 4.0]])}, {}, None)
+        >>> direction["w"]
+        tensor([[0.6000, 0.8000]])
+    """
 
     def update(direction: Params, context: Context) -> Params:
         squares = sum(value.flatten(1).square().sum(1) for value in direction.values())
@@ -300,12 +357,26 @@ def normalize() -> Link:
 
 
 def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float = 0.0) -> Link:
-    """-lr (direction + decay X), times the factor of the round (Stability note, eq. (3)).
+    """Return the update -lr (direction + decay X), times the factor of the round.
+
+    It is the last link of a chain. Source: Stability note, eq. (3).
 
     Args:
-        lr: Step size, one number or one per replica [S].
+        lr: Step size η, one number or one per replica `[replicas]`.
         others: Step sizes of the parameters that do not use `lr`, by name.
         decay: Decoupled weight decay.
+
+    Returns:
+        A link without a state.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links
+        >>> model = {"w": torch.ones(1, 2)}
+        >>> context = links.Context(model, lambda at: (torch.zeros(1), at), draws=[])
+        >>> moved, _ = links.descend(0.1).update({"w": torch.ones(1, 2)}, {}, context)
+        >>> moved["w"]
+        tensor([[-0.1000, -0.1000]])
     """
     rates = others or {}
 
@@ -330,11 +401,22 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
 
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
-    """Apply a link to the parameters whose names are chosen; the others pass unchanged.
+    """Apply a link to some parameters. The others pass unchanged.
 
     Args:
-        chosen: Whether a parameter takes part, by its name.
+        chosen: Parameter name -> whether the link applies to it.
         link: The link.
+
+    Returns:
+        A link with the state of `link` for the chosen parameters.
+
+    Raises:
+        InputError: If the arguments have other types.
+
+    Example:
+        >>> from fedmuon import links
+        >>> links.only(lambda name: name.endswith("weight"), links.normalize()).name
+        'normalize'
     """
     if not isinstance(link, Link) or not callable(chosen):
         raise InputError(
@@ -365,17 +447,33 @@ def orthogonalize(
     routes: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Replace matrices by their images under an orthogonalizer, times s(m, n).
+    """Replace each matrix by its image under an orthogonalizer, times s(m, n).
 
     Args:
-        orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks [..., m, n].
-        adjust: s(m, n): "none" is 1, "original" sqrt(max(1, m/n)), "match-rms"
-            0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: How many matrices each parameter holds; parameters with 0, or without an entry,
-            pass. A recipe that is a function receives this mapping by that name. Without it, all
-            parameters with two axes or more are matrices.
-        shards: Into how many pieces each matrix is cut along its longer side, to map them alone
-            (see `block_periodic`).
+        orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks `[..., m, n]`.
+        adjust: The scale s(m, n) of the step. "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. Parameters with 0, or without an
+            entry, pass unchanged. A custom recipe that is a function receives this mapping as its
+            argument `routes`. Without it, all parameters with two or more axes are matrices.
+        shards: Number of pieces into which each matrix is cut along its longer side. Each piece is
+            orthogonalized alone (see `block_periodic`).
+
+    Returns:
+        A link without a state.
+
+    Raises:
+        InputError: If `shards` is not a whole number of 1 or more, or the orthogonalizer cannot be
+            called.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links, orthogonalizers
+        >>> link = links.orthogonalize(orthogonalizers.clipped_sign(gamma=0.1))
+        >>> direction, _ = link.update({"w": 5 * torch.eye(2)[None]}, {}, None)
+        >>> direction["w"].round(decimals=3)
+        tensor([[[1., 0.],
+                 [0., 1.]]])
     """
     if not isinstance(shards, int) or shards < 1:
         raise InputError(f"shards is {shards!r}: give a whole number of 1 or more.")
@@ -454,22 +552,34 @@ def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Ten
 
 
 def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
-    """MuonBP: orthogonalize whole matrices in every `period`-th step, and their shards otherwise.
+    """Orthogonalize whole matrices in every `period`-th step, and their pieces in other steps
+    (MuonBP).
 
-    The first step is a whole one. On model-parallel devices only whole steps need communication.
-    Here the shards are pieces of one matrix, so this tells what MuonBP does to training. The paper
-    takes two step sizes, which match root mean squares: give both links adjust="match-rms".
+    The first step uses whole matrices. On model-parallel devices only those steps need
+    communication. Here the pieces belong to one matrix on one device, so this link shows the effect
+    of MuonBP on training. The paper uses two step sizes that match root mean squares: give both
+    links adjust="match-rms".
 
-    Source: MuonBP (arXiv:2510.16981), Algorithm 1, of which t mod P = 0 is a whole step.
+    Source: MuonBP (arXiv:2510.16981), Algorithm 1.
 
     Args:
-        whole: From `orthogonalize`.
-        sharded: The same with `shards`.
-        period: P, 1 or more. With 1 it is `whole`.
+        whole: A link from `orthogonalize`.
+        sharded: The same link with `shards` above 1.
+        period: P, 1 or more. With 1, only `whole` is used.
 
     Returns:
-        A link whose state is the number of steps [S]. Recipes that send no such state begin each
-        round with a whole step.
+        A link whose state is the number of steps `[replicas]`. Recipes that do not send this state
+        begin each round with a whole step.
+
+    Raises:
+        InputError: If `period` is not a whole number of 1 or more.
+
+    Example:
+        >>> from fedmuon import links, orthogonalizers
+        >>> polar = orthogonalizers.smoothed_polar()
+        >>> pieces = links.orthogonalize(polar, shards=4)
+        >>> links.block_periodic(links.orthogonalize(polar), pieces, period=5).name
+        'orthogonalize'
     """
 
     if not isinstance(period, int) or period < 1:
@@ -490,27 +600,36 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
 def normalize_rows(
     orthogonal: Link, memory: float, blocks: Mapping[str, int] | None = None
 ) -> Link:
-    """NorMuon: divide the rows (neurons) of orthogonalized matrices by their running size.
+    """Divide the rows (neurons) of orthogonalized matrices by their running size (NorMuon).
 
         v <- memory v + (1 - memory) mean of the squares of each row of O
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
 
-    A tensor [out, ...] has `out` rows. The step keeps the Frobenius norm of O, as the authors' code
-    does. The paper instead sets the root mean square to 0.2. With an exact map of full rank and the
-    scale "match-rms" both are the same.
+    A tensor [out, ...] has `out` rows. The step has the Frobenius norm of O, as in the authors'
+    code. The paper instead sets the root mean square to 0.2. With an exact orthogonalizer of full
+    rank and the scale "match-rms", both are the same.
 
     Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v: a common factor
     of v cancels in the last equation.
 
     Args:
-        orthogonal: The link that orthogonalizes; its state is kept beside v.
+        orthogonal: The link that orthogonalizes. Its state is stored next to v.
         memory: beta_2, in [0, 1).
-        blocks: How many matrices each parameter holds, as `routes` of `orthogonalize`; parameters
-            with 0, and vectors, pass.
+        blocks: Parameter name -> how many matrices it holds, like `routes` of `orthogonalize`.
+            Parameters with 0, and vectors, pass unchanged.
 
     Returns:
-        A link whose state has v [S, matrices, rows, 1] of every parameter. Recipes that send no
-        such state begin each round with v = 0, so that their first step has rows of equal size.
+        A link whose state has v `[replicas, matrices, rows, 1]` of every parameter. Recipes that do
+        not send this state begin each round with v = 0, so their first step has rows of equal size.
+
+    Raises:
+        InputError: If `memory` is out of range.
+
+    Example:
+        >>> from fedmuon import links, orthogonalizers
+        >>> polar = links.orthogonalize(orthogonalizers.smoothed_polar())
+        >>> links.normalize_rows(polar, memory=0.95).lasting
+        True
     """
     if not 0 <= memory < 1:
         raise InputError(f"memory is {memory!r}: give a number from 0 to below 1.")
@@ -584,8 +703,8 @@ def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str
 #
 #     Cov(Phi c) + (sum_i p_i^2) Cov(o).                                                       (2)
 #
-# The states `common`, Cov(Phi c), and `own`, Cov(o), are therefore kept apart. A client has their
-# sum.
+# The states `common`, Cov(Phi c), and `own`, Cov(o), are therefore stored separately. A client has
+# their sum.
 
 
 def bias_correction(

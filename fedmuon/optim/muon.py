@@ -70,10 +70,16 @@ class PortableOptimizer(Optimizer):
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step. Parameters without a gradient stay.
+        """Take one step. Parameters without a gradient do not change.
 
-        Inside `torch.autocast` the closure computes as autocast says, and the update in its own
+        Inside `torch.autocast`, the closure computes as autocast says. The update uses its own
         precision.
+
+        Args:
+            closure: Computes the loss and its gradients again, as for any torch optimizer.
+
+        Returns:
+            The loss of the closure, or None.
         """
         loss = None
         if closure is not None:
@@ -84,7 +90,11 @@ class PortableOptimizer(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch. A group that is rejected is not added."""
+        """Add a parameter group, as in torch. A rejected group is not added.
+
+        Args:
+            param_group: The parameters and their options.
+        """
         super().add_param_group(param_group)
         try:
             self._accept(self.param_groups[-1])
@@ -108,7 +118,11 @@ class PortableOptimizer(Optimizer):
         return {**whole, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch. Options that the saved groups lack stay."""
+        """Load a state, as in torch. Options that the saved groups lack keep their values.
+
+        Args:
+            state_dict: From `state_dict()`.
+        """
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):
             saved = [
@@ -119,43 +133,56 @@ class PortableOptimizer(Optimizer):
 
 
 class Muon(PortableOptimizer):
-    """torch.optim.Muon for tensors of two or more axes, with any orthogonalizer.
+    """torch.optim.Muon for tensors with two or more axes, and with any orthogonalizer.
 
     The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon, which
-    iterates in bfloat16 (`ns_dtype=torch.bfloat16` here). A tensor [out, ...] is the matrix
-    [out, -1]. A group with `blocks: k` cuts each of its matrices into k along the longer side.
+    iterates in bfloat16 (`ns_dtype=torch.bfloat16` here). A tensor [out, ...] is the matrix [out,
+    -1]. A group with `blocks: k` cuts each of its matrices into k along the longer side.
     torch.compile runs `step` uncompiled, next to compiled models.
 
     NaN in a gradient is an error on a CPU. On a GPU it gives NaN parameters, as with torch's
     optimizers, because a check would wait for the GPU.
 
     Args:
-        params: Parameters or groups, as for any optimizer of torch.
-        lr: eta.
-        weight_decay: lambda.
-        momentum: mu.
-        nesterov: Whether M looks one step ahead.
-        ns_coefficients: (a, b, c), a list of those for successive steps, or a name in
-            `fedmuon.orthogonalize.COEFFICIENTS`.
-        eps: Floor of the divisor of Newton-Schulz.
-        ns_steps: Number of Newton-Schulz steps.
-        adjust_lr_fn: s(m, n). "original", "match_rms_adamw" and None are torch's; "scion" is
-            sqrt(m/n) (arXiv:2502.07529), and "polargrad" <M, Orth(M)> (arXiv:2505.21799).
-        ns_dtype: The dtype that the map gets.
+        params: Parameters or groups, as for any torch optimizer.
+        lr: Step size η.
+        weight_decay: λ, decoupled.
+        momentum: μ, the memory of the momentum.
+        nesterov: Whether the momentum looks one step ahead.
+        ns_coefficients: Newton–Schulz coefficients: (a, b, c), a list with one such step per
+            iteration, or a name in `fedmuon.orthogonalize.COEFFICIENTS`.
+        eps: Floor of the divisor of Newton–Schulz.
+        ns_steps: Number of Newton–Schulz steps.
+        adjust_lr_fn: Scale s(m, n) of a step. "original", "match_rms_adamw" and None are torch's;
+            "scion" is sqrt(m/n) (arXiv:2502.07529), and "polargrad" is <M, Orth(M)>
+            (arXiv:2505.21799).
+        ns_dtype: The dtype in which the orthogonalizer computes.
         ns_normalization: "max" as in torch, "plus", "unit", or "aol" (Turbo-Muon), as for
             `fedmuon.orthogonalize.newton_schulz`.
-        orthogonalizer: Instead of Newton-Schulz: a function on stacks [B, m, n], a name in `NAMED`,
-            or "randomized-polar" (Nesterov Muon). A function must not change its argument, which
-            may be the momentum.
+        orthogonalizer: In place of Newton–Schulz: a function on stacks `[B, m, n]`, or a name:
+            "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" or "randomized-polar". A
+            function must not change its argument, which may be the momentum.
         momentum_form: "ema" or "polyak".
-        row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`:
-            rows of the orthogonalized matrix are divided by their running size. 0 does not.
-        rank: Of randomized-polar, as the following ones. The state dictionary says which sketch is
-            next.
-        oversample: Further columns of its sketch.
+        row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`. 0
+            leaves rows unchanged.
+        rank: Target rank, for randomized-polar only.
+        oversample: Extra columns of its sketch.
         power: Number of its power iterations.
         sketch: "gaussian" or "kaczmarz".
-        seed: Seed of its sketches.
+        seed: Seed of its sketches. The state dictionary stores which sketch is next.
+
+    Raises:
+        InputError: If an option is out of range, or a parameter is not a real matrix.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import Muon
+        >>> weight = torch.nn.Parameter(torch.zeros(4, 4))
+        >>> optimizer = Muon([weight], lr=0.1, weight_decay=0.0)
+        >>> torch.trace(weight).backward()
+        >>> optimizer.step()
+        >>> bool((weight.diagonal() < 0).all())
+        True
     """
 
     def __init__(
@@ -280,20 +307,30 @@ class Muon(PortableOptimizer):
 
 
 class MuonWithAux(PortableOptimizer):
-    """Muon for the hidden matrices and another optimizer for the rest, as one optimizer.
-
-        MuonWithAux(param_groups_for_muon(model), muon={"lr": 0.02}, aux={"lr": 3e-4})
-        MuonWithAux(groups, auxiliary=torch.optim.SGD, aux={"lr": 0.1, "momentum": 0.9})
+    """Muon for the hidden matrices and another optimizer for the rest, as one torch optimizer.
 
     Schedulers, GradScaler and state dictionaries see one optimizer with all the groups.
 
     Args:
         groups: From `param_groups_for_muon(model)`, or written by hand. Groups with `use_muon:
-            True` go to Muon, those with False to `auxiliary`. Their own options override `muon` and
-            `aux`.
-        muon: Options of Muon.
-        aux: Options of the other optimizer.
-        auxiliary: Its class.
+            True` go to Muon, and those with False to `auxiliary`. Options in a group override
+            `muon` and `aux`.
+        muon: Options of Muon, such as `{"lr": 0.02}`.
+        aux: Options of the auxiliary optimizer, such as `{"lr": 3e-4}`.
+        auxiliary: Class of the auxiliary optimizer.
+
+    Raises:
+        InputError: If no group goes to Muon, or a group does not name its optimizer.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import MuonWithAux, param_groups_for_muon
+        >>> sizes = (8, 16), (16, 16), (16, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> groups = param_groups_for_muon(model)
+        >>> optimizer = MuonWithAux(groups, muon={"lr": 0.02}, aux={"lr": 3e-4})
+        >>> [(group["use_muon"], group["lr"]) for group in optimizer.param_groups]
+        [(True, 0.02), (False, 0.0003)]
     """
 
     def __init__(

@@ -38,15 +38,26 @@ ROUNDING = 64  # allowed rounding, in units in the last place of the images
 
 @dataclass(frozen=True)
 class Orthogonalizer:
-    """A map of matrices with an optional Lipschitz constant.
+    """An orthogonalizer of your own, with an optional Lipschitz constant.
 
-    The first step of a run rejects maps that draw, that mix matrices of a stack, or that move two
-    matrices apart by more than `lipschitz` allows.
+    The first step of a run checks it on random matrices. It rejects an orthogonalizer that draws
+    random numbers, that mixes matrices of a stack, or that moves two matrices apart by more than
+    `lipschitz` allows. This check is not a proof.
 
     Attributes:
-        apply: Maps stacks of matrices [..., m, n] to stacks of the same shape, each matrix alone.
-        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M, M'. You answer
-            for it. Without it perturbations are measured, and bounds are rejected.
+        apply: A function on stacks of matrices `[..., m, n]` that returns a stack of the same shape
+            and dtype. It maps each matrix alone.
+        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M'. You are
+            responsible for it. Without it, perturbations are measured but bounds are rejected.
+
+    Raises:
+        InputError: If `apply` cannot be called, or `lipschitz` is not a number of 0 or more.
+
+    Example:
+        >>> import fedmuon
+        >>> half = fedmuon.Orthogonalizer(lambda M: 0.5 * M, lipschitz=0.5)
+        >>> half.lipschitz
+        0.5
     """
 
     apply: Callable[[Tensor], Tensor]
@@ -73,7 +84,24 @@ class Orthogonalizer:
 
 
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
-    """sigma -> sigma / sqrt(sigma^2 + lam), with L = 1/sqrt(lam) (Stability note, Lemma D.1)."""
+    """Return smoothed polar, σ -> σ / sqrt(σ^2 + lam) (Stability note, Lemma D.1).
+
+    It is Lipschitz with L = 1/sqrt(lam).
+
+    Args:
+        lam: Smoothing λ > 0.
+
+    Returns:
+        The orthogonalizer with its proved constant.
+
+    Raises:
+        InputError: If `lam` is not positive.
+
+    Example:
+        >>> from fedmuon import orthogonalizers
+        >>> orthogonalizers.smoothed_polar(lam=0.25).lipschitz
+        2.0
+    """
     return Orthogonalizer(
         partial(maps.smoothed_polar, lam=lam), lipschitz("smoothed-polar", "sharp", lam=lam)
     )
@@ -86,10 +114,29 @@ def newton_schulz(
     normalization: str = "plus",
     products: torch.dtype | None = None,
 ) -> Orthogonalizer:
-    """Newton-Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
+    """Return Newton–Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
 
-    The arguments are those of `fedmuon.orthogonalize.newton_schulz`. The normalization `aol` and
-    products in another dtype have no Lipschitz constant.
+    Args:
+        steps: Number of steps T, 0 or more.
+        coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, one step (a, b, c, ...), or
+            one per step.
+        eps: Floor of the divisor, > 0.
+        normalization: The divisor: "plus", "max", "unit" or "aol", as for
+            `fedmuon.orthogonalize.newton_schulz`.
+        products: The dtype of the matrix products, such as torch.bfloat16; None is that of the
+            input.
+
+    Returns:
+        The orthogonalizer with its proved constant. With "aol" or another `products` dtype, it has
+        no constant.
+
+    Raises:
+        InputError: If an option is out of range or a name is unknown.
+
+    Example:
+        >>> from fedmuon import orthogonalizers
+        >>> round(orthogonalizers.newton_schulz(steps=5, eps=0.1).lipschitz, 2)
+        75.94
     """
     given: dict[str, Any] = {
         "steps": steps,
@@ -103,7 +150,24 @@ def newton_schulz(
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
-    """sigma -> min(sigma / gamma, 1), with L = 1/gamma (Stability note, Lemma D.9)."""
+    """Return the clipped sign, σ -> min(σ / gamma, 1) (Stability note, Lemma D.9).
+
+    It is Lipschitz with L = 1/gamma.
+
+    Args:
+        gamma: Clipping level γ > 0.
+
+    Returns:
+        The orthogonalizer with its proved constant.
+
+    Raises:
+        InputError: If `gamma` is not positive.
+
+    Example:
+        >>> from fedmuon import orthogonalizers
+        >>> orthogonalizers.clipped_sign(gamma=0.5).lipschitz
+        2.0
+    """
     return Orthogonalizer(
         partial(maps.clipped_sign, gamma=gamma), lipschitz("clipped-sign", "sharp", gamma=gamma)
     )

@@ -11,7 +11,7 @@ The links of the simulator clip, add noise and orthogonalize, so both give the s
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from functools import partial
 from itertools import chain
@@ -41,7 +41,21 @@ from fedmuon.tasks.user_task import check_each, require_numbers
 
 
 class Lot(NamedTuple):
-    """The rows of a Poisson lot, for one step. It may be empty."""
+    """The examples of one private step: a Poisson lot, which may be empty.
+
+    Attributes:
+        rows: Indices of the examples `[lot]`, int64.
+        number: Which lot it is, from 0.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPSGD
+        >>> model, privacy = torch.nn.Linear(4, 2), {"noise": 2.0, "lot": 20.0}
+        >>> private = DPSGD(model, population=100, privacy=privacy)
+        >>> lot = next(private.lots(steps=1))
+        >>> lot.number, lot.rows.dtype
+        (0, torch.int64)
+    """
 
     rows: Tensor
     number: int
@@ -54,16 +68,32 @@ class Private(Optimizer):
 
     Args:
         model: The module.
-        population: The number of examples that lots are drawn from. With a public number in
-            `privacy` (`population` or `rate`), privacy covers adding and removing examples;
-            otherwise their values.
-        recipe: dp-* or disk-*.
-        lr: Step size.
-        loss: (outputs, targets) -> one number for each example.
-        local: Keys of the table [local] of a config.
-        orthogonalizer: Keys of the table [orthogonalizer].
-        privacy: Keys of the table [privacy].
+        population: Number of examples that lots are drawn from. If `privacy` has a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
+            it covers changing an example's values.
+        recipe: The name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
+        lr: Step size η.
+        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        local: Further keys of the table `[local]` of a config.
+        orthogonalizer: Keys of the table `[orthogonalizer]`.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
         seed: Seed of the lots, and of the noise if it is reproducible.
+
+    Raises:
+        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import Private
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> private = Private(model, population=100, recipe="dp-adam", lr=0.01,
+        ...                   privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0})
+        >>> for lot in private.lots(steps=3):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> round(private.epsilon(delta=1e-3).upper, 2)
+        0.96
     """
 
     def __init__(
@@ -108,7 +138,17 @@ class Private(Optimizer):
         self._public = bool(self._privacy.public_rate)  # the rates of all these lots
 
     def lots(self, steps: int) -> Iterator[Lot]:
-        """Draw this many Poisson lots. Give each to `step` before you draw the next."""
+        """Draw Poisson lots. Give each one to `step` before you draw the next.
+
+        Args:
+            steps: Number of lots.
+
+        Returns:
+            An iterator over the lots.
+
+        Raises:
+            InputError: If the last lot was not used.
+        """
         mechanism = self._mechanism()
         for _ in range(steps):
             if self._open_lot is not None:
@@ -126,8 +166,17 @@ class Private(Optimizer):
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
         """Take one private step on the examples of the lot that `lots` has just drawn.
 
-        `torch.autocast` has no effect, because the norms that bound an example's part must be
-        exact.
+        `torch.autocast` has no effect, because the norms that bound an example's contribution must
+        be exact.
+
+        Args:
+            lot: The lot.
+            inputs: Inputs of its examples `[lot, ...]`, in the order of `lot.rows`.
+            labels: Their labels `[lot, ...]`.
+
+        Raises:
+            InputError: If the lot was used before, or the number of examples is not that of the
+                lot.
         """
         if lot.number != self._open_lot:
             raise InputError(
@@ -155,7 +204,16 @@ class Private(Optimizer):
                 self._parameters[name].copy_(value[0])
 
     def epsilon(self, delta: float) -> Answer:
-        """The privacy spent on all lots drawn so far, used or not, at the noise of their draw."""
+        """Return the privacy spent on all lots drawn so far, at the noise of their draw.
+
+        Lots count whether they were used or not.
+
+        Args:
+            delta: Privacy parameter δ.
+
+        Returns:
+            ε with both ends of its bracket, and what it assumes.
+        """
         named = self._mechanism().adjacency
         # One sample less would move the others to other rows, and change their dropout masks.
         moved = not self._public or any(task.keyed for task in self._tasks.values())
@@ -176,8 +234,14 @@ class Private(Optimizer):
         return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch. Lots that were drawn stay spent, both here and in the loaded state. So going
-        back to an earlier state of this object takes nothing back."""
+        """Load a state, as in torch. Lots that were drawn stay spent, both here and in the loaded
+        state.
+
+        Loading an earlier state of this object therefore does not lower ε.
+
+        Args:
+            state_dict: From `state_dict()`.
+        """
         held = dict(state_dict)
         self._chain_states = held.pop("chain")
         self._lots_drawn, self._open_lot = max(self._lots_drawn, held.pop("drawn")), None
@@ -260,8 +324,182 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
         raise InputError("; ".join(problems))
 
 
-Make = Callable[..., Private]
-DPSGD: Make = partial(Private, recipe="dp-sgd")
-DPAdam: Make = partial(Private, recipe="dp-adam")
-DPMuon: Make = partial(Private, recipe="dp-muon")
-DPMuonBC: Make = partial(Private, recipe="dp-muonbc")
+class _Named(Private):
+    """A private optimizer with a name of its own."""
+
+    _name = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        population: int,
+        lr: float = 0.02,
+        loss: Loss = cross_entropy,
+        local: Mapping[str, Any] | None = None,
+        orthogonalizer: Mapping[str, Any] | None = None,
+        privacy: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            model,
+            population=population,
+            recipe=self._name,
+            lr=lr,
+            loss=loss,
+            local=local,
+            orthogonalizer=orthogonalizer,
+            privacy=privacy,
+            seed=seed,
+        )
+
+
+class DPSGD(_Named):
+    """DP-SGD: SGD with momentum on clipped gradients with noise (Abadi et al. 2016).
+
+    It is `Private` with the optimizer "dp-sgd", and has its methods `lots`, `step` and `epsilon`.
+
+    Args:
+        model: The module.
+        population: Number of examples that lots are drawn from. If `privacy` has a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
+            it covers changing an example's values.
+        lr: Step size η.
+        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        local: Further keys of the table `[local]` of a config.
+        orthogonalizer: Has no effect on this optimizer.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
+        seed: Seed of the lots, and of the noise if it is reproducible.
+
+    Raises:
+        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPSGD
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> private = DPSGD(model, population=100, lr=0.02,
+        ...                  privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0})
+        >>> for lot in private.lots(steps=2):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> 0 < private.epsilon(delta=1e-3).upper < 10
+        True
+    """
+
+    _name = "dp-sgd"
+
+
+class DPAdam(_Named):
+    """DP-Adam: Adam on clipped gradients with noise.
+
+    It is `Private` with the optimizer "dp-adam", and has its methods `lots`, `step` and `epsilon`.
+
+    Args:
+        model: The module.
+        population: Number of examples that lots are drawn from. If `privacy` has a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
+            it covers changing an example's values.
+        lr: Step size η.
+        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        local: Further keys of the table `[local]` of a config.
+        orthogonalizer: Has no effect on this optimizer.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
+        seed: Seed of the lots, and of the noise if it is reproducible.
+
+    Raises:
+        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPAdam
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> model = torch.nn.Linear(4, 2)
+        >>> private = DPAdam(model, population=100, lr=0.02,
+        ...                  privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0})
+        >>> for lot in private.lots(steps=2):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> 0 < private.epsilon(delta=1e-3).upper < 10
+        True
+    """
+
+    _name = "dp-adam"
+
+
+class DPMuon(_Named):
+    """DP-Muon: Muon on clipped gradients with noise (DP-Muon, Algorithm 1).
+
+    It is `Private` with the optimizer "dp-muon", and has its methods `lots`, `step` and `epsilon`.
+
+    Args:
+        model: The module.
+        population: Number of examples that lots are drawn from. If `privacy` has a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
+            it covers changing an example's values.
+        lr: Step size η.
+        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        local: Further keys of the table `[local]` of a config.
+        orthogonalizer: Keys of the table `[orthogonalizer]`.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
+        seed: Seed of the lots, and of the noise if it is reproducible.
+
+    Raises:
+        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPMuon
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> sizes = (4, 8), (8, 8), (8, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> private = DPMuon(model, population=100, lr=0.02,
+        ...                  privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0})
+        >>> for lot in private.lots(steps=2):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> 0 < private.epsilon(delta=1e-3).upper < 10
+        True
+    """
+
+    _name = "dp-muon"
+
+
+class DPMuonBC(_Named):
+    """DP-MuonBC: DP-Muon with a correction of the bias that noise causes (DP-Muon, Algorithm 2).
+
+    It is `Private` with the optimizer "dp-muonbc", and has its methods `lots`, `step` and
+    `epsilon`.
+
+    Args:
+        model: The module.
+        population: Number of examples that lots are drawn from. If `privacy` has a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
+            it covers changing an example's values.
+        lr: Step size η.
+        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        local: Further keys of the table `[local]` of a config.
+        orthogonalizer: Keys of the table `[orthogonalizer]`.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
+        seed: Seed of the lots, and of the noise if it is reproducible.
+
+    Raises:
+        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPMuonBC
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> sizes = (4, 8), (8, 8), (8, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> private = DPMuonBC(model, population=100, lr=0.02,
+        ...                  privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0})
+        >>> for lot in private.lots(steps=2):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> 0 < private.epsilon(delta=1e-3).upper < 10
+        True
+    """
+
+    _name = "dp-muonbc"

@@ -43,40 +43,47 @@ ClientRule = Callable[..., tuple[Params, States]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A federated optimizer: a local chain and a server rule.
+    """A federated optimizer: a local chain for the clients and a rule for the server.
 
     Attributes:
         chain: The links of a client.
-        server: (old model, mean of the clients' models, states) -> (next model, next states).
+        server: `(old model, mean of the clients' models, states)` -> `(next model, next states)`.
         sent: Names of the states that clients receive.
-        returned: Names of the states that clients return; the server averages them. One that no
-            link has is made by the rule `client`, with the shapes of the model.
-        kept: Names of the server's states between rounds.
-        mechanism: The mechanism of a private chain, which is all that it sees of the data.
+        returned: Names of the states that clients return. The server averages them. If no link has
+            such a state, the rule `client` makes it, with the shapes of the model.
+        kept: Names of the states that the server stores between rounds.
+        mechanism: The privacy mechanism of a private chain. The chain sees the data only through
+            it.
         aggregate: How replies are combined.
-        scaled: Whether the rules also take `factor`, what the round's step sizes were multiplied
-            by.
+        scaled: Whether the rules also take `factor`, the factor of the round's step sizes.
+        steps: The number of local steps that the rule assumes; 0 if it assumes none.
+        thread_safe: Whether several threads may train clients at once.
+        client_level: How whole updates are released, in place of their mean.
+        persistent: Names of the links whose state belongs to the client. It lasts while the client
+            sits rounds out, and is never sent. The state of a link named `personal` is the client's
+            own model.
+        client: `(received model, model after the local steps, states, number of local steps)` ->
+            `(model to return, states)`, at the end of a client's round.
         counted: Whether the server's rule also takes `answered`: for each reply, its weight in the
             mean and its number of local steps.
-        steps: The number of local steps that the rule assumes, 0 if it assumes none.
-        thread_safe: Whether several threads may train clients at once.
-        client_level: How whole updates are released, instead of their mean.
-        persistent: Names of the links whose state belongs to the client: it lasts while the client
-            sits rounds out, and nobody else sees it. The state of a link named `personal` is the
-            client's own model. It begins as the first model of the run, and `data.client-test`
-            tests it, too.
-        client: (received model, model after the local steps, states, number of local steps) ->
-            (model to return, states), at the end of a client's round.
-        initial: What the server's own states begin with, by name; zeros if not here.
-        personal: Patterns of names, such as `head.*`. What they match never leaves the client: each
-            has its own, which lasts like a persistent state and begins as in the first model. The
-            server's model has these first values.
-        codecs: How messages carry states that are sent or returned, by name; those with shapes of
-            the model alone. Others are sent as they are.
-        clients: The number of all clients N that the rule assumes, 0 if it assumes none.
-        direction: Whether clients return a direction in place of a model, with the same shapes; the
-            server's rule then takes the mean direction.
-        compression: How messages are compressed, if they are; [compression] sets it.
+        initial: State name -> a function of the model that makes the server's first state. Other
+            states begin with zeros.
+        personal: Name patterns, such as `head.*`, of parameters that never leave the client.
+        codecs: State name -> how messages carry it. Other states are sent as they are.
+        clients: The number N of all clients that the rule assumes; 0 if it assumes none.
+        compression: How messages are compressed. The table `[compression]` sets it.
+        direction: Whether clients return a direction in place of a model, with the same shapes.
+
+    Raises:
+        InputError: If a part has another type, or the parts contradict each other.
+
+    Example:
+        >>> import fedmuon
+        >>> from fedmuon import links
+        >>> chain = fedmuon.Chain((links.gradient(), links.descend(0.1)))
+        >>> recipe = fedmuon.Recipe(chain, lambda old, mean, states: (mean, states))
+        >>> recipe.private, recipe.keeps_states
+        (False, False)
     """
 
     chain: Chain
@@ -101,14 +108,29 @@ class Recipe:
     direction: bool = False
 
     def encoded(self, states: States) -> States:
-        """The states as messages carry them."""
+        """Return the states as messages carry them.
+
+        Args:
+            states: State name -> state.
+
+        Returns:
+            The same states, with those in `codecs` encoded.
+        """
         if not self.codecs:
             return states
         own = self.codecs
         return {n: own[n].encode(one) if n in own else one for n, one in states.items()}
 
     def decoded(self, states: States, like: Params) -> States:
-        """The states that messages carry, with the shapes of a model."""
+        """Return the states that messages carry, with the shapes of a model.
+
+        Args:
+            states: State name -> state of a message.
+            like: A model with the shapes of the result.
+
+        Returns:
+            State name -> state.
+        """
         if not self.codecs:
             return states
         own = self.codecs
@@ -126,7 +148,14 @@ class Recipe:
         return bool(self.personal) or PERSONAL in self.persistent
 
     def is_personal(self, name: str) -> bool:
-        """Whether what has this name never leaves the client."""
+        """Tell whether a parameter never leaves the client.
+
+        Args:
+            name: Name of the parameter.
+
+        Returns:
+            Whether a pattern in `personal` matches the name.
+        """
         return any(fnmatchcase(name, pattern) for pattern in self.personal)
 
     @property
@@ -368,10 +397,23 @@ def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
 
 
 def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
-    """Turn a recipe, a chain or a list of links into a recipe.
+    """Turn a chain or a sequence of links into a recipe, and check a recipe of your own.
 
-    A chain alone keeps its lasting states. With a guard, the functions of a custom recipe are
-    called within it.
+    Args:
+        found: A `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of links.
+        guard: Names your object in errors. Its functions are then called inside the guard.
+
+    Returns:
+        The recipe. A chain becomes a centralized optimizer, whose lasting states clients average.
+
+    Raises:
+        InputError: If the object is none of these.
+
+    Example:
+        >>> from fedmuon import links, recipes
+        >>> made = recipes.as_recipe([links.gradient(), links.momentum(0.9), links.descend(0.1)])
+        >>> made.kept
+        ('momentum',)
     """
     if guard is not None:
         with guard:

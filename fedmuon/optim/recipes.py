@@ -101,16 +101,27 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
 
 @_recipe
 def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
-    """FedAvg: local SGD, models averaged.
+    """FedAvg: clients take SGD steps, and the server averages their models.
 
     X <- X - lr G;  the server takes the mean of the clients' models.
 
-    Args:
-        lr: Step size.
-        weight_decay: Decoupled: X is also stepped by -lr weight_decay X.
-
     State: none. Guarantee: the stability recursion with L = 1 and beta = 0.
     Source: McMahan et al. 2017.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedavg(lr=0.1).sent
+        ()
     """
     return Recipe(Chain((gradient(), descend(lr, {}, weight_decay))), replace_by_mean)
 
@@ -121,13 +132,24 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
 
     v <- server_momentum v + (mean - X);  X <- X + v.
 
-    Args:
-        lr: Step size of the clients.
-        server_momentum: Memory of the server's momentum.
-        weight_decay: Decoupled, on the clients.
-
     State: v, on the server. Guarantee: the stability recursion with L = 1, extended by v.
     Source: Hsu et al. 2019.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_momentum: Memory of the server's momentum.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedavgm(lr=0.1).kept
+        ('momentum',)
     """
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
     return Recipe(chain, server_step(1.0, server_momentum), kept=MOMENTUM)
@@ -146,12 +168,40 @@ def local_muon(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """Local Muon: Muon steps whose momentum begins afresh in every round.
+    """Local Muon: Muon steps whose momentum restarts in every round.
 
     M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M);  models are averaged.
 
-    Args and guarantee are those of `fedmuon`; the perturbation of M is 0 at the start of a round.
-    State: none between rounds.
+    State: none between rounds. Guarantee: that of `fedmuon`; the perturbation of M is 0 at the
+    start of a round.
+    Source: Stability note.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.local_muon(lr=0.02).sent
+        ()
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
@@ -171,28 +221,40 @@ def fedmuon(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon: Muon steps, models and momenta averaged (Stability note, Algorithm 1).
+    """FedMuon: clients take Muon steps, and the server averages models and momenta.
 
     M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M).
 
-    Args:
-        lr: Step size.
-        momentum: beta, the memory of M.
-        orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks of matrices
-            [..., m, n]; or a link, such as `links.normalize_rows(links.orthogonalize(map), 0.95)`.
-            Smoothed polar with lambda = 1e-4 if not given.
-        momentum_form: "ema" as above; "polyak" is M <- momentum M + G; "ema-nesterov" and
-            "nesterov" look one step ahead.
-        weight_decay: Decoupled: X is also stepped by -lr weight_decay X.
-        adjust: Scale of an orthogonalized [m, n] step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), "polargrad" <M, Orth(M)>.
-        routes: How many matrices each parameter of a network holds; 0 leaves it to `aux`.
-            All parameters are matrices if not given.
-        aux: The step of the other parameters, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Its step size; 0 means 0.05 for "sgd" and 0.001 for "adamw".
-
     State: M, sent to the clients and averaged. Guarantee: with a Lipschitz orthogonalizer, the
-    stability recursion (section 4.2) and Theorem 4.1. Source: Stability note.
+    stability recursion (section 4.2) and Theorem 4.1. Source: Stability note, Algorithm 1.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import orthogonalizers, recipes
+        >>> recipe = recipes.fedmuon(lr=0.02, orthogonalizer=orthogonalizers.newton_schulz())
+        >>> [link.name for link in recipe.chain.links], recipe.sent
+        (['gradient', 'momentum', 'orthogonalize', 'descend'], ('momentum',))
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
@@ -216,15 +278,40 @@ def fedmuon_aligned(
 ) -> Recipe:
     """FedMuon with local-global alignment (Stability note, Remark 3.2).
 
-    X <- X - lr ((1 - alignment) Orth(M) + alignment D), D the last global direction,
-    (X - mean) / (lr steps).
+    X <- X - lr ((1 - alignment) Orth(M) + alignment D), with the last global direction D = (X -
+    mean) / (lr steps).
+
+    State: M and D, sent to the clients; M is averaged. Guarantee: the stability recursion with a
+    third state (global constants). Source: Stability note, Remark 3.2.
 
     Args:
-        alignment: alpha, the part of the global direction.
-        steps: E, local steps of a round, which the server's rule counts on.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        alignment: alpha, the weight of the global direction, from 0 to 1.
+        steps: E, the number of local steps of a round. The server's rule divides by it.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
-    The other arguments are those of `fedmuon`. State: M and D, sent to the clients; M is averaged.
-    Guarantee: the recursion with a third state (global constants).
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedmuon_aligned(lr=0.02, alignment=0.5).sent
+        ('momentum', 'global-direction')
     """
     others = _others(routes, aux, aux_lr)
     *before, descent = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay,
@@ -243,16 +330,27 @@ def fedmuon_aligned(
 
 @_recipe
 def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0) -> Recipe:
-    """FedProx: FedAvg whose clients are held near the server's model.
+    """FedProx: FedAvg with a pull to the server's model.
 
     x <- x - lr (G + proximal (x - X));  models are averaged.
 
-    Args:
-        lr: Step size.
-        proximal: mu, the strength of the pull to the received model X; 0 is FedAvg.
-        weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
-
     State: none. Guarantee: no certificate is known. Source: Li et al. 2020 (arXiv:1812.06127).
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        proximal: mu, the strength of the pull to the received model X. With 0 it is FedAvg.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> [link.name for link in recipes.fedprox(proximal=0.1).chain.links]
+        ['gradient', 'proximal', 'descend']
     """
     chain = Chain((gradient(), links.proximal(proximal), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean)
@@ -260,20 +358,31 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
 @_recipe
 def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
-    """FedPer: FedAvg of a part of the model; each client has the rest to itself.
+    """FedPer: FedAvg of a part of the model. Each client has its own other part.
 
     (x, z_i) <- (x, z_i) - lr G(x, z_i);  the mean of the clients' x is the next X.
 
-    Args:
-        lr: Step size.
-        personal: Patterns of the names in z, such as "head.*", with commas between them. Without
-            any it is FedAvg. With all names of the BatchNorm layers, among them the running
-            statistics, it is FedBN (arXiv:2102.07623).
-        weight_decay: Decoupled: (x, z_i) is also stepped by -lr weight_decay (x, z_i).
-
     State: z_i stays with its client, and begins as in the first model. With `data.client-test`,
-    each client tests its own (X, z_i), beside the server's X with the first z. Guarantee: no
-    certificate is known. Source: Arivazhagan et al. 2019 (arXiv:1912.00818).
+    each client tests its own (X, z_i). Guarantee: no certificate is known. Source: Arivazhagan et
+    al. 2019 (arXiv:1912.00818).
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        personal: Name patterns of the personal part z, such as "head.*", separated by commas.
+            Without any it is FedAvg. With all names of the BatchNorm layers, including running
+            statistics, it is FedBN (arXiv:2102.07623).
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedper(personal="head.*").is_personal("head.weight")
+        True
     """
     patterns = tuple(filter(None, (one.strip() for one in personal.split(","))))
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
@@ -282,20 +391,31 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
 
 @_recipe
 def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 0.0) -> Recipe:
-    """Ditto: FedAvg, beside which each client trains a model of its own near the server's.
+    """Ditto: FedAvg, while each client also trains its own model near the server's.
 
     x <- x - lr G(x);  v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X));  the mean of the x is
     the next X.
 
-    Args:
-        lr: Step size of both models.
-        personal_weight: lambda, the strength of the pull to the received model X; 0 is local
-            training of v_i.
-        weight_decay: Decoupled, on both models.
+    State: v_i stays with its client. It begins as the first model, and takes as many steps as x,
+    with the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no
+    certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
-    State: v_i stays with its client, begins as the first model, and takes as many steps as x, with
-    the same batches. With `data.client-test`, each client tests its v_i, beside the server's X.
-    Guarantee: no certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    Args:
+        lr: Step size η of both models, one number or one per replica `[replicas]`.
+        personal_weight: lambda, the strength of the pull to the received model X. With 0, v_i is
+            trained locally.
+        weight_decay: Decoupled weight decay of both models.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.ditto(personal_weight=0.5).persistent
+        ('personal',)
     """
     own = links.personal_model(lr, personal_weight, weight_decay)
     chain = Chain((gradient(), own, descend(lr, {}, weight_decay)))
@@ -330,21 +450,32 @@ def fedadam(
     tau: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """FedAdam: local SGD, and Adam on the server.
+    """FedAdam: clients take SGD steps, and the server takes Adam steps.
 
     D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
     v <- server_memory v + (1 - server_memory) D^2;  X <- X + server_lr m / (sqrt(v) + tau).
 
-    Args:
-        lr: Step size of the clients.
-        server_lr: Step size of the server; 0 means 0.1.
-        server_momentum: Memory of m.
-        server_memory: Memory of v.
-        tau: Keeps the step bounded where v is small; v begins at tau^2.
-        weight_decay: Decoupled, on the clients.
-
     State: m and v, on the server. Guarantee: no certificate is known.
     Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server. 0 means 0.1.
+        server_momentum: Memory of m.
+        server_memory: Memory of v.
+        tau: Bounds the step where v is small. v begins at tau^2.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedadam(lr=0.1, server_lr=0.01).kept
+        ('momentum', 'square')
     """
     return _adaptive("adam", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
 
@@ -358,13 +489,32 @@ def fedyogi(
     tau: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """FedYogi: local SGD, and Yogi on the server, whose v changes by at most a share of D^2.
+    """FedYogi: clients take SGD steps, and the server takes Yogi steps.
 
     D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
     v <- v - (1 - server_memory) D^2 sign(v - D^2);  X <- X + server_lr m / (sqrt(v) + tau).
 
-    Arguments are those of `fedadam`. State: m and v, on the server; v begins at tau^2.
+    State: m and v, on the server; v begins at tau^2 and changes by at most a share of D^2.
     Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server. 0 means 0.1.
+        server_momentum: Memory of m.
+        server_memory: Memory of v.
+        tau: Bounds the step where v is small. v begins at tau^2.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedyogi(lr=0.1, server_lr=0.01).kept
+        ('momentum', 'square')
     """
     return _adaptive("yogi", lr, server_lr, server_momentum, server_memory, tau, weight_decay)
 
@@ -376,13 +526,29 @@ def fedadagrad(
     tau: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """FedAdagrad: local SGD, and Adagrad on the server, without momentum.
+    """FedAdagrad: clients take SGD steps, and the server takes Adagrad steps without momentum.
 
     D = mean - X;  v <- v + D^2;  X <- X + server_lr D / (sqrt(v) + tau).
 
-    Arguments are those of `fedadam`. State: v, on the server, which begins at tau^2; and the last
-    D. Guarantee: no certificate is known.
-    Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+    State: v, on the server, which begins at tau^2; and the last D. Guarantee: no certificate is
+    known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server. 0 means 0.1.
+        tau: Bounds the step where v is small. v begins at tau^2.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedadagrad(lr=0.1, server_lr=0.01).kept
+        ('momentum', 'square')
     """
     return _adaptive("adagrad", lr, server_lr, 0.0, 0.0, tau, weight_decay)
 
@@ -391,15 +557,28 @@ def fedadagrad(
 def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """FedNova: each client's update is divided by its number of local steps before the mean.
 
-    X <- X + t mean_i[(x_i - X) / t_i], with t = mean_i t_i in the weights of the aggregate. With
-    [local] epochs, clients with more samples take more steps t_i, and FedAvg would lean to them.
+    X <- X + t mean_i[(x_i - X) / t_i], with t = mean_i t_i in the weights of the aggregate.
 
-    Args:
-        lr: Step size.
-        weight_decay: Decoupled, on the clients.
+    With `[local] epochs`, clients with more samples take more steps t_i, and the mean of FedAvg
+    would favour them.
 
     State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
     for SGD without momentum.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fednova(lr=0.1).counted
+        True
     """
 
     def client(
@@ -429,20 +608,32 @@ def _require_clients(clients: int) -> None:
 def scaffold(
     lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
 ) -> Recipe:
-    """SCAFFOLD: steps are corrected by how a client's gradients differ from everybody's.
+    """SCAFFOLD: steps are corrected by how a client's gradients differ from the mean over clients.
 
     x <- x - lr (G - c_i + c);  then c_i+ = c_i - c + (X - x) / (E lr), the mean of the gradients.
     Server: X <- X + server_lr (mean - X);  c <- c + (K / N) mean(c_i+ - c_i).
 
-    Args:
-        lr: Step size.
-        server_lr: Step size of the server; 0 means 1.
-        weight_decay: Decoupled, on the clients.
-        clients: N.
-
     State: c_i stays with its client; c is sent by the server, and c_i+ - c_i comes back.
     Guarantee: no certificate is known.
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server. 0 means 1.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        clients: N, the number of all clients of the run.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipe = recipes.scaffold(lr=0.1, clients=20)
+        >>> recipe.sent, recipe.persistent
+        (('server-control',), ('client-control',))
     """
     _require_clients(clients)
     step = server_step(server_lr or 1.0, 0.0)
@@ -506,12 +697,37 @@ def fedmuon_corrected(
     M_i <- momentum M_i + (1 - momentum) G;  x <- x - lr Orth(M_i - C_i + C);  then C_i <- M_i.
     Server: C <- C + (1/N) sum_i (C_i+ - C_i);  X <- (1 - K/N) X + (1/N) sum_i x_i.
 
-    Args:
-        clients: N.
+    State: M_i and C_i stay with their client; C is sent by the server, and the change of C_i comes
+    back. Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO
+    (arXiv:2509.26337), which claims convergence for any number of Newton-Schulz steps.
 
-    The other arguments are those of `fedmuon`. State: M_i and C_i stay with their client; C is
-    sent by the server, and the change of C_i comes back. Guarantee: no certificate is known.
-    Source: arXiv:2509.26337, which claims convergence for any number of Newton-Schulz steps.
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        clients: N, the number of all clients of the run.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.fedmuon_corrected(lr=0.02, clients=20).persistent
+        ('momentum', 'client-correction')
     """
     _require_clients(clients)
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
@@ -567,18 +783,43 @@ def fedmuon_svd(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon with compressed momentum: in both directions as its rank-r factors.
+    """FedMuon with compressed momentum: messages carry its rank-r factors in both directions.
 
-    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M);  a message has L = U_r S_r and
-    R = V_r^T of the singular value decomposition M = U S V^T, and its receiver takes M <- L R.
+    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M);  a message has L = U_r S_r and R =
+    V_r^T of the singular value decomposition M = U S V^T, and its receiver takes M <- L R.
+
+    State: M, sent and returned as factors, and averaged; nothing corrects for what the factors
+    leave out. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403), whose
+    alignment is in `fedmuon-aligned`.
 
     Args:
-        rank: r. A matrix [m, n] with r (m + n) >= m n is sent as it is, and if that holds for all,
-            the method is FedMuon.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        rank: r. A matrix [m, n] with r (m + n) >= m n is sent as it is. If that holds for all
+            matrices, the method is FedMuon.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
-    The other arguments are those of `fedmuon`. State: M, sent and returned as factors, and
-    averaged; nothing corrects for what the factors leave out. Guarantee: no certificate is known.
-    Source: Liu et al. 2025 (arXiv:2510.27403), whose alignment is in `fedmuon-aligned`.
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> sorted(recipes.fedmuon_svd(lr=0.02, rank=4).codecs)
+        ['momentum']
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
@@ -604,12 +845,39 @@ def ef21_muon(
     M_i <- momentum M_i + (1 - momentum) G;  message C(M_i - g_i);  g_i <- g_i + C(M_i - g_i).
     Server: g <- mean of all g_i;  X <- X - lr Orth(g).
 
-    C and g_i are those of [compression] with feedback = "ef21"; without it, g is the mean of the
-    round's M_i. The gradients of E local steps are all taken at X; the paper has E = 1.
+    C and g_i are those of [compression] with feedback = "ef21". Without it, g is the mean of the
+    round's M_i. The gradients of E local steps are all taken at X; the paper has E = 1. With
+    `aux="adamw"`, the server takes the AdamW step, by the mean gradient.
 
-    Args are those of `fedmuon`; "adamw" steps on the server, by the mean gradient. State: M_i stays
-    with its client, and the states of the step with the server. Guarantee: no certificate is known.
-    Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
+    State: M_i stays with its client, and the states of the step with the server. Guarantee: no
+    certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.ef21_muon(lr=0.02).direction
+        True
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
@@ -654,16 +922,27 @@ def ef21_muon(
 
 @_recipe
 def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
-    """Local AdamW: AdamW steps whose moments begin afresh in every round; models are averaged.
+    """Local AdamW: AdamW steps whose moments restart in every round. Models are averaged.
 
     m <- 0.9 m + 0.1 G;  v <- 0.999 v + 0.001 G^2;
     x <- x - lr (m / (1 - 0.9^k)) / (sqrt(v / (1 - 0.999^k)) + 1e-8) in local step k = 1, 2, ...
 
-    Args:
-        lr: Step size.
-        weight_decay: Decoupled: x is also stepped by -lr weight_decay x.
-
     State: none between rounds. Guarantee: no certificate is known. Source: Loshchilov, Hutter 2019.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.local_adamw(lr=0.001).kept
+        ()
     """
     chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
     return Recipe(chain, replace_by_mean)
@@ -676,19 +955,29 @@ def diloco(
     server_momentum: float = 0.9,
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """DiLoCo: local AdamW, and Nesterov's momentum on the server.
+    """DiLoCo: clients take AdamW steps, and the server uses Nesterov momentum.
 
     D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
 
-    Args:
-        lr: Step size of the clients.
-        server_lr: Step size of the server; 0 means 0.7.
-        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local AdamW.
-        weight_decay: Decoupled, on the clients.
+    State: v, on the server; the moments restart in every round, while the paper's few workers store
+    theirs. Guarantee: no certificate is known. Source: Douillard et al. 2023 (arXiv:2311.08105).
 
-    State: v, on the server; the moments begin afresh in every round, where the paper's few workers
-    keep theirs. Guarantee: no certificate is known.
-    Source: Douillard et al. 2023 (arXiv:2311.08105).
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server. 0 means 0.7.
+        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local AdamW.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.diloco(lr=0.001).kept
+        ('momentum',)
     """
     chain = Chain((gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay)))
     return Recipe(chain, server_step(server_lr or 0.7, server_momentum, True), kept=MOMENTUM)
@@ -709,16 +998,41 @@ def muloco(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """MuLoCo: local Muon, and Nesterov's momentum on the server.
+    """MuLoCo: clients take Muon steps, and the server uses Nesterov momentum.
 
     D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
 
-    Args:
-        server_lr: Step size of the server; 0 means 0.7.
-        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local Muon.
+    State: v, on the server; the clients' M restarts in every round. Guarantee: no certificate is
+    known. Source: arXiv:2505.23725.
 
-    The other arguments are those of `fedmuon`. State: v, on the server; M begins afresh.
-    Guarantee: no certificate is known. Source: arXiv:2505.23725.
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        server_lr: Step size of the server. 0 means 0.7.
+        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local Muon.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.muloco(lr=0.02).kept
+        ('momentum',)
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
@@ -743,8 +1057,27 @@ def sgd(
 ) -> Recipe:
     """SGD with momentum: X <- X - lr M.
 
-    Args are those of `fedmuon`. State: M, averaged. Guarantee: the stability recursion with
-    L = 1.
+    It is a centralized optimizer. With several clients, the server averages models and M.
+
+    State: M, averaged. Guarantee: the stability recursion with L = 1.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.sgd(lr=0.1).sent
+        ('momentum',)
     """
     heavy = links.momentum(momentum, momentum_form)
     return centralized(gradient(), heavy, descend(lr, {}, weight_decay))
@@ -758,10 +1091,29 @@ def normalized_sgd(
     momentum_form: str = "ema",
     weight_decay: float = 0.0,
 ) -> Recipe:
-    """Normalized SGD with momentum: X <- X - lr M / ||M||.
+    """Normalized SGD with momentum: X <- X - lr M / ||M||_F.
 
-    Args are those of `fedmuon`. State: M, averaged. Guarantee: none, because M / ||M|| jumps
-    at M = 0.
+    It is a centralized optimizer. With several clients, the server averages models and M.
+
+    State: M, averaged. Guarantee: none, because M / ||M|| jumps at M = 0.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> [link.name for link in recipes.normalized_sgd().chain.links]
+        ['gradient', 'momentum', 'normalize', 'descend']
     """
     heavy = links.momentum(momentum, momentum_form)
     return centralized(gradient(), heavy, links.normalize(), descend(lr, {}, weight_decay))
@@ -769,13 +1121,27 @@ def normalized_sgd(
 
 @_recipe
 def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
-    """AdamW with torch's constants (Loshchilov, Hutter 2019).
+    """AdamW with the constants of torch.optim.AdamW (Loshchilov, Hutter 2019).
 
-    Args:
-        lr: Step size.
-        weight_decay: Decoupled: X is also stepped by -lr weight_decay X.
+    It is a centralized optimizer. With several clients, the server averages models and both
+    moments.
 
     State: both moments, averaged. Guarantee: none; the recursion has no second moment.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.adamw(lr=0.001).sent
+        ('adamw',)
     """
     return centralized(gradient(), links.adamw(decay=0.0), descend(lr, {}, weight_decay))
 
@@ -793,10 +1159,40 @@ def muon(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """Muon as a centralized optimizer: X <- X - lr Orth(M).
+    """Muon: X <- X - lr Orth(M).
 
-    Args are those of `fedmuon`. State: every lasting state, averaged. Guarantee: with one client it
-    is FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
+    It is a centralized optimizer. With several clients, the server averages models and all lasting
+    states.
+
+    State: every lasting state, averaged. Guarantee: with one client it is FedMuon. Source: Jordan
+    et al. 2024; Nesterov Muon.
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: beta, the memory of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
+            1e-4.
+        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
+            "ema-nesterov" and "nesterov", which look one step ahead.
+        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
+            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
+        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
+            step. Without it, every parameter is a matrix.
+        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.muon(lr=0.02).sent
+        ('momentum',)
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip

@@ -28,7 +28,23 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Route(NamedTuple):
-    """One parameter: `matrices` is (count, m, n) as Muon sees it, None for the auxiliary."""
+    """The optimizer of one parameter, and the reason.
+
+    Attributes:
+        name: Name of the parameter.
+        shape: Its shape.
+        matrices: (count, m, n) as Muon sees the parameter; None for the auxiliary optimizer.
+        optimizer: "muon" or "aux".
+        reason: Why, such as "hidden", "vector", "first layer" or "embedding".
+        param: The parameter itself.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import routing_table
+        >>> route = routing_table(torch.nn.Sequential(torch.nn.Linear(4, 4)))[0]
+        >>> route.name, route.optimizer, route.matrices
+        ('0.weight', 'muon', (1, 4, 4))
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +55,22 @@ class Route(NamedTuple):
 
 
 class RoutingTable(tuple[Route, ...]):
-    """The routes of a model; print it."""
+    """The routes of all parameters of a model: a tuple of `Route`, which prints as a table.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import routing_table
+        >>> sizes = (8, 16), (16, 16), (16, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> print(routing_table(model))
+        name      shape    matrices  optimizer  reason
+        0.weight  16 x 8   -         aux        first layer
+        0.bias    16       -         aux        vector
+        1.weight  16 x 16  16 x 16   muon       hidden
+        1.bias    16       -         aux        vector
+        2.weight  2 x 16   -         aux        last layer
+        2.bias    2        -         aux        vector
+    """
 
     __slots__ = ()
 
@@ -64,16 +95,30 @@ def routing_table(
     fused: Mapping[str, int] = FUSED,
     ends: bool = True,
 ) -> RoutingTable:
-    """Every trainable parameter once, with its optimizer and the reason.
+    """List every trainable parameter once, with its optimizer and the reason.
 
     Args:
-        model: The model.
-        to_muon: Name patterns ("blocks.*.weight") that override the rule.
+        model: The model. Parameters with `requires_grad=False` are left out.
+        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
         to_aux: The same for the auxiliary optimizer.
         fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
             into its k square matrices.
         ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
             for a part of a network, such as one block.
+
+    Returns:
+        One route per parameter. Print it to see the table.
+
+    Raises:
+        InputError: If a pattern matches no name, or the argument is not a module.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import routing_table
+        >>> sizes = (8, 16), (16, 16), (16, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> [route.name for route in routing_table(model) if route.optimizer == "muon"]
+        ['1.weight']
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -119,10 +164,29 @@ def param_groups_for_muon(
     to_aux: Sequence[str] = (),
     fused: Mapping[str, int] = FUSED,
 ) -> list[dict[str, Any]]:
-    """Groups for `MuonWithAux`: hidden matrices by their number of blocks, then all others.
+    """Make the parameter groups of `MuonWithAux`: hidden matrices first, then all others.
 
-    The arguments are those of `routing_table`. Each group has `use_muon`, `blocks` if that is True,
-    and its parameters with their names.
+    Args:
+        model: The model. Parameters with `requires_grad=False` are left out.
+        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
+        to_aux: The same for the auxiliary optimizer.
+        fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
+            into its k square matrices.
+
+    Returns:
+        One group with `use_muon: True` for each number of `blocks`, and one with False. Parameters
+            come with their names.
+
+    Raises:
+        InputError: If a pattern matches no name, or if nothing is left for Muon.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import param_groups_for_muon
+        >>> sizes = (8, 16), (16, 16), (16, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> [(group["use_muon"], len(group["params"])) for group in param_groups_for_muon(model)]
+        [(True, 1), (False, 5)]
     """
     return _groups_of(routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused))
 
@@ -136,23 +200,21 @@ def groups(
     to_aux: Sequence[str] = (),
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Groups for `MuonWithAux`, with a printed table of who takes which parameter, and why.
-
-        optimizer = MuonWithAux(groups(model), muon={"lr": 0.02}, aux={"lr": 3e-4})
+    """Make the parameter groups of `MuonWithAux`, and print which parameter goes where, and why.
 
     Muon takes the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
     auxiliary optimizer, AdamW by default, takes embeddings, class tokens, the first and the last
-    layer, norms and vectors. First and last are meant in the order in which the model declares its
-    layers; where that is another order than that of its calls, name them in `to_muon` and `to_aux`.
-    If no matrix is left, Muon takes the largest.
+    layer, norms and vectors. First and last refer to the order in which the model declares its
+    layers. If it calls them in another order, name them in `to_muon` and `to_aux`. If no matrix is
+    left, Muon takes the largest one.
 
     Args:
-        model: The model.
+        model: The model. Parameters with `requires_grad=False` are left out.
         split_qkv: Whether query, key and value projections that share one parameter are
-            orthogonalized as three matrices. Without it they are one matrix.
+            orthogonalized as three matrices. Otherwise they are one matrix.
         ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
             for a part of a network, such as one encoder layer.
-        to_muon: Name patterns ("blocks.*.weight") that override these rules.
+        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
         to_aux: The same for the auxiliary optimizer.
         show: Whether to print the table.
 
@@ -161,6 +223,15 @@ def groups(
 
     Raises:
         InputError: If a pattern matches no name, or if nothing is left for Muon.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import MuonWithAux, groups
+        >>> sizes = (8, 16), (16, 16), (16, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> optimizer = MuonWithAux(groups(model, show=False), muon={"lr": 0.02}, aux={"lr": 3e-4})
+        >>> len(optimizer.param_groups)
+        2
     """
     fused = FUSED if split_qkv else {}
     table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused, ends=ends)
@@ -212,7 +283,7 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
 
 
 def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
-    """The largest matrix that nobody named; an embedding only if there is no other."""
+    """The largest matrix that no pattern names; an embedding only if there is no other."""
     matrices = [
         param
         for param, reason in reasons.items()

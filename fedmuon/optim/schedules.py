@@ -12,6 +12,8 @@ from typing import Any, SupportsFloat
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.registry import Registry
 
+__all__ = ["cosine", "heavy_tailed", "step", "warm_up"]
+
 Schedule = Callable[[int], float]
 SCHEDULES: Registry[Schedule] = Registry()
 
@@ -27,10 +29,27 @@ def as_factor(found: Any) -> float | str:
 
 @SCHEDULES.add("cosine")
 def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
-    """From 1 down to `floor` along half a cosine, which would end in the round after the last.
+    """Return a factor that falls from 1 to `floor` along half a cosine.
 
-    During the first `warm` rounds the factor rises as in `warm_up`. DiSK (C.1) sets `warm` to a
+    The factor would reach `floor` in the round after the last. DiSK (C.1) sets `warm` to a
     twentieth of all rounds.
+
+    Args:
+        rounds: Number of rounds of the run.
+        floor: The factor at the end.
+        warm: Number of first rounds in which the factor rises, as in `warm_up`.
+
+    Returns:
+        Round 0, 1, ... -> factor of the step size.
+
+    Raises:
+        InputError: If `warm` is negative or not below `rounds`.
+
+    Example:
+        >>> from fedmuon import schedules
+        >>> factor = schedules.cosine(rounds=4)
+        >>> [round(factor(r), 3) for r in range(4)]
+        [1.0, 0.854, 0.5, 0.146]
     """
     if not 0 <= warm < rounds:
         raise InputError(
@@ -50,7 +69,24 @@ def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
 
 @SCHEDULES.add("step")
 def step(every: int = 10, factor: float = 0.5) -> Schedule:
-    """Multiply by `factor` after every `every` rounds."""
+    """Return a factor that is multiplied by `factor` after every `every` rounds.
+
+    Args:
+        every: Number of rounds between two changes.
+        factor: The multiplier.
+
+    Returns:
+        Round 0, 1, ... -> factor of the step size.
+
+    Raises:
+        InputError: If `every` is below 1.
+
+    Example:
+        >>> from fedmuon import schedules
+        >>> factor = schedules.step(every=2, factor=0.5)
+        >>> [factor(r) for r in range(5)]
+        [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
     if every < 1:
         raise InputError(f"[local.options] every = {every} is refused: give 1 round or more")
     return lambda round: factor ** (round // every)
@@ -58,23 +94,47 @@ def step(every: int = 10, factor: float = 0.5) -> Schedule:
 
 @SCHEDULES.add("warm-up")
 def warm_up(warm: int = 5) -> Schedule:
-    """1/(warm + 1), 2/(warm + 1), ... in the first `warm` rounds, then 1."""
+    """Return a factor that rises to 1: 1/(warm + 1), 2/(warm + 1), ..., then 1.
+
+    Args:
+        warm: Number of rounds with a factor below 1.
+
+    Returns:
+        Round 0, 1, ... -> factor of the step size.
+
+    Raises:
+        InputError: If `warm` is negative.
+
+    Example:
+        >>> from fedmuon import schedules
+        >>> factor = schedules.warm_up(3)
+        >>> [factor(r) for r in range(5)]
+        [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
     if warm < 0:
         raise InputError(f"[local.options] warm = {warm} is refused: give 0 rounds or more")
     return lambda round: min(1.0, (round + 1) / (warm + 1))
 
 
 def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, float]:
-    """(eta, beta) for gradient noise with a moment of order alpha in (1, 2].
+    """Return (eta, beta) for gradient noise with a moment of order alpha in (1, 2].
 
         eta = K^(-(2 alpha - 1) / (3 alpha - 2))        beta = 1 - K^(-alpha / (3 alpha - 2))
 
-    Source: Nesterov Muon, Theorem 3.4. Without alpha, alpha = 2 gives K^(-3/4) and 1 - K^(-1/2)
-    (Theorem 3.5). One step has beta = 0.
+    Source: Nesterov Muon, Theorem 3.4. One step has beta = 0.
 
     Args:
-        steps: K.
-        tail_index: alpha.
+        steps: K, the number of local steps of the whole run.
+        tail_index: alpha. Without it, alpha = 2 gives K^(-3/4) and 1 - K^(-1/2) (Theorem 3.5).
+
+    Returns:
+        Step size eta and momentum beta.
+
+    Example:
+        >>> from fedmuon import schedules
+        >>> eta, beta = schedules.heavy_tailed(10_000)
+        >>> round(eta, 6), round(beta, 6)
+        (0.001, 0.99)
     """
     alpha = 2.0 if tail_index is None else tail_index
     width = 3 * alpha - 2

@@ -121,11 +121,11 @@ COEFFICIENTS: dict[str, Table] = {
 
 
 def schedule(coefficients: Coefficients, steps: int) -> Schedule:
-    """Return the `steps` polynomials of a schedule, each with at least (a, b, c).
+    """Return the polynomials of `steps` Newton–Schulz steps, each with at least (a, b, c).
 
     Args:
-        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. A schedule that
-            is too short repeats its last step; one that is too long is cut.
+        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. A list that is
+            too short repeats its last step; one that is too long is cut.
         steps: Number of steps, 0 or more.
 
     Returns:
@@ -133,6 +133,11 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 
     Raises:
         InputError: If the name is unknown, the list is empty, or a number is not finite.
+
+    Example:
+        >>> from fedmuon.orthogonalize import schedule
+        >>> schedule("cubic", 2)
+        ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
@@ -153,22 +158,30 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 
 
 def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
-    """Return a set whose steps but the last take x / factor instead of x.
+    """Return coefficients whose steps, except the last, take x / factor instead of x.
 
     A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding puts
     singular values there. The factor divides them before each step, so the coefficient of x^(2k+1)
-    is divided by factor^(2k+1). The last step of the set stays, because it brings singular values
-    to 1. The first seven steps of `polar-express-e3` with the factor 1.01 are those of
-    `polar-express`, to four decimals.
+    is divided by factor^(2k+1). The last step stays, because it brings singular values to 1. The
+    first seven steps of `polar-express-e3` with the factor 1.01 are those of `polar-express`, to
+    four decimals.
 
     Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
 
     Args:
         coefficients: A name in `COEFFICIENTS`, or a list of steps.
-        factor: The factor, at least 1. With 1 the set is returned as it is.
+        factor: The factor, at least 1. With 1 the coefficients are returned unchanged.
+
+    Returns:
+        The steps, each a tuple of coefficients.
 
     Raises:
-        InputError: If the factor is below 1, or if the set has one step, which is its last.
+        InputError: If the factor is below 1, or if there is only one step, which is the last.
+
+    Example:
+        >>> from fedmuon.orthogonalize import with_safety
+        >>> with_safety([(2.0, 0.0, 0.0), (1.5, -0.5, 0.0)], factor=2.0)
+        ((1.0, 0.0, 0.0), (1.5, -0.5, 0.0))
     """
     if not 1 <= factor < float("inf"):
         raise InputError(f"The safety factor is {factor}: choose a number of 1 or more.")

@@ -34,15 +34,22 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
     Source: Stability note, Lemma D.1.
 
     Args:
-        matrix: The stack M [..., m, n].
-        lam: Smoothing, > 0: one number, or a tensor that broadcasts over the leading axes.
+        matrix: The stack M `[..., m, n]`.
+        lam: Smoothing λ > 0: one number, or a tensor that broadcasts over the leading axes.
 
     Returns:
-        The smoothed polar factors [..., m, n], with the dtype and device of M.
+        The smoothed polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If `lam` is not positive and finite, or does not broadcast.
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import smoothed_polar
+        >>> smoothed_polar(torch.diag(torch.tensor([3.0, 4.0])), lam=16.0)
+        tensor([[0.6000, 0.0000],
+                [0.0000, 0.7071]])
     """
     mend = "choose lam > 0 (exact_sign is the limit lam -> 0)."
     root = per_matrix("lam", lam, matrix, mend).sqrt()
@@ -58,15 +65,22 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
     Source: Stability note, Lemma D.9.
 
     Args:
-        matrix: The stack M [..., m, n].
-        gamma: Clipping level, > 0: one number, or a tensor that broadcasts over the leading axes.
+        matrix: The stack M `[..., m, n]`.
+        gamma: Clipping level γ > 0: one number, or a tensor that broadcasts over the leading axes.
 
     Returns:
-        The clipped signs [..., m, n], with the dtype and device of M.
+        The clipped signs `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If `gamma` is not positive and finite, or does not broadcast.
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import clipped_sign
+        >>> clipped_sign(torch.diag(torch.tensor([0.05, 4.0])), gamma=0.1)
+        tensor([[0.5000, 0.0000],
+                [0.0000, 1.0000]])
     """
     mend = "choose gamma > 0 (exact_sign is the limit gamma -> 0)."
     root = per_matrix("gamma", gamma, matrix, mend)
@@ -74,7 +88,7 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def exact_sign(matrix: Tensor) -> Tensor:
-    """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T.
+    """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T, the polar factor.
 
     Singular values up to max(m, n) eps s_max count as zero, with the eps of M's dtype. Rounding
     leaves values of this size where the exact value is zero.
@@ -86,13 +100,20 @@ def exact_sign(matrix: Tensor) -> Tensor:
     Source: Stability note, section 3.
 
     Args:
-        matrix: The stack M [..., m, n].
+        matrix: The stack M `[..., m, n]`.
 
     Returns:
-        The polar factors [..., m, n], with the dtype and device of M.
+        The polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import exact_sign
+        >>> exact_sign(torch.tensor([[0.0, 2.0], [5.0, 0.0]]))
+        tensor([[0., 1.],
+                [1., 0.]])
     """
     if matrix.numel() == 0:
         return matrix.clone()
@@ -112,21 +133,27 @@ def exact_sign(matrix: Tensor) -> Tensor:
 def quotient_sign(matrix: Tensor) -> Tensor:
     """Return the exact sign of matrices whose rows sum to 0, without a false direction.
 
-    The columns of Q [n, n-1] are an orthonormal basis of the vectors that sum to 0. Then M is
-    (M Q) Q^T, and U V^T is sign(M Q) Q^T. In floating point the rows of M sum to 0 only up to
-    rounding. If M is small compared with the gradients that it was summed from, `exact_sign` would
-    take this rounding for a direction of its own.
+    The columns of Q [n, n-1] are an orthonormal basis of the vectors that sum to 0. Then M is (M Q)
+    Q^T, and U V^T is sign(M Q) Q^T. In floating point the rows of M sum to 0 only up to rounding.
+    If M is small compared with the gradients that it was summed from, `exact_sign` would treat this
+    rounding as a direction.
 
     Guarantee: that of `exact_sign`.
 
     Args:
-        matrix: The stack M [..., m, n] with M 1 = 0 up to rounding.
+        matrix: The stack M `[..., m, n]` with M 1 = 0 up to rounding.
 
     Returns:
-        The polar factors [..., m, n], with the dtype and device of M.
+        The polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import quotient_sign
+        >>> quotient_sign(torch.tensor([[2.0, -2.0]]))
+        tensor([[ 0.7071, -0.7071]])
     """
     # Helmert's basis: column k is (1, ..., 1, -k, 0, ...) over its norm, for k = 1 .. n-1.
     n = matrix.shape[-1]
@@ -147,17 +174,25 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
     Source: Stability note, Corollary D.11.
 
     Args:
-        matrix: The stack M [..., m, n].
-        sigma: Noise level, >= 0 (0 is `exact_sign`): one number, or a tensor that broadcasts over
+        matrix: The stack M `[..., m, n]`.
+        sigma: Noise level σ >= 0 (0 is `exact_sign`): one number, or a tensor that broadcasts over
             the leading axes.
-        noise: H, [m, n] or with leading axes that broadcast. A run and its neighbours share one H.
+        noise: H `[m, n]`, or with leading axes that broadcast. A run and its neighbours share one
+            H.
 
     Returns:
-        The polar factors [..., m, n], with the dtype and device of M.
+        The polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If `sigma` is negative or not finite, or does not broadcast.
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import gaussian_smoothed_sign
+        >>> gaussian_smoothed_sign(torch.zeros(2, 2), sigma=0.1, noise=torch.eye(2))
+        tensor([[1., 0.],
+                [0., 1.]])
     """
     mend = "choose sigma >= 0 (0 is exact_sign)."
     level = per_matrix("sigma", sigma, matrix, mend, zero=True).to(matrix.dtype)

@@ -52,8 +52,7 @@ def newton_schulz(
     """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
 
     The result is U p_T(S) V^T for M / divisor = U S V^T and the composed polynomial p_T. It is near
-    U V^T if the schedule converges and no positive singular value is tiny (see
-    `newton_schulz_error`).
+    U V^T if the coefficients converge and no positive singular value is tiny.
 
     Guarantee: L-Lipschitz in the Frobenius norm, with L the steepest slope of p_T on [0, 1] over
     the floor of the divisor (eps, or 1 for `unit`). The paper prints a larger constant, Lambda_T.
@@ -62,22 +61,29 @@ def newton_schulz(
     Source: Stability note, Lemma D.3; each table in `COEFFICIENTS` names its own.
 
     Args:
-        matrix: The stack M [..., m, n].
+        matrix: The stack M `[..., m, n]`.
         steps: Number of steps T, 0 or more.
         coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. The last one
             repeats if there are fewer than `steps`.
-        eps: Floor of the divisor, > 0. `unit` does not read it.
+        eps: Floor of the divisor, > 0. `unit` does not use it.
         normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
-            max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning (see `precondition`).
-        products: The dtype of the iterates after the division, such as torch.bfloat16; None is
-            that of M. The result then has errors of a few eps of that dtype, and no constant L.
+            max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning.
+        products: The dtype of the iterates after the division, such as torch.bfloat16; None is that
+            of M. The result then has errors of a few eps of that dtype, and no constant L.
 
     Returns:
-        Z after the last step [..., m, n], with the dtype and device of M.
+        Z after the last step `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import newton_schulz
+        >>> newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), steps=10).round(decimals=3)
+        tensor([[1., 0.],
+                [0., 1.]])
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)

@@ -44,38 +44,48 @@ def randomized_polar(
     axis: Axis = "columns",
     delta: Delta | float | Tensor | None = None,
 ) -> Tensor:
-    """Return Q p_T(Q^T M / delta), whose rank is at most l = rank + oversample.
+    """Return Q p_T(Q^T M / delta), a polar factor of rank at most l = rank + oversample.
 
     Q [m, l] is an orthonormal basis of the range of (M M^T)^power M Omega, and p_T is the
     Newton–Schulz polynomial of `newton_schulz`.
 
-    Guarantee: none in the sense of Lipschitz, because a small change of M can make the sketch miss
-    a direction. Nesterov Muon bounds the quality (gamma, nu) of the result instead.
+    Guarantee: no Lipschitz constant, because a small change of M can make the sketch miss a
+    direction. Nesterov Muon bounds the quality (gamma, nu) of the result instead.
 
     Source: Nesterov Muon, Algorithm 1 (`gaussian`) and Algorithm 2 (`kaczmarz`).
 
     Args:
-        M: The stack [..., m, n].
+        M: The stack `[..., m, n]`.
         rank: Target rank, 1 or more.
         oversample: Extra columns of the sketch, 0 or more.
         power: Number h of power iterations, 0 or more.
         steps: Number of Newton–Schulz steps T.
         coefficients: Those of the steps, as for `newton_schulz`.
         sketch: `gaussian` mixes all columns; `kaczmarz` samples columns by their squared norms.
-        generator: NumPy's or torch's: one for all matrices, or k for k equal runs of consecutive
-            matrices. None uses torch's default generator, which `torch.manual_seed` seeds.
+        generator: A NumPy or torch generator: one for all matrices, or k for k equal runs of
+            consecutive matrices. None uses torch's default generator, which `torch.manual_seed`
+            seeds.
         axis: What the sketch mixes or samples: `columns` as in the paper, or `rows`, which is the
             same map of M^T.
         delta: The divisor of B = Q^T M: `frobenius` is ||M||_F, `operator` is ||B||_op. A number,
-            or numbers [...], must be at least ||M||_op. None takes the one of the sketch's
+            or numbers `[...]`, must be at least ||M||_op. None takes the one of the sketch's
             algorithm.
 
     Returns:
-        The low-rank polar factors [..., m, n], with the dtype and device of M.
+        The low-rank polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
         NonFinite: If M holds NaN or infinity.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.orthogonalize import randomized_polar
+        >>> matrix = torch.diag(torch.tensor([8.0, 1.0, 0.1, 0.1]))
+        >>> drawn = torch.Generator().manual_seed(0)
+        >>> found = randomized_polar(matrix, rank=1, oversample=0, generator=drawn)
+        >>> int(torch.linalg.matrix_rank(found))
+        1
     """
     if axis not in ("columns", "rows"):
         raise InputError(f"axis is {axis!r}: sample 'columns' or 'rows'.")

@@ -14,23 +14,54 @@ from typing import Any, cast
 from fedmuon.core.errors import Guard, InputError, in_round
 from fedmuon.core.registry import Filled, Registry, required_parameters
 
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "MLflow",
+    "TensorBoard",
+    "WandB",
+    "early_stopping",
+    "mlflow",
+    "tensorboard",
+    "wandb",
+]
+
 Listener = Callable[[Mapping[str, Any], Any], bool | str | None]
 
 
 class Callback:
-    """Called after every round and at the end; does nothing by itself."""
+    """A callback is called after every round and at the end of a run. This base class does nothing.
+
+    Example:
+        >>> import fedmuon
+        >>> class Print(fedmuon.callbacks.Callback):
+        ...     def on_round(self, record, state):
+        ...         print("round", record["round"])
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> result = fedmuon.run(small, callbacks=[Print()])
+        round 1
+        round 2
+    """
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
-        """Look at a round, after which the run ends if this returns True, or why.
+        """Handle a finished round.
 
         Args:
-            record: The line of the round in rounds.jsonl.
-            state: The server's state after it: `.round`, `.params` (replica first) and `.states`.
-                Record and state are copies of its own.
+            record: The line of this round in rounds.jsonl, a copy.
+            state: The server's state after the round, a copy: `.round`, `.params` `[replicas, ...]`
+                and `.states`.
+
+        Returns:
+            True or a reason (a text) to end the run here. Other values continue it.
         """
 
     def on_end(self, result: Any) -> None:
-        """Look at the summary of the finished run."""
+        """Handle the end of the run.
+
+        Args:
+            result: The summary of the run, a copy.
+        """
 
 
 CALLBACKS: Registry[Callback] = Registry()
@@ -90,9 +121,22 @@ class _Function(Callback):
 
 @CALLBACKS.add("early-stopping")
 class EarlyStopping(Callback):
-    """Ends a run when `measure` did not improve on its best by `least` in `patience` evaluations.
+    """End a run when a measure no longer improves.
 
-    A resumed run counts anew. A run that is stopped by what it saw of its data has no certificate.
+    A resumed run counts again from zero. A run that ends because of its own data has no
+    certificate.
+
+    Args:
+        measure: A number in the records of evaluated rounds, such as `test_loss`.
+        patience: Number of evaluations without an improvement after which the run ends.
+        least: Smallest change that counts as an improvement.
+        rising: Whether larger values are better.
+
+    Example:
+        >>> import fedmuon
+        >>> stop = fedmuon.callbacks.EarlyStopping("test_loss", patience=2)
+        >>> [stop.on_round({"round": r, "test_loss": 1.0}, None) for r in (1, 2, 3)]
+        [None, None, 'test_loss was not better in 2 looks']
     """
 
     def __init__(
@@ -106,7 +150,18 @@ class EarlyStopping(Callback):
         self._best, self._since = float("-inf"), 0
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
-        """Look, if the round was evaluated."""
+        """Compare with the best value so far, if the round was evaluated.
+
+        Args:
+            record: The record of the round.
+            state: Not used.
+
+        Returns:
+            The reason to end the run, or None.
+
+        Raises:
+            InputError: If no round records the measure.
+        """
         if self.measure not in record:
             if "train_loss" in record:  # the round was evaluated
                 raise InputError(
@@ -124,24 +179,73 @@ class EarlyStopping(Callback):
 
 @CALLBACKS.add("tensorboard")
 class TensorBoard(Callback):
-    """Scalars by round, in a folder that TensorBoard reads."""
+    """Write every number of each round where TensorBoard reads it.
+
+    It needs the package: `pip install 'fedmuon[tensorboard]'`.
+
+    Args:
+        folder: The folder of the event files.
+
+    Raises:
+        InputError: If TensorBoard is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import fedmuon
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         tracker = fedmuon.callbacks.TensorBoard(folder)
+        ...         tracker.on_end({})
+        ...     except fedmuon.InputError:
+        ...         tracker = None  # TensorBoard is not installed
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
+        """Write every number of the record.
+
+        Args:
+            record: The record of the round.
+            state: Not used.
+        """
         for name, value in _numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self, result: Any) -> None:
-        """Write out."""
+        """Write what is left and close the file.
+
+        Args:
+            result: Not used.
+        """
         self._writer.close()
 
 
 @CALLBACKS.add("mlflow")
 class MLflow(Callback):
-    """Metrics by round; `uri` may be a folder, in which a database is kept."""
+    """Log every number of each round as an MLflow metric.
+
+    It needs the package: `pip install 'fedmuon[mlflow]'`.
+
+    Args:
+        experiment: Name of the MLflow experiment.
+        uri: Tracking URI, or a folder for a new database.
+        run: Further arguments of `mlflow.start_run`, such as `run_name`.
+
+    Raises:
+        InputError: If MLflow is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import fedmuon
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         tracker = fedmuon.callbacks.MLflow("mine", uri=folder)
+        ...         tracker.on_end({})
+        ...     except fedmuon.InputError:
+        ...         tracker = None  # MLflow is not installed
+    """
 
     def __init__(self, experiment: str = "fedmuon", uri: str | None = None, **run: Any) -> None:
         self._mlflow = _package("mlflow", "mlflow")
@@ -156,27 +260,62 @@ class MLflow(Callback):
         self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
+        """Log every number of the record.
+
+        Args:
+            record: The record of the round.
+            state: Not used.
+        """
         self._mlflow.log_metrics(_numbers(record), step=record["round"], run_id=self._run)
 
     def on_end(self, result: Any) -> None:
-        """End the run there."""
+        """End the MLflow run.
+
+        Args:
+            result: Not used.
+        """
         self._mlflow.MlflowClient().set_terminated(self._run)
 
 
 @CALLBACKS.add("wandb")
 class WandB(Callback):
-    """Metrics by round; `settings` are those of wandb.init."""
+    """Log every number of each round to Weights & Biases.
+
+    It needs the package: `pip install 'fedmuon[wandb]'`.
+
+    Args:
+        project: Name of the project.
+        settings: Further arguments of `wandb.init`, such as `mode="offline"`.
+
+    Raises:
+        InputError: If wandb is not installed.
+
+    Example:
+        >>> import fedmuon
+        >>> try:
+        ...     tracker = fedmuon.callbacks.WandB("mine", mode="disabled")
+        ... except fedmuon.InputError:
+        ...     tracker = None  # wandb is not installed
+    """
 
     def __init__(self, project: str = "fedmuon", **settings: Any) -> None:
         self._run = _package("wandb", "wandb").init(project=project, **settings)
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
+        """Log every number of the record.
+
+        Args:
+            record: The record of the round.
+            state: Not used.
+        """
         self._run.log(_numbers(record), step=record["round"])
 
     def on_end(self, result: Any) -> None:
-        """End the run there."""
+        """End the W&B run.
+
+        Args:
+            result: Not used.
+        """
         self._run.finish()
 
 

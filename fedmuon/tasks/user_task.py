@@ -33,17 +33,26 @@ Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value p
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Your own module, with a per-sample loss and per-sample metrics.
+    """Your own module, with a loss and metrics per sample.
 
     Attributes:
         module: The network. Its current weights are the initial ones.
-        loss: (outputs, targets) -> one value per sample. The default is cross-entropy if targets
-            are classes, and the squared error if they are real numbers.
-        metrics: Name -> (outputs, targets) -> one value per sample. The default for classes is
-            `accuracy`.
+        loss: `(outputs, targets)` -> one value per sample `[samples]`. The default is cross-entropy
+            for class labels, and the squared error for real numbers.
+        metrics: Name -> a function `(outputs, targets)` that returns one value per sample
+            `[samples]`. The default for classes is `accuracy`.
         inputs: For a module that takes several tensors by name, such as `input_ids` and
-            `attention_mask` of Hugging Face: name -> shape of one sample, in the order in which a
-            sample's numbers hold them.
+            `attention_mask` of Hugging Face: name -> shape of one sample. The order is that of the
+            numbers in a sample.
+
+    Example:
+        >>> import fedmuon
+        >>> import torch
+        >>> def confident(outputs, targets):
+        ...     return (outputs.softmax(1).amax(1) > 0.9).float()
+        >>> task = fedmuon.Task(torch.nn.Linear(4, 2), metrics={"confident": confident})
+        >>> sorted(task.metrics)
+        ['confident']
     """
 
     module: nn.Module

@@ -53,27 +53,32 @@ from fedmuon.server.ray.worker_pool import (
 
 
 class RayGrid(Grid):
-    """Nodes whose ClientApp runs in workers of the connected Ray.
+    """A Flower Grid whose ClientApps run in worker processes of the connected Ray.
 
-    Node ids are random numbers of 64 bits, as in Flower; `node_of` says which node holds a
+    Node ids are random numbers of 64 bits, as in Flower. `node_of` tells which node holds a
     partition.
 
     Args:
         client_app: The app of the clients.
-        num_supernodes: The number of nodes.
-        workers: The number of workers; as many as fit by default.
-        most: Their maximum number: the messages of a round.
-        pieces: Maximum calls per worker and round for apps that take one message at a time. Several
-            balance the load.
+        num_supernodes: Number of nodes.
+        workers: Number of worker processes; as many as fit by default.
+        most: Maximum number of workers, for example the messages of a round.
+        pieces: Maximum number of calls per worker and round, for apps that take one message at a
+            time. Several calls balance the load.
         resources: Options of Ray's actors.
         run_config: Flower's run config.
-        again: Whether messages are sent again if their worker was lost with several of them. False
-            if a client must not answer twice.
+        again: Whether messages are sent again if their worker was lost with several of them. Set it
+            to False if a client must not answer twice.
         shows_errors: Whether the first error of a client is logged with its traceback, and the
             others are counted.
-        seed: Makes node ids reproducible. Without one they differ from grid to grid.
+        seed: Makes node ids reproducible. Without it they differ from grid to grid.
         spare: Idle workers of earlier grids with the same resources. They are used first, and
-            workers that are idle at the end are added to it. Without it, all workers end.
+            workers that are idle at the end are added. Without it, all workers end.
+
+    Example:
+        >>> from fedmuon.flower import RayGrid, shared_ray
+        >>> with shared_ray():  # doctest: +SKIP
+        ...     grid = RayGrid(client_app, num_supernodes=100)
     """
 
     def __init__(

@@ -38,8 +38,8 @@ LATE = {
 ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
     "ray": ("server/ray/", "experiments/suites/suite.py", "experiments/engines/"),
-    "matplotlib": ("analysis/report/style.py", "figure.py", "experiments/results.py",
-                   "experiments/studies/"),
+    "matplotlib": ("analysis/report/style.py", "analysis/report/curves.py", "figure.py",
+                   "experiments/results.py", "experiments/studies/"),
     "typer": ("experiments/cli/",),
     "rich": ("experiments/",),
 }  # fmt: skip

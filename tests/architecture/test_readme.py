@@ -144,7 +144,8 @@ def slow(block: str) -> bool:
     pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * slow(text))
     for k, (page, text) in enumerate(blocks("python"))
 ])  # fmt: skip
-def test_python_lines_run(block: str) -> None:
+def test_python_lines_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # files that it writes lie there
     exec(block, {})
 
 

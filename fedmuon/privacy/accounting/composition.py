@@ -31,20 +31,26 @@ COARSE = "the two ends are far apart here: the upper end holds, the lower end sa
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An epsilon and what it stands on.
+class EpsilonResult:
+    """An epsilon with both ends of its bracket, and what it assumes.
 
     Attributes:
-        epsilon: The upper end.
+        epsilon: The upper end, which holds.
         lower: Certainly at most the true epsilon.
         upper: Certainly at least the true epsilon.
-        rdp: The epsilon by Renyi differential privacy.
-        mode: `joint`, or `per-release`.
-        accountant: The accountants' names.
-        adjacency: What two data sets differ in.
+        rdp: The epsilon by Rényi differential privacy.
+        mode: "joint", or "per-release", which certifies nothing.
+        accountant: Names of the accountants.
+        adjacency: How two data sets differ.
         sampling: How lots are drawn.
         certified: Whether the upper end holds for a run.
-        note: What else to know; may be empty.
+        note: A remark; may be empty.
+
+    Example:
+        >>> import fedmuon
+        >>> found = fedmuon.epsilon(noise=1.1, lot=256, population=60_000, steps=2000, delta=1e-5)
+        >>> found.lower <= found.upper == found.epsilon
+        True
     """
 
     epsilon: float
@@ -57,6 +63,9 @@ class Answer:
     sampling: str
     certified: bool
     note: str
+
+
+Answer = EpsilonResult
 
 
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:

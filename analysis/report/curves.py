@@ -1,0 +1,106 @@
+"""Curves of runs as matplotlib axes: for notebooks, scripts and papers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.style import LOSS, LOSSES, Panels, Records
+from fedmuon.core.errors import InputError, instead
+
+WIDTHS = {"column": 3.3, "text": 6.8}  # inches: a column of a two-column paper, and its whole text
+HEIGHT = 2.3  # inches of a panel in a paper
+# Letters like Times in text and formulas, of a size that stays readable in print.
+PAPER: dict[Any, Any] = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    **dict.fromkeys(("axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
+}
+
+
+def plotted(
+    curves: Mapping[str, Sequence[Records]],
+    x: str = "rounds",
+    metric: str | None = None,
+    ax: Axes | None = None,
+    width: str | None = None,
+) -> Any:
+    """Draw curves, and return their axes.
+
+    Args:
+        curves: Names and the records of all rounds of their runs.
+        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
+        metric: What is drawn, `loss` for all losses. Without it, several panels are drawn.
+        ax: Axes to draw in, instead of a new figure.
+        width: A key of `WIDTHS` for a figure in the style of a paper.
+
+    Returns:
+        Axes if `metric` or `ax` is given, otherwise `Panels`.
+
+    Raises:
+        InputError: If the metric or the width is unknown, or `ax` and `width` are both given.
+    """
+    require_width(width, ax)
+    narrow = width == "column"
+    inches = 0.0 if width is None else WIDTHS[width]
+    if metric is None and ax is None:
+        with drawing(width):
+            return Panels(style.round_panels(curves, narrow, x, inches).axes)
+    places, name = style.places_of(curves, x), _known(curves, metric or LOSS)
+    if ax is not None:  # its owner chooses the style
+        _draw(ax, curves, places, name, x)
+        _, labels = ax.get_legend_handles_labels()
+        if labels:
+            ax.legend()
+        return ax
+    with drawing(width):
+        height = HEIGHT if width else 2.9
+        figure, (panel,) = style.canvas(1, narrow, height, width=inches or style.NARROW * 1.4)
+        _draw(panel, curves, places, name, x)
+        if panel.get_legend_handles_labels()[1]:
+            style.legend_below(figure, panel, 1 if narrow else 2)
+    return panel
+
+
+def _draw(
+    axes: Axes, curves: Mapping[str, Sequence[Records]], places: Any, name: str, x: str
+) -> None:
+    if name != LOSS:
+        for place, (label, runs) in enumerate(curves.items()):
+            colour = style.SERIES[place % len(style.SERIES)][0]
+            look = style.AGAIN[place // len(style.SERIES) % len(style.AGAIN)]
+            style.draw_measure(axes, (runs, places[label]), name, colour, look,
+                               label if len(curves) > 1 else "")  # fmt: skip
+    else:
+        style.draw_curves(axes, curves, places, LOSS)
+    if style.are_uneven(places):
+        axes.set_xscale("log")
+    style.finish_axes(axes, places, name, x, axes.get_xlim())
+
+
+def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
+    """The name in records of a metric, which may also be spelled as `--select` spells it."""
+    found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
+    losses = {name for runs in curves.values() for one in runs for record in one
+              for name in LOSSES if name in record}  # fmt: skip
+    known = [LOSS, *(name for name in LOSSES if name in losses), *style.measures_of(curves)]
+    if found not in known:
+        raise InputError(f"metric = {metric!r} is not recorded: {instead(metric, known)}")
+    return found
+
+
+def require_width(width: str | None, ax: Axes | None) -> None:
+    """Reject an unknown width, and one beside axes that have their own."""
+    if width is not None and width not in WIDTHS:
+        raise InputError(f"width = {width!r} is unknown: use {' or '.join(map(repr, WIDTHS))}")
+    if width is not None and ax is not None:
+        raise InputError(f"width = {width!r} has no effect on axes of yours: leave width or ax out")
+
+
+def drawing(width: str | None) -> Any:
+    """Draw in our style, with the letters of a paper where a width is given."""
+    return matplotlib.rc_context(style.SETTINGS if width is None else style.SETTINGS | PAPER)

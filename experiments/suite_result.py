@@ -1,0 +1,123 @@
+"""What a notebook gets back from a suite: its tables, and its claims with verdicts."""
+
+import contextlib
+import csv
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmuon.core.errors import InputError, in_python, instead
+from fedmuon.core.files import Record, Temporary, regular
+from fedmuon.experiments.latex import latex
+from fedmuon.experiments.report import gather
+from fedmuon.experiments.results import as_html, frame, lines_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, repr=False)
+class SuiteResult:
+    """A finished suite: its tables, and the claims that it checks.
+
+    Attributes:
+        path: The folder of the suite.
+        summary: The content of suite.json.
+        temporary: The temporary folder, if the suite lies in one.
+
+    Example:
+        >>> import fedmuon
+        >>> found = fedmuon.suite("dp-muon-printed", scale="small")  # slow: ten seconds
+        >>> sorted(found.tables), {one["verdict"] for one in found.claims}
+        (['rows'], {'holds'})
+    """
+
+    path: Path
+    summary: Record
+    temporary: "Temporary | None" = field(default=None, compare=False)
+
+    @cached_property
+    @in_python()
+    def tables(self) -> dict[str, list[Record]]:
+        """Table name -> its rows, from the CSV files of the suite."""
+        return {one.stem: _read_rows(one) for one in sorted(self.path.glob("*.csv"))}
+
+    @cached_property
+    @in_python()
+    def claims(self) -> list[Record]:
+        """One row per claim: the sentence, the verdict, and what was measured.
+
+        `value`, `value_low` and `value_high` are the effect with its interval, if it is one number.
+        """
+        rows = []
+        for one in (claim for findings in gather(self.path) for claim in findings.claims):
+            effect, ends = one.effect, {}
+            if len(effect.value) == 1:
+                ends = {
+                    "value": float(effect.value[0]),
+                    "value_low": float(effect.low[0]),
+                    "value_high": float(effect.high[0]),
+                }
+            known = {"claim": one.sentence, "verdict": one.verdict, "measured": effect.name}
+            rows.append({**known, **ends})
+        return rows
+
+    def to_frame(self, table: str | None = None) -> "DataFrame":
+        """Return a table as a pandas DataFrame.
+
+        Args:
+            table: A name in `tables`; the claims by default.
+
+        Returns:
+            The DataFrame. Its columns are the names in the rows.
+
+        Raises:
+            InputError: If there is no such table, or pandas is not installed.
+        """
+        return frame(self._rows_of(table))
+
+    def to_latex(self, table: str | None = None, caption: str = "", label: str = "") -> str:
+        """Return a table in LaTeX, for the package booktabs.
+
+        Args:
+            table: A name in `tables`; the claims by default.
+            caption: Caption of the table, in LaTeX.
+            label: Label for `\\ref`, such as "tab:suite".
+
+        Returns:
+            A `table` environment; a `tabular` alone without caption and label.
+
+        Raises:
+            InputError: If there is no such table.
+        """
+        return latex(self._rows_of(table), caption, label)
+
+    def _rows_of(self, table: str | None) -> list[Record]:
+        if table is None:
+            return self.claims
+        if table not in self.tables:
+            raise InputError(f"table = {table!r} is unknown: {instead(table, list(self.tables))}")
+        return self.tables[table]
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self.claims)) if self.claims else str(self.path)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return as_html(self.claims, str(self.path))
+
+
+def _read_rows(file: Path) -> list[Record]:
+    """The rows of a CSV file, with numbers as numbers."""
+    with open(file, encoding="utf-8", newline="", opener=regular) as text:
+        return [{name: _value(held) for name, held in row.items()} for row in csv.DictReader(text)]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text

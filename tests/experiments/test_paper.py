@@ -1,0 +1,132 @@
+"""Curves as axes, tables as DataFrames and in LaTeX."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import fedmuon
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.curves import WIDTHS
+from fedmuon.experiments.latex import latex
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    "federation": {"clients": 3, "rounds": 3},
+    "output": {"evaluate-every": 1},
+}
+BOUNDED = {"local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def result() -> fedmuon.Result:
+    return fedmuon.run(SMALL)
+
+
+def test_a_plot_returns_its_axes(result: fedmuon.Result) -> None:
+    panels = result.plot()
+    loss, accuracy = panels
+    assert panels.figure is loss.figure and panels.axes == [loss, accuracy]
+    png = panels._repr_png_()
+    assert png and png[0][:4] == b"\x89PNG"
+    axes = result.plot("test_loss", x="bytes")
+    (line,) = axes.lines
+    sent = [one["bytes_up"] + one["bytes_down"] for one in result.rounds]
+    assert np.asarray(line.get_ydata()).tolist() == [one["test_loss"] for one in result.rounds]
+    assert np.asarray(line.get_xdata())[-1] == pytest.approx(sum(sent) / 1e6)
+    assert axes.get_xlabel() == "MB sent up and down" and axes.get_ylabel() == "test loss"
+    shown = axes._repr_png_()  # pyright: ignore[reportAttributeAccessIssue]
+    assert shown[0][:4] == b"\x89PNG"
+    assert len(result.plot("loss").lines) == len(loss.lines)
+
+
+def test_it_draws_in_axes_of_the_caller(result: fedmuon.Result) -> None:
+    mine: Axes = Figure().subplots()
+    mine.plot([1, 3], [0, 1], label="theirs")
+    assert result.plot("test-accuracy", ax=mine) is mine
+    assert len(mine.lines) == 2
+    assert result.plot(ax=mine) is mine and len(mine.lines) > 2  # all losses
+    with pytest.raises(fedmuon.InputError, match="no effect on axes of yours"):
+        result.plot("loss", ax=mine, width="text")  # pyright: ignore
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_paper_s_figure_has_its_width_and_letters(width: str, result: fedmuon.Result) -> None:
+    figure = result.plot(width=width).figure
+    assert figure.get_figwidth() == WIDTHS[width]
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="pdf")
+    fonts = set(re.findall(rb"/BaseFont /[A-Z]{6}\+([\w-]+)", buffer.getvalue()))
+    assert fonts and all(b"STIX" in one for one in fonts)
+    plain = io.BytesIO()
+    result.plot().figure.savefig(plain, format="pdf")
+    assert b"STIX" not in plain.getvalue()
+
+
+def test_what_cannot_be_drawn_is_rejected(result: fedmuon.Result) -> None:
+    with pytest.raises(fedmuon.InputError, match=r"metric = 'los' .* did you mean loss"):
+        result.plot("los")
+    with pytest.raises(fedmuon.InputError, match="width = 'wide' is unknown: use 'column' or"):
+        result.plot(width="wide")
+
+
+def test_every_table_is_a_frame_and_latex(result: fedmuon.Result, tmp_path: Path) -> None:
+    other = fedmuon.run(SMALL | {"federation": SMALL["federation"] | {"seed": 1}})
+    found = fedmuon.compare([result, other])
+    swept = fedmuon.sweep(SMALL, grid={"local.lr": [0.1, 1.0]}, select="train-loss", seeds=2)
+    stable = fedmuon.stability(SMALL | BOUNDED, trials=2)
+    for one, rows in ((result, 3), (found, 1), (swept, 2), (stable, 2)):
+        assert len(one.to_frame()) == rows
+        text = one.to_latex("A caption.", "tab:one")
+        lines = text.splitlines()
+        assert lines[0] == r"\begin{table}[t]" and lines[-1] == r"\end{table}"
+        (head,) = [place for place, line in enumerate(lines) if line == r"\midrule"]
+        body = [line for line in lines[head + 1 :] if line.endswith(r"\\")]
+        assert len(body) == rows and len({line.count(" & ") for line in body}) == 1
+    assert r"\pm" in found.to_latex() and "±" not in found.to_latex()
+    assert "[$" in swept.to_latex() and r"\_" not in found.to_latex().partition(r"\midrule")[0]
+    axes = swept.plot("test_loss")
+    assert {"lr=0.1", "lr=1.0"} <= {str(line.get_label()) for line in axes.lines}
+    assert len(stable.plot()) == 2 and isinstance(stable.plot("perturbation"), Axes)
+    assert stable.plot("test_loss").get_ylabel() == "test loss"
+
+
+def test_frames_need_pandas(result: fedmuon.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(fedmuon.InputError, match=r"to_frame.. needs pandas.*pip install pandas"):
+        result.to_frame()
+
+
+ODD = [{"run": "a_b & 50% {x}^~#$\\", "η": 1e-7, "n": 3, "gap": float("inf"), "none": None},
+       {"run": "ε ≤ 1", "η": 0.5, "n": 4, "gap": -0.25, "none": ""}]  # fmt: skip
+
+
+def test_latex_escapes_every_special_sign() -> None:
+    text = latex(ODD)
+    assert text.startswith("\\begin{tabular}{lrrrr}\n\\toprule\nrun & $\\eta$ & n")
+    assert r"a\_b \& 50\% \{x\}\textasciicircum{}\textasciitilde{}\#\$\textbackslash{}" in text
+    assert r"$1 \cdot 10^{-7}$" in text and r"$\infty$" in text and r"$-0.25$" in text
+    plain = re.sub(r"\\.", "", text)
+    assert not set("#%") & set(plain) and plain.count("$") % 2 == 0
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(result: fedmuon.Result, tmp_path: Path) -> None:
+    tables = latex(ODD, "Odd signs.", "tab:odd") + result.to_latex("Rounds.", "tab:rounds")
+    head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+    (tmp_path / "a.tex").write_text(f"{head}\n{tables}\n\\end{{document}}\n", encoding="utf-8")
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True).returncode == 0
+    assert (tmp_path / "a.pdf").exists()
+
+
+def test_figures_of_pages_keep_their_style() -> None:
+    assert style.SETTINGS["font.family"] == "DejaVu Sans"
