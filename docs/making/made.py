@@ -7,14 +7,14 @@ from docs.making.choices import compared, private
 from docs.making.commands import exit_codes
 from docs.making.commands import reference as commands
 from docs.making.kept import claims, headlines, pictures
-from docs.making.methods import methods
+from docs.making.methods import method, methods
 from docs.making.papers import gallery, legend
 from docs.making.papers import index as papers
 from docs.making.papers import page as paper
 
 __all__ = [
     "claims", "commands", "compared", "drawing", "exit_codes", "gallery", "headlines", "legend",
-    "methods", "paper", "papers", "pictures", "private", "readme",
+    "method", "methods", "paper", "papers", "pictures", "private", "readme",
 ]  # fmt: skip
 README = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -1,22 +1,62 @@
-"""A section for every federated method by name, from the recipes themselves."""
+"""A page for every federated method: words from methods.toml, facts from the code.
 
-import inspect
-import re
+python -m docs.making.methods writes the pages' files in docs/reference/methods.
+"""
 
-from fedmuon.config.schema import Local, OrthogonalizerTable
-from fedmuon.core.choices import NAMES, PRIVATE
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from docs.making.papers import table
+from fedmuon.config.describe import keys
+from fedmuon.config.load import parse
+from fedmuon.config.schema import Local, OrthogonalizerTable, reads
+from fedmuon.core.choices import NAMES, ORTHOGONALIZED, PRIVATE
+from fedmuon.experiments.stability.certificates import MAPLESS, MUON
 from fedmuon.optim.recipe import Recipe
-from fedmuon.optim.recipes import RECIPES, make_recipe
+from fedmuon.optim.recipes import make_recipe
 
-ALONE = ("sgd", "normalized-sgd", "adamw", "muon")  # optimizers of one client
-EXAMPLES = {"fedper": {"personal": "head.*"}}  # keys that a method needs
-FORMULA, ARGUMENTS = "<-", "Args:"
+FOLDER = Path(__file__).resolve().parents[1] / "reference" / "methods"
+WORDS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
+)
+GROUPS = {
+    "FedAvg and its relatives": (
+        "fedavg", "fedavgm", "fedprox", "fednova", "scaffold", "fedadam", "fedyogi", "fedadagrad",
+        "local-adamw", "diloco",
+    ),
+    "Muon in a federation": (
+        "fedmuon", "local-muon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd",
+        "ef21-muon", "muloco",
+    ),
+    "Personal models": ("fedper", "ditto"),
+    "Centralized optimizers": ("sgd", "normalized-sgd", "adamw", "muon"),
+    "Private optimizers": PRIVATE,
+}  # fmt: skip
+SHARED = ("recipe", "steps", "batch", "schedule")  # keys of [local] that every method reads
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "fedper": {"personal": "head.*"},
+    "disk-sgd": {}, "disk-adam": {}, "disk-muon": {}, "disk-muonbc": {},
+}  # fmt: skip
+HEAD = ("method", "in short", "certificate", "private use", "bytes per round")
 
 
 def methods() -> str:
-    """The methods in the order of `fedmuon list optimizers`."""
-    names = [name for name in NAMES["local.recipe"] if name not in (*PRIVATE, *ALONE)]
-    return "\n\n".join(section(name) for name in names)
+    """The methods by group, with links to their pages."""
+    parts = []
+    for title, names in GROUPS.items():
+        rows = [
+            [
+                f"[{WORDS[name]['title']}](methods/{name}.md)<br>`{name}`",
+                NAMES["local.recipe"][name],
+                "yes" if name in MUON + MAPLESS else "no",
+                private_use(name, made(name)).partition(":")[0],
+                bytes_per_round(made(name)),
+            ]
+            for name in names
+        ]
+        parts.append(f"### {title}\n\n{table(HEAD, rows)}")
+    return "\n\n".join(parts)
 
 
 def made(name: str) -> Recipe:
@@ -25,36 +65,79 @@ def made(name: str) -> Recipe:
     return make_recipe(local, OrthogonalizerTable(), clients=20)
 
 
-def section(name: str) -> str:
-    """What a method computes, what it keeps where, and what a round of it sends."""
-    function, keys = RECIPES[name]
-    recipe = made(name)
-    text = inspect.getdoc(inspect.unwrap(function)) or ""
-    head, *parts = re.split(r"\n\n", text)
-    formula = [one for one in parts if FORMULA in one and not one.startswith(ARGUMENTS)]
-    source = next((one for one in parts if "Source:" in one or "Guarantee" in one), "")
-    said = re.sub(r"\s+", " ", source)
-    guarantee = re.search(r"Guarantee[^:]*: (.*?)(?: Source:|$)", said)
-    cited = re.search(r"Source: (.*)$", said)
+def method(name: str) -> str:
+    """A method's page below its title, up to its example."""
+    words, recipe = WORDS[name], made(name)
     own = recipe.persistent + (("personal",) if recipe.personal else ())
-    rows = [
-        ("Keys of `[local]`", ", ".join(f"`{one.replace('_', '-')}`" for one in ("lr", *keys))),
+    facts = [
+        ("Name in a config", f'`local.recipe = "{name}"`'),
+        ("In Python", in_python(name)),
         ("Sent to a client", messages(recipe, recipe.sent)),
         ("Sent back", "the direction" if recipe.direction else messages(recipe, recipe.returned)),
         ("Bytes per round", bytes_per_round(recipe)),
-        ("Kept by the server", listed(recipe.kept)),
-        ("Kept by each client", listed(own)),
-        ("Private use", "at client level" if may_be_private(recipe) else why_not_private(recipe)),
-        ("Guarantee", guarantee[1].rstrip(".") if guarantee else "see `fedmuon`"),
-        ("Source", cited[1].rstrip(".") if cited else "Stability note"),
+        ("Stored by the server", listed(recipe.kept)),
+        ("Stored by each client", listed(own)),
+        ("Certificate", certificate(name)),
+        ("Private use", private_use(name, recipe)),
+        ("Reference", words["source"]),
     ]
-    body = "\n\n".join(f"```text\n{one}\n```" for one in formula)
-    table = "\n".join(f"| {what} | {value} |" for what, value in rows)
-    return f"## {name}\n\n{head}\n\n{body}\n\n| | |\n|---|---|\n{table}"
+    return "\n\n".join([
+        words["what"],
+        "## Update",
+        f"```text\nclient:  {words['client']}\nserver:  {words['server']}\n```",
+        "The [list of methods](../methods.md#symbols) explains the symbols.",
+        "## When to use it",
+        words["when"],
+        "## Facts",
+        table(("", ""), facts),
+        "## Keys",
+        key_table(name),
+    ])  # fmt: skip
+
+
+def in_python(name: str) -> str:
+    """How a script makes it."""
+    if name in PRIVATE:
+        return "by its name in a config; `fedmuon.optim.DPMuon` in a loop of your own"
+    return f"`fedmuon.recipes.{name.replace('-', '_')}`"
+
+
+def key_table(name: str) -> str:
+    """The keys of [local] that the method reads, with their defaults."""
+    muon = name in ORTHOGONALIZED
+    tables: dict[str, Any] = {"local": {"recipe": name, **EXAMPLES.get(name, {})}}
+    if muon or name == "fedper":
+        tables["task"] = {"name": "network", "model": "mlp"}
+    if name in PRIVATE:
+        tables["privacy"] = {"noise": 1.0}
+    config = parse(tables)
+    rows = [
+        [f"`{one.whole}`", f"`{one.default}`", one.what]
+        for one in keys("local")
+        if one.name not in SHARED and reads(config, one.whole)
+    ]
+    also = "It also reads `local.steps`, `local.batch` and `local.schedule`, as all methods do"
+    also += ", and the table `[orthogonalizer]`" * muon + ", and `[privacy]`" * (name in PRIVATE)
+    said = table(("key", "default", "what it is"), rows)
+    return f"{said}\n\n{also}. [Every key](../../config.md) has its values and conditions there."
+
+
+def certificate(name: str) -> str:
+    """Whether the theory covers it."""
+    if name in MUON:
+        return (
+            "yes, with an orthogonalizer that has a Lipschitz constant: "
+            "[stability](../../concepts/stability.md)"
+        )
+    if name in MAPLESS:
+        return "yes: [stability](../../concepts/stability.md), with L = 1"
+    if name in PRIVATE:
+        return "none: clipping and random lots are not part of the theory"
+    return "none is known; neighbours can be measured"
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
-    """What a message carries beside the model."""
+    """What a message carries in addition to the model."""
     model = "the model without its personal part" if recipe.personal else "the model"
     return ", ".join(
         [model, *(f"`{one}`" + " as factors" * (one in recipe.codecs) for one in states)]
@@ -75,16 +158,46 @@ def listed(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{one}`" for one in names) or "nothing"
 
 
-def may_be_private(recipe: Recipe) -> bool:
-    """Whether client-level privacy covers all that a client releases."""
-    return not (recipe.keeps_states or recipe.client or recipe.codecs)
-
-
-def why_not_private(recipe: Recipe) -> str:
+def private_use(name: str, recipe: Recipe) -> str:
+    """Which privacy unit it can protect; of a rejected one, why."""
+    if name in PRIVATE:
+        return "examples: each step releases clipped sums with noise"
     if recipe.keeps_states:
-        return (
-            "rejected: no ledger counts the states that stay with a client and depend on its data"
-        )
+        return "no: no ledger counts the states that stay with a client and depend on its data"
     if recipe.codecs:
-        return "rejected: no account covers what compression does to a clipped update"
-    return "rejected: clients return what no clipping bounds"
+        return "no: no account covers what compression does to a clipped update"
+    if recipe.client:
+        return "no: clients return something that no clipping bounds"
+    return 'clients: with `privacy.level = "client"`'
+
+
+def page(name: str) -> str:
+    """The file of a method's page: its title, the mark of its content, and its example."""
+    words = WORDS[name]
+    local = f'"recipe": "{name}"'
+    for pair in words["example"].split(", "):
+        key, value = pair.split(" = ")
+        local += f', "{key}": {value}'
+    more = '"task": {"name": "network", "model": "mlp"}, ' if name == "fedper" else ""
+    more += '"privacy": {"noise": 2.0, "lot": 8.0}, ' if name in PRIVATE else ""
+    return (
+        f"# {words['title']}\n\n<!-- made: method {name} -->\n*On the site, this part has the "
+        "update, the facts and the keys of the method. Run `make docs` and open "
+        f"`build/docs/reference/methods/{name}.html`.*\n\n## Example\n\n"
+        "```python\nimport fedmuon\n\n"
+        'tables = {"data": {"name": "synthetic", "train": 400}, '
+        f'{more}"federation": {{"rounds": 3}}}}\n'
+        f"local = {{{local}}}\n"
+        'fedmuon.run(tables | {"local": local}).summary["accuracy"]\n```\n'
+    )
+
+
+def write() -> None:
+    """Write the file of every method's page."""
+    FOLDER.mkdir(exist_ok=True)
+    for name in NAMES["local.recipe"]:
+        (FOLDER / f"{name}.md").write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,33 @@
+"""Every method has a page, and what the pages say in words is about methods that exist."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.making import methods
+from fedmuon.core.choices import NAMES
+
+NAMED = [*NAMES["local.recipe"]]
+
+
+def test_every_method_has_words_a_group_and_a_page() -> None:
+    assert {*methods.WORDS} == {*NAMED}
+    assert sorted(name for names in methods.GROUPS.values() for name in names) == sorted(NAMED)
+    assert {one.stem for one in methods.FOLDER.glob("*.md")} == {*NAMED}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_page_is_uniform(name: str) -> None:
+    file = Path(methods.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert file == methods.page(name), "run: python -m docs.making.methods"
+    text = methods.method(name)
+    for heading in ("## Update", "## When to use it", "## Facts", "## Keys"):
+        assert f"\n{heading}\n" in text
+    for row in ("Certificate", "Private use", "Reference", "Bytes per round", "Sent back"):
+        assert f"| {row} | " in text
+    assert "| `local.lr` | " in text
+
+
+def test_the_overview_links_every_page() -> None:
+    text = methods.methods()
+    assert all(f"](methods/{name}.md)" in text for name in NAMED)
