@@ -178,16 +178,18 @@ def page(name: str) -> str:
     for pair in words["example"].split(", "):
         key, value = pair.split(" = ")
         local += f', "{key}": {value}'
-    more = '"task": {"name": "network", "model": "mlp"}, ' if name == "fedper" else ""
-    more += '"privacy": {"noise": 2.0, "lot": 8.0}, ' if name in PRIVATE else ""
+    tables = ['"data": {"name": "synthetic", "train": 400}']
+    if name == "fedper":
+        tables.append('"task": {"name": "network", "model": "mlp"}')
+    if name in PRIVATE:
+        tables.append('"privacy": {"noise": 2.0, "lot": 8.0}')
+    tables.append('"federation": {"rounds": 3}')
+    lines = "".join(f"    {one},\n" for one in tables)
     return (
         f"# {words['title']}\n\n<!-- made: method {name} -->\n*On the site, this part has the "
         "update, the facts and the keys of the method. Run `make docs` and open "
         f"`build/docs/reference/methods/{name}.html`.*\n\n## Example\n\n"
-        "```python\nimport fedmuon\n\n"
-        'tables = {"data": {"name": "synthetic", "train": 400}, '
-        f'{more}"federation": {{"rounds": 3}}}}\n'
-        f"local = {{{local}}}\n"
+        f"```python\nimport fedmuon\n\ntables = {{\n{lines}}}\nlocal = {{{local}}}\n"
         'fedmuon.run(tables | {"local": local}).summary["accuracy"]\n```\n'
     )
 

@@ -23,9 +23,9 @@ ELSEWHERE = {
 }
 # What takes a second or more is typed by `make test-all`, unless the README has it.
 LONG = (
-    "fedmuon suite", "fedmuon doctor", "--worst", "--all", "name=network", "level=client", "runs/k",
-    "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds", "--max-lot",
-    "balls-in-bins", "compression.", "runs/whole",
+    "fedmuon suite", "fedmuon doctor", "privacy audit", "--worst", "--all", "name=network",
+    "level=client", "runs/k", "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds",
+    "--max-lot", "balls-in-bins", "compression.", "runs/whole",
 )  # fmt: skip
 
 
