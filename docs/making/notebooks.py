@@ -156,7 +156,10 @@ def executed(page: Path) -> list[list[Output]]:
     saved = CACHE / f"{_digest(page)}.json"
     if saved.exists():
         return json.loads(saved.read_text(encoding="utf-8"))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    threads = max(1, (os.cpu_count() or 1) // AT_ONCE)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "OMP_NUM_THREADS": str(threads)
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (place := Path(folder, "work")).mkdir()
         found = Path(folder, "outputs.json")  # on stdout, workers of Ray may also print
