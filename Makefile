@@ -57,7 +57,7 @@ format: $(STAMP) ## format the code, and fix what ruff can fix
 bench: $(BENCH_STAMP) ## compare speed with Flower, pfl-research, BlazeFL, torch and Opacus; writes bench/page.html
 	$(BIN)/python -m benchmarks
 
-docs: $(DOCS_STAMP) ## build the documentation in build/docs, and check its links and page widths
+docs: $(DOCS_STAMP) ## build the documentation in build/docs, and check its links and page widths; CELLS=0 runs no cells
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
 	$(BIN)/python -m docs.making.check $(SITE)
 
