@@ -126,8 +126,8 @@ def _run_commands(source: str) -> list[Output]:
 
 def commands_of(source: str) -> list[str]:
     """The commands of a cell, one per line, without the `!`."""
-    lines = source.replace("\\\n", " ").splitlines()
-    return [" ".join(line[1:].split()) for line in lines if line.startswith("!")]
+    lines = re.sub(r"\s*\\\n\s*", " ", source).splitlines()
+    return [line[1:].strip() for line in lines if line.startswith("!")]
 
 
 def _shown(value: Any) -> Output:
