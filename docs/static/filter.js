@@ -1,7 +1,7 @@
 "use strict";
 // On narrow screens a cell stands below the one before it, with its column's name (see site.css).
-for (const held of document.querySelectorAll(".stacked, .filtered")) {
-  const table = held.matches("table") ? held : held.querySelector("table");
+const tables = kind => [...document.querySelectorAll("table")].filter(one => one.closest(kind));
+for (const table of tables(".stacked, .filtered")) {
   const heads = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
   for (const row of table.tBodies[0].rows) {
     for (const [k, cell] of [...row.cells].entries()) if (k) cell.dataset.name = heads[k];
@@ -9,8 +9,7 @@ for (const held of document.querySelectorAll(".stacked, .filtered")) {
 }
 // Lists above a table with the class "filtered" choose rows by their first column (a paper or a suite)
 // and by their verdict. Without scripts the table is whole.
-for (const held of document.querySelectorAll(".filtered")) {
-  const table = held.matches("table") ? held : held.querySelector("table");
+for (const table of tables(".filtered")) {
   const heads = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
   const rows = [...table.tBodies[0].rows], at = heads.indexOf("verdict");
   const group = row => (row.cells[0].querySelector("a, code") ?? row.cells[0]).textContent.trim();
