@@ -187,7 +187,7 @@ def mean_of(values: np.ndarray) -> Slope:
 POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
 Verdict = Literal["holds", "refuted", "inconclusive", "not tested here"]
 HOLDS, REFUTED, INCONCLUSIVE, UNTESTED = VERDICTS = get_args(Verdict)
-MEANINGS: dict[Verdict, str] = {  # the one definition; pages and reports print it
+MEANINGS: dict[str, str] = {  # the one definition; pages and reports print it
     HOLDS: "Every 95% interval lies inside the range of effects that the claim allows.",
     REFUTED: "At least one interval lies outside that range, also after a correction for the "
     "number of comparisons (Bonferroni).",
