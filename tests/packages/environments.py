@@ -23,7 +23,8 @@ RUN = ("run", "--set", "federation.rounds=3", "--out", "runs/a")
 def checked(*files: Path) -> tuple[bool, str]:
     """Whether a registry would accept the metadata and the README; what twine prints."""
     command = [*UV, "tool", "run", "--quiet", "--from", TWINE, "twine", "check", "--strict"]
-    ended = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+    ended = subprocess.run([*command, *map(str, files)], capture_output=True, text=True,
+                           env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"})  # fmt: skip
     lines = (line.rpartition("/")[2] for line in (ended.stdout + ended.stderr).splitlines())
     return ended.returncode == 0, "\n".join(lines)
 
