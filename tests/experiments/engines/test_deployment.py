@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import quick, small
+from conftest import small
 from cryptography import x509
 from flwr.common.config import flatten_dict
 from safetensors.numpy import load_file
@@ -114,7 +114,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("rounds", "local", "orthogonalizer"), quick(CASES, CASES[1:]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "local", "orthogonalizer"), CASES)
 def test_deployment_is_inline(
     deployment: Deployment,
     tmp_path: Path,
@@ -185,17 +186,23 @@ def stop_after(round: int) -> Callable[[dict], None]:
 def test_a_resumed_run_finds_the_states_of_its_clients(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """On the disks of their nodes, by its id; and its records of clients are those inline."""
+    """On the disks of their nodes, by its id. Its model, draws and records of clients are those
+    inline: the quick tests deploy this one run."""
     config = scaffold(3, output={"clients": True})
-    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    inline, out, seen = tmp_path / "inline", tmp_path / "deployed", list[int]()
     execute(config, inline)
+    schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
+    assert schedule[0] & schedule[1]  # somebody reads a state that was written before the stop
     with pytest.raises(Interrupted):
         deployment.execute(config, out, stop_after(1))
     first = (out / "run-id.txt").read_text()
     assert not (out / "summary.json").exists()
-    deployment.execute(config, out)
+    summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
     assert (out / "run-id.txt").read_text() == first
+    assert seen == [*range(4 - len(seen), 4)] and summary["engine"] == "deployment"
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3
+    assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
     same_client_records(inline, out)
     held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
     assert len({file.parent for file in held}) >= 2
