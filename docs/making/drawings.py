@@ -117,7 +117,7 @@ def drift() -> Figure:
         for axes, measure in ((left, "drift"), (right, "cosine")):
             means = [np.mean([one[measure] for one in rows]) for rows in records]
             axes.plot(steps, means, mark + "-", color=color, ms=4, label=name)
-    for axes, title in ((left, "mean drift ‖x − X‖"), (right, "mean cosine to the mean move")):
+    for axes, title in ((left, "mean drift ‖x − X‖"), (right, "mean cosine")):
         axes.set_xscale("log")
         axes.set_xlabel("local steps E")
         axes.set_ylabel(title)

@@ -119,7 +119,7 @@ def key_table(name: str) -> str:
     also = "It also reads `local.steps`, `local.batch` and `local.schedule`, as all methods do"
     also += ", and the table `[orthogonalizer]`" * muon + ", and `[privacy]`" * (name in PRIVATE)
     said = table(("key", "default", "what it is"), rows)
-    return f"{said}\n\n{also}. [Every key](../../config.md) has its values and conditions there."
+    return f"{said}\n\n{also}. [The config page](../../config.md) has all values and conditions."
 
 
 def certificate(name: str) -> str:
