@@ -100,10 +100,14 @@ def plain(what: object, most: int | None = 200) -> str:
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Known names that differ from `name` by a typing error or by case, the nearest first."""
-    spelt = {one.lower(): one for one in reversed(list(known))}
-    close = difflib.get_close_matches(name.lower(), spelt, n=most, cutoff=NEAR)
-    return [spelt[one] for one in close]
+    """Return known names that differ from `name` by a typing error or by case, the nearest first.
+
+    Swapped letters count as a typing error in short names, too: `rnu` is near `run`.
+    """
+    spelt, said = {one.lower(): one for one in reversed(list(known))}, name.lower()
+    swapped = [one for one in spelt if one != said and sorted(one) == sorted(said)]
+    close = difflib.get_close_matches(said, spelt, n=most, cutoff=NEAR)
+    return [spelt[one] for one in dict.fromkeys([*close, *swapped])][:most]
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:

