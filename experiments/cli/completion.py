@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedmuon.core.choices import LISTS, SAME_LIST
 
-RUNS = Path("runs")  # where new run directories are created by default
+RUNS = Path("runs")  # where new run folders are created by default
 LISTED = ("suites", *LISTS, "compressors")  # what `fedmuon list` shows
 
 Completion = Callable[[str], list[str]]

@@ -191,7 +191,7 @@ def watch(folder: Runs = completion.RUNS) -> None:
     from fedmuon.experiments.inspect.watch import Server  # the config
 
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: name a run directory, or a folder with runs")
+        raise InputError(f"{folder} is not a folder: name a run folder, or a folder with runs")
     try:
         server = Server(folder)
     except OSError as error:
@@ -210,7 +210,7 @@ def compare(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Run directories, sweeps, or folders of them.",
+            help="Run folders, sweeps, or folders of them.",
             autocompletion=completion.run_folders,
         ),
     ],

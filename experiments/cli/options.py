@@ -44,7 +44,7 @@ Overrides = Annotated[
     ),
 ]
 OutFolder = Annotated[
-    Path | None, Option("--out", help="Run directory. By default, a new folder in runs/.")
+    Path | None, Option("--out", help="Run folder. By default, a new folder in runs/.")
 ]
 Resume = Annotated[
     bool, Option("--resume", help="Resume the interrupted run in --out, bit-identically.")
@@ -78,7 +78,7 @@ GivenGrid = Annotated[
         autocompletion=completion.settings,
     ),
 ]
-RunFolder = Annotated[Path, Argument(help="Run directory.", autocompletion=completion.run_folders)]
+RunFolder = Annotated[Path, Argument(help="Run folder.", autocompletion=completion.run_folders)]
 
 
 def count(text: str) -> int:
@@ -285,7 +285,7 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
     if out is not None:
         return out
     if resume or config is None:
-        raise InputError("--resume needs --out: name the run directory to resume")
+        raise InputError("--resume needs --out: name the run folder to resume")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")

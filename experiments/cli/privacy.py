@@ -548,7 +548,7 @@ def audit(
     ] = "releases",
     out: Annotated[
         Path | None,
-        Option("--out", help="With --one-run: run directory. Default: a new folder in runs/."),
+        Option("--out", help="With --one-run: run folder. Default: a new folder in runs/."),
     ] = None,
     overrides: Overrides = None,
     engine: EngineName = None,

@@ -59,7 +59,7 @@ def run(
         Option("--clients", help="Save measurements per client and round in clients.jsonl."),
     ] = False,
 ) -> None:
-    """Run one federated experiment and save it in a run directory.
+    """Run one federated experiment and save it in a run folder.
 
     `fedmuon config explain` lists the config keys.
 
@@ -422,7 +422,7 @@ def unlearn(
     run_dir: Annotated[
         Path,
         Argument(
-            help="Run directory of a finished run with full batches, in float64.",
+            help="Run folder of a finished run with full batches, in float64.",
             autocompletion=completion.run_folders,
         ),
     ],

@@ -18,7 +18,7 @@ def bound(
     run_dir: Annotated[
         Path | None,
         Argument(
-            help="Run directory. Without it, the options below describe the setting.",
+            help="Run folder. Without it, the options below describe the setting.",
             autocompletion=completion.run_folders,
         ),
     ] = None,
@@ -109,7 +109,7 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:
         raise InputError(
-            f"{folder} has its own parameters: with a run directory, use only --delta, --c-hp, "
+            f"{folder} has its own parameters: with a run folder, use only --delta, --c-hp, "
             "--kind, --constants, --rho, --l-orth and --l-g"
         )
     # It loads torch, which a bound from parameters does not need.

@@ -230,7 +230,7 @@ def test_a_run_cites_what_it_used(runs: Path) -> None:
     assert len(set(keys)) == len(keys)
     assert list(json.loads(done("cite", f"{runs}/plain", "--json").stdout)["entries"]) == keys
     assert "stability-note" in done("cite", f"{runs}/near").stdout
-    assert "is no run directory" in str(done("cite", str(runs)).exception)
+    assert "is not a run folder" in str(done("cite", str(runs)).exception)
 
 
 def test_methods_bring_their_papers_and_no_others() -> None:
