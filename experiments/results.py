@@ -21,7 +21,13 @@ from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
 from fedmuon.experiments.latex import latex
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
-from fedmuon.runs.directory import PERSONAL_MODELS, RunDirectory, client_records, traffic_of
+from fedmuon.runs.directory import (
+    PERSONAL_MODELS,
+    RunDirectory,
+    client_records,
+    from_start,
+    traffic_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,6 +172,10 @@ class Result:
     def _records(self) -> list[Record]:
         return self.rounds
 
+    def _curve(self) -> list[Record]:
+        """The records to draw, which begin with the untrained model if the run has finished."""
+        return from_start(self.rounds, RunDirectory(self.path).summary())
+
     def to_frame(self) -> "DataFrame":
         """Return the table as a pandas DataFrame: one row per round, or per neighbour.
 
@@ -232,7 +242,7 @@ class Result:
         Raises:
             InputError: If the run does not record the metric, or has no such horizontal axis.
         """
-        return _curves({self.path.name: [self.rounds]}, x, metric, ax, width)
+        return _curves({self.path.name: [self._curve()]}, x, metric, ax, width)
 
 
 @dataclass(frozen=True)
@@ -309,7 +319,7 @@ class StabilityResult(Result):
             InputError: If the run does not record the metric, or `x` has no effect.
         """
         if metric is not None and metric != "perturbation":
-            return _curves({self.path.name: [self.rounds]}, x, metric, ax, width)
+            return _curves({self.path.name: [self._curve()]}, x, metric, ax, width)
         if x != "rounds":
             raise InputError(
                 f"x = {x!r} has no effect on neighbours: leave it out, or name a metric of the "
@@ -741,7 +751,7 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         row = {"run": name, **changed[key], **_spent(members)}
         rows.append({**row, "seeds": len(members), **_measures(members)})
         sent.append(_traffic(members))
-        curves[name] = [one.rounds for one in members]
+        curves[name] = [from_start(one.rounds, one.summary) for one in members]
         folders[name] = [one.folder for one in members]
     if any(one != sent[0] for one in sent):  # else they tell nothing
         rows = [row | one for row, one in zip(rows, sent, strict=True)]

@@ -78,7 +78,7 @@ def _draw(
     else:
         style.draw_curves(axes, curves, places, LOSS)
     if style.are_uneven(places):
-        axes.set_xscale("log")
+        axes.set_xscale("log", nonpositive="mask")
     style.finish_axes(axes, places, name, x, axes.get_xlim())
 
 

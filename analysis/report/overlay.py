@@ -122,6 +122,9 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
     beside = [(y.at(one), number(one, 6)) for one in y.ticks()]
     left = max([LEFT, *(2 * GAP + _extent(text) for _, text in beside)])
     uneven = max(ends) > UNEVEN * min(ends)
+    if uneven:  # a logarithmic axis has no round 0
+        held = {place: [one for one in points if one[0] > 0] for place, points in held.items()}
+        every = [point for points in held.values() for point in points]
     x = Axis.of([one for one, _ in every], left, RIGHT, 1.0 if uneven else math.inf)
     below: list[tuple[float, str]] = []
     for one in x.ticks(integer=True):  # those whose labels do not cover the one before

@@ -237,7 +237,7 @@ def _scientific(value: float, digits: int) -> str:
 
 def log_x(axes: Axes) -> None:
     """Make the x axis logarithmic: powers of ten, and 2 and 5 where these are too few."""
-    axes.set_xscale("log")
+    axes.set_xscale("log", nonpositive="mask")
     _log_ticks(axes.xaxis, *axes.get_xlim())
 
 
@@ -335,7 +335,7 @@ def round_panels(
     for axes, measure in zip(panels, [LOSS, *measures], strict=True):
         draw_curves(axes, curves, places, measure)
     if are_uneven(places):
-        panels[0].set_xscale("log")
+        panels[0].set_xscale("log", nonpositive="mask")
     for axes, measure in zip(panels, [LOSS, *measures], strict=True):
         finish_axes(axes, places, measure, x, panels[0].get_xlim())
     legend_below(figure, panels[0], 1 if narrow else 3 if len(curves) == 1 else 2)

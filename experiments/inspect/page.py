@@ -85,7 +85,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         numbers=[(name.replace("_", " "), digits(value)) for name, value in run.measures.items()],
         note=account((run.summary or {}).get("privacy")) or run.note,
         pictures=[
-            *([_picture({run.path.name: [run.rounds]}, x)] if run.measures else []),
+            *([_picture({run.path.name: [run.from_start]}, x)] if run.measures else []),
             *clients_picture(run.path),
         ],
         again="fedmuon run config.toml --out FOLDER  # with the config.toml of this run",

@@ -19,7 +19,14 @@ from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
 from fedmuon.experiments.tables import NOT_RELEASED
-from fedmuon.runs.directory import Record, RunDirectory, answered, positions, traffic_of
+from fedmuon.runs.directory import (
+    Record,
+    RunDirectory,
+    answered,
+    from_start,
+    positions,
+    traffic_of,
+)
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
@@ -87,6 +94,11 @@ class RunStatus:
         """The content of summary.json; None while the run is unfinished."""
         return RunDirectory(self.path).summary()
 
+    @property
+    def from_start(self) -> list[Record]:
+        """The records of its curves, which begin with the untrained model where it was measured."""
+        return from_start(self.rounds, self.summary)
+
     @cached_property
     def bound(self) -> Record | None:
         """The content of bound.json; None without neighbours, or before they have all run."""
@@ -133,9 +145,10 @@ class RunStatus:
         return last
 
     def curve(self, name: str, x: str = "rounds") -> list[tuple[float, float]]:
-        """(place on the axis `x`, value) for each round that has this measurement."""
-        places = positions(self.rounds, x, str(self.path))
-        return [(at, one[name]) for at, one in zip(places, self.rounds, strict=True) if name in one]
+        """(place on the axis `x`, value) where this was measured, from the untrained model on."""
+        records = self.from_start
+        places = positions(records, x, str(self.path))
+        return [(at, one[name]) for at, one in zip(places, records, strict=True) if name in one]
 
     @property
     def ended(self) -> bool:

@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, regular, unsealed
 from fedmuon.experiments.inspect.status import RunStatus, runs_below, settings
-from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.directory import UNTRAINED, RunDirectory
 
 ROUNDS = "rounds.jsonl"
 SPENT = ("released", "epsilon", "delta", "certified")
@@ -84,7 +84,10 @@ def about(name: str, folder: Path) -> Record:
     with contextlib.suppress(FileNotFoundError):  # before its first round
         found["size"] = _place((folder / ROUNDS).stat())
     spent = {one: summary["privacy"].get(one) for one in SPENT} if "privacy" in summary else None
-    return found | {"stopped": summary.get("stopped", ""), "note": run.note, "spent": spent}
+    start = {name: value for name, value in summary.get(UNTRAINED, {}).items()
+             if isinstance(value, int | float) and math.isfinite(value)}  # fmt: skip
+    told = {"stopped": summary.get("stopped", ""), "note": run.note, "untrained": start}
+    return found | told | {"spent": spent}
 
 
 @lru_cache(256)

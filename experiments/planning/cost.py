@@ -150,7 +150,7 @@ def _record(
 ) -> Record:
     """Add up the measured parts."""
     config, most = run.config, run.config.federation.rounds
-    looks = -(-most // config.output.evaluate_every)
+    looks = -(-most // config.output.evaluate_every) + 1  # and the untrained model
     every = 1 if run.experiment.recipe.private else config.output.checkpoint_every
     parts = {
         "start": spent["start"],

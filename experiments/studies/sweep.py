@@ -34,7 +34,7 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import begin
 from fedmuon.optim.recipes import aux_rate
-from fedmuon.runs.directory import Record, RunDirectory
+from fedmuon.runs.directory import Record, RunDirectory, from_start
 from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, evaluate, over_clients
 
 Grid = Mapping[str, Sequence[Scalar]]
@@ -579,4 +579,5 @@ def draw(work: GridSearch, out: Path, summary: Record) -> None:
 
 
 def _rounds(out: Path, cell: SweptRun) -> list[Record]:
-    return RunDirectory(out / "runs" / cell.name).records()
+    directory = RunDirectory(out / "runs" / cell.name)
+    return from_start(directory.records(), directory.summary())

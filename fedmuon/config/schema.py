@@ -1298,7 +1298,7 @@ class Output(Table):
     """How often a run is evaluated and saved, and what is called after a round."""
 
     evaluate_every: Samples = key(
-        10,
+        5,
         "Rounds between two evaluations of training and test loss. The last round is always "
         "evaluated. `client_loss` is recorded in every round.",
     )

@@ -18,7 +18,7 @@ OF_A_ROUND = (
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
     "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
-    "validation_loss", "workers",
+    "validation_loss", "workers", "untrained",
     "run", "seeds",  # columns of a comparison
 )  # fmt: skip
 Sampling = Literal["poisson", "shuffle", "cyclic"]

@@ -54,6 +54,8 @@ AXES = {
     "bytes-up": "MB sent up",
     "bytes": "MB sent up and down",
 }
+UNTRAINED = "untrained"  # what the summary says of the model before the first round
+SO_FAR = ("bytes_down", "bytes_up", "simulated_seconds")  # zero before the first round
 NO_FILES: Mapping[str, bytes] = {}
 Checkpoint = tuple[dict[str, "np.ndarray"], dict[str, str]]  # arrays, and what is said of them
 logger = logging.getLogger(__name__)
@@ -418,6 +420,19 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
         return None
     down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
     return down, up
+
+
+def from_start(rounds: Sequence[Record], summary: Record | None) -> list[Record]:
+    """The records that a run's curves are drawn from.
+
+    The first one is round 0: what the summary of a finished run says of the untrained model.
+    Unfinished runs and those of earlier versions begin with round 1.
+    """
+    start = (summary or {}).get(UNTRAINED)
+    if not rounds or not start:
+        return [*rounds]
+    nothing = {name: 0 for name in SO_FAR if name in rounds[0]}
+    return [{"round": 0, **nothing, **start}, *rounds]
 
 
 def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run") -> list[float]:

@@ -55,6 +55,7 @@ from fedmuon.runs.directory import (
     CLOCK,
     NO_FILES,
     PERSONAL_MODELS,
+    UNTRAINED,
     Record,
     RunDirectory,
     answered,
@@ -364,6 +365,16 @@ def evaluate(run: Run, state: ServerState) -> Record:
     return {name: one for name, one in found.items() if name not in lost}
 
 
+def _untrained(run: Run) -> Record:
+    """What the first model is measured as, so that curves begin before the first round; empty
+    where that is not finite."""
+    fresh = begin(run.experiment.recipe, run.experiment.task, run.config.federation.seed)
+    try:
+        return evaluate(run, fresh)
+    except NonFinite:
+        return {}
+
+
 def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
     """Which samples train on which client, and which are held out, as indices into the source."""
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
@@ -467,6 +478,7 @@ def _finish(
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}
     of_clients, tables = over_clients(run, state)
     summary = (summary or evaluate(run, state)) | of_clients
+    summary[UNTRAINED] = _untrained(run)
     if stopped:
         summary["stopped"] = stopped
     if (clock := run.experiment.plan.timetable) is not None:

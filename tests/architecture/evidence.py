@@ -50,8 +50,15 @@ QUIET = {
 # Keys and columns that hold a time, a version, a place or a checksum of a line with times in it.
 # Earlier commits have no bytes.
 ASIDE = re.compile(
-    r"seconds|per_second|^bytes_|^(machine|versions|git_commit|check|share_of_gemm|faults)$"
+    r"seconds|per_second|^bytes_|"
+    r"^(machine|versions|git_commit|check|share_of_gemm|faults|untrained)$"
 )
+# Verdicts of earlier commits.
+FORMER = {
+    "fails": "refuted",
+    "undecided": "inconclusive",
+    "not testable at this scale": "not tested here",
+}
 LABELS = ("status", "verdict")  # the only strings of JSON files that count
 Digests = dict[str, str | None]
 Tables = Mapping[str, Any]
@@ -236,10 +243,12 @@ def numbers(value: Any, varying: tuple[str, ...], key: str = "") -> Any:
     """The numbers, truth values and labels of a JSON value, with their keys."""
     if isinstance(value, dict):
         kept = {k: numbers(v, varying, k) for k, v in value.items() if not aside(k, varying)}
-        return {k: v for k, v in kept.items() if v not in ("", [], {})}
+        return {FORMER.get(k, k): v for k, v in kept.items() if v not in ("", [], {})}
     if isinstance(value, list):
         return [one for one in (numbers(v, varying, key) for v in value) if one not in ("", [], {})]
-    return value if not isinstance(value, str) or key in LABELS else ""
+    if isinstance(value, str):
+        return FORMER.get(value, value) if key in LABELS else ""
+    return value
 
 
 def compared(

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.inspect.listing import side_by_side
 from fedmuon.experiments.results import Result
-from fedmuon.runs.directory import AXES, positions
+from fedmuon.runs.directory import AXES, UNTRAINED, from_start, positions
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "synthetic", "train": 60, "test": 30, "dimension": 5, "minimum": 5},
@@ -49,8 +50,26 @@ def test_evaluated_rounds_lie_where_the_run_was_by_then(x: str, runs: Path) -> N
     assert (np.diff(wanted) > 0).all() and sum(down) > sum(up)  # three are asked, two used
     loss, accuracy = Result(runs / "clock").plot(x=x).axes
     train = next(line for line in loss.lines if line.get_label() == "train loss")
-    assert np.asarray(train.get_xdata()) == pytest.approx(wanted[[1, 3]], rel=1e-12, abs=0)
+    assert np.asarray(train.get_xdata()) == pytest.approx([0, *wanted[[1, 3]]], rel=1e-12, abs=0)
     assert loss.get_xlabel() == accuracy.get_xlabel() == AXES[x]
+
+
+def test_curves_begin_with_the_untrained_model(tmp_path: Path) -> None:
+    """Zero weights give each of two labels 1/2: a cross-entropy of log 2. Unfinished runs and those
+    of earlier versions begin with their first round."""
+    inputs, labels = torch.randn(90, 5), torch.arange(90) % 2
+    config = CONFIG | {"data": {"train": 60, "test": 30, "minimum": 5}}
+    module = torch.nn.Linear(5, 2)
+    torch.nn.init.zeros_(module.weight)
+    torch.nn.init.zeros_(module.bias)
+    found = fedmuon.run(config, data=(inputs, labels), task=module, out=tmp_path / "a")
+    start, *rest = from_start(found.rounds, found.summary)
+    assert start["round"] == start["bytes_up"] == 0 and rest == found.rounds
+    assert start["train_loss"] == pytest.approx(np.log(2)) == start["test_loss"]
+    assert set(start) - {"round", "bytes_up", "bytes_down"} < set(rest[-1])
+    old = {name: one for name, one in found.summary.items() if name != UNTRAINED}
+    assert from_start(found.rounds, None) == from_start(found.rounds, old) == found.rounds
+    assert from_start([], found.summary) == []
 
 
 def test_means_over_seeds_lie_at_the_mean_place(runs: Path, tmp_path: Path) -> None:

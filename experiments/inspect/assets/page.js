@@ -19,7 +19,7 @@ function put(parent, tag, kind, text) {
 
 async function ask(path) {
   const answer = await fetch(path).catch(() => {
-    throw new Error("What served this page has ended, or does not answer; this was its last");
+    throw new Error("The server of this page has stopped or does not answer; the last state is shown");
   });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
@@ -40,7 +40,7 @@ async function look() {
     }
     const count = state => runs.filter(run => run.state === state).length;
     const states = Object.keys(WORDS).filter(count).map(state => `${count(state)} ${state}`);
-    said = `${folder}: ${all === 0 ? "no run has begun here yet" : states.join(", ")}`
+    said = `${folder}: ${all === 0 ? "no run has started here yet" : states.join(", ")}`
       + (all > runs.length ? `; the newest ${runs.length} of ${all} are shown` : "") + ".";
   } catch (error) {
     said = `${error.message}.`;
@@ -111,17 +111,18 @@ function draw(one) {
   Object.assign(put(body, "progress"), { max: run.total, value: done, ariaLabel: "rounds done" });
   if (run.stopped) put(body, "p", "", `It ended early: ${run.stopped}.`);
   if (run.again) {
-    put(put(body, "p", "", "Nobody writes to it now. To go on: "), "code", "", run.again);
+    put(put(body, "p", "", "No process writes to this run now. To resume it: "), "code", "", run.again);
   }
   if (run.note) put(body, "p", "", `${run.note} ${run.spent
     ? `Released: ${(run.spent.released ?? []).join(", ")}; ε ${run.spent.epsilon === null ? "= ∞"
       : `≤ ${short(run.spent.epsilon)}`} at δ = ${short(run.spent.delta)}, ${run.spent.certified
       ? "certified" : "not certified"}.` : ""}`);
+  const start = Object.keys(run.untrained ?? {}).length ? [{ round: 0, ...run.untrained }] : [];
   const charts = put(body, "div", "charts");
   const panels = [["loss", Object.entries(LOSSES)],
     ...scores.slice(0, 2).map(name => [spell(name), [[name, "a"]]])];
   const figures = panels.map(() => put(charts, "figure"));  // all, as they share the width
-  panels.forEach((panel, place) => chart(figures[place], ...panel, rounds, run));
+  panels.forEach((panel, place) => chart(figures[place], ...panel, [...start, ...rounds], run));
   faults(body, one, rounds);
   const card = put(body, "dl");
   for (const [name, value] of run.card) {
@@ -165,8 +166,8 @@ function chart(figure, title, series, rounds, run) {
   const room = low === high ? Math.abs(low) / 10 + 1e-9 : 0;
   [low, high] = [low - room, high + room];
   const W = svg.clientWidth || 500, H = svg.clientHeight || 240, [L, R, T, B] = [56, 12, 22, 34];
-  const end = Math.max(2, last(rounds).round);
-  const x = round => L + (W - L - R) * (round - 1) / (end - 1);
+  const first = Math.min(1, rounds[0].round), end = Math.max(first + 1, last(rounds).round);
+  const x = round => L + (W - L - R) * (round - first) / (end - first);
   const y = value => T + (H - T - B) * (on(high) - on(value)) / (on(high) - on(low));
   const mark = (left, top, text, anchor = "middle") => {
     const made = put(svg, "text", "", text);
@@ -178,7 +179,7 @@ function chart(figure, title, series, rounds, run) {
     put(svg, "path", "grid").setAttribute("d", `M${L},${y(value)}H${W - R}`);
     mark(L - 6, y(value) + 4, short(value), "end");
   }
-  for (const round of ticks(1, end, Math.max(2, W / 100), true)) mark(x(round), H - 16, round);
+  for (const round of ticks(first, end, Math.max(2, W / 100), true)) mark(x(round), H - 16, round);
   mark(L, 12, title + (log ? " (log scale)" : "") + unreleased(run), "start");
   mark((L + W - R) / 2, H - 2, "round");
   for (const { name, kind, points } of curves) {
@@ -199,7 +200,7 @@ function chart(figure, title, series, rounds, run) {
     }
   };
   say(Infinity);
-  svg.onpointermove = event => say(1.5 + (event.offsetX - L) / (W - L - R) * (end - 1));
+  svg.onpointermove = event => say(first + .5 + (event.offsetX - L) / (W - L - R) * (end - first));
   svg.onpointerleave = () => say(Infinity);
 }
 

@@ -280,6 +280,10 @@ def test_short_curves_are_seen_beside_long_ones() -> None:
         figure = by_round({"a": [long], "b": [long[:many]]})
         assert {axes.get_xscale() for axes in figure.axes} == {scale}
         assert ("logarithmic" in in_words(figure)) == (scale == "log")
+    start = {"round": 0, "train_loss": 2.0}  # which a logarithmic axis does not have
+    figure = by_round({"a": [[start, *long]], "b": [[start, *long[:4]]]})
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_xlim()[0] > 0.3
 
 
 @pytest.mark.parametrize(("ends", "said"), [
