@@ -536,3 +536,16 @@ def test_ray_is_started_once_and_gives_the_same(config: str, tmp_path: Path) -> 
     assert command(*words, "--out", tmp_path / "one") == 0
     assert command(*words, "--ray", "--out", tmp_path / "ray") == 0
     assert result_files(tmp_path / "one") == result_files(tmp_path / "ray") != {}
+
+
+def test_a_sweep_over_lr_says_that_aux_lr_does_not_follow() -> None:
+    network = {"data": {"name": "mnist5k", "train": 500, "test": 50},
+               "task": {"name": "network", "model": "mlp"}}  # fmt: skip
+    grid: dict[str, Any] = {"local.lr": [0.01, 0.02]}
+    (said,) = grid_search(network, grid, 1, "train-loss").fixed_auxiliary()
+    assert said.startswith("local.aux-lr is 0.05 at every point, because it does not follow")
+    both = grid | {"local.aux-lr": [0.01, 0.1]}
+    assert grid_search(network, both, 1, "train-loss").fixed_auxiliary() == []
+    assert grid_search(SMALL, grid, 1, "train-loss").fixed_auxiliary() == []  # without routes
+    named = network | {"local": {"recipe": "fedavg"}}
+    assert grid_search(named, grid, 1, "train-loss").fixed_auxiliary() == []  # one step size
