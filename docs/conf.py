@@ -78,11 +78,10 @@ def plain(app, what, name, one, options, lines):
     a module its first paragraph is shown."""
     if what == "module" and "" in lines:
         del lines[lines.index("") :]
-    code = False  # an example is code to its end
-    for place, line in enumerate(lines):
-        code = line == "Example:" or (code and (not line or line.startswith(" ")))
-        if not code:
-            lines[place] = re.sub(r"`+([^`]+)`+|([*|]|_(?=\W|$))", as_rst, line)
+    end = lines.index("Example:") if "Example:" in lines else len(lines)  # its lines are code
+    parts = "\n".join(lines[:end]).split("\n\n")  # code in a paragraph may go on in the next line
+    marked = [re.sub(r"`+([^`]+)`+|([*|]|_(?=\W|$))", as_rst, part) for part in parts]
+    lines[:end] = "\n\n".join(marked).split("\n")
 
 
 def named_types(app, one, bound):
