@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from chaos.nursery import Nursery
 from torch import Tensor
 
+import fedmuon
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
 from fedmuon.experiments.cli import main
@@ -119,8 +120,15 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
     assert said == "without a constant refused and with one certified\n"
 
 
-# Each run has workers of its own, which take a while. Of these the recipes are compared on Ray by
-# test_engines_agree.py, and the kinds of data are arrays before an engine sees them.
+@pytest.fixture(scope="module")
+def workers(cluster: str) -> Iterator[None]:
+    """Runs reuse the workers of the last one: to start and load torch takes them seconds."""
+    with fedmuon.flower.shared_ray():
+        yield
+
+
+# The recipes of these are compared on Ray by test_engines_agree.py, and the kinds of data are
+# arrays before an engine sees them.
 SAME_WORKERS = {"data_kinds", "ditto", "fedadam", "scaffold"}
 ON_RAY = [pytest.param(file, id=file.stem) for file in RUN if file.stem not in SAME_WORKERS]
 
@@ -128,6 +136,7 @@ ON_RAY = [pytest.param(file, id=file.stem) for file in RUN if file.stem not in S
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", ON_RAY)
+@pytest.mark.usefixtures("workers")
 def test_an_example_on_ray_is_that_inline(
     cluster: str, file: Path, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
