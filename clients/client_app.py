@@ -61,7 +61,9 @@ class Clients(ClientApp):
         """Replies to messages of one round, which share their content."""
         first = messages[0]
         if any(one.content is not first.content for one in messages[1:]):
-            raise InputError("these messages do not ask for the same")
+            raise InputError(
+                "the messages of this round differ in their settings: send the same to every client"
+            )
         if first.metadata.message_type != MessageType.TRAIN:
             return [self(*pair) for pair in zip(messages, contexts, strict=True)]
         return _training().train_together(messages, contexts, self._fetch)

@@ -36,14 +36,14 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
     dealt = plain(flat.pop("dealt", ""), 60)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
-        raise InputError("the message names no round and number of replicas")
+        raise InputError("the message has no valid round and number of replicas")
     factor = flat.pop("factor", None)
     if factor is not None and not (isinstance(factor, float) and 0 <= factor < math.inf):
-        raise InputError("the message names no factor of step sizes")
+        raise InputError("the message has no valid factor for step sizes")
     if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
-        raise InputError(f"the message's {plain(odd[0], 60)} is no single value")
+        raise InputError(f"the message's {plain(odd[0], 60)} is not a single value")
     if rows is not None and len(rows) != 3 * stack:
-        raise InputError("the message does not name one data set a replica")
+        raise InputError("the message does not name one data set per replica")
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
     return tuple(sorted(flat.items())), round, stack, held, factor, dealt
 

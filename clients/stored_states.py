@@ -69,8 +69,8 @@ class Memory:
         except InputError as error:
             raise InputError(
                 f"the node of client {self.client} has lost the client's state of round "
-                f"{self._last} ({error}): start it with the folder that it had, --node-config "
-                f"'{FOLDER}=\"PATH\"', or begin the run again"
+                f"{self._last} ({error}). Start the node with its previous folder, --node-config "
+                f"'{FOLDER}=\"PATH\"', or begin the run again."
             ) from None
 
     def keep(self, own: States) -> None:

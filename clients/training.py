@@ -64,15 +64,17 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     """
     assert recipe.client_level is not None
     if KEPT not in context.state:
-        raise InputError("this client has no key for a mask: ask for its public key first")
+        raise InputError("this client has no key for a mask: request its public key first")
     kept: Any = context.state.pop(KEPT)
     private, cohort = kept["private"], recipe.client_level.cohort
     held: dict[str, Any] = dict(message.content.config_records["roster"])
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
-        raise InputError(f"the message does not name a public key of each of {cohort} clients")
+        raise InputError(
+            f"the message does not contain one public key for each of {cohort} clients"
+        )
     if keys.get(reply.client) != distributed.public_of(private):
-        raise InputError("the message's public keys are not those of this round: ask for new ones")
+        raise InputError("the message's public keys belong to another round: request new ones")
     vectors = {"model": reply.params, **reply.states}
     count = sum(one.numel() for held in vectors.values() for one in held.values())
     states = distributed.masked(vectors, distributed.mask(private, reply.client, keys, count))
@@ -155,11 +157,14 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
         config, round, stack, *_ = request(message)
     client = _client(config, number, fetch())
     if client.setup.recipe.private:
-        raise InputError("a private client measures nothing on its samples: that has no noise")
+        raise InputError(
+            "a private client reports no measurements of its samples, because they would have no "
+            "noise"
+        )
     if client.setup.recipe.personal:
         raise InputError(
-            "a part of this model never leaves a client, and the message does not say of which "
-            "round it must be: set [data] client-test to measure personal models"
+            "a part of this model never leaves a client, and the message does not name its "
+            "round: set [data] client-test to measure personal models"
         )
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
@@ -196,6 +201,6 @@ def _arrays(
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
-        raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
+        raise InputError(f"the message's arrays do not fit {plain(stack, 20)} replicas")
     params, template = client.template(stack)
     return received(arrays, params, template if states else {})

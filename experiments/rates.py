@@ -40,14 +40,16 @@ READ = {
 def require_read(paper: str, given: Sequence[str]) -> None:
     """Refuse a paper that is not known, and options that its bound does not look at."""
     if paper not in READ:
-        raise InputError(f"no bound of paper {paper!r} is known: use 000, 002, 003 or 004")
+        raise InputError(f"paper {paper!r} has no bound in fedmuon: use 000, 002, 003 or 004")
     if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
         raise InputError(
-            f"paper {paper} does not read {', '.join(idle)}: leave that out; it reads "
-            f"{', '.join((*ALL, *READ[paper]))}"
+            f"{', '.join(idle)} has no effect for paper {paper}: leave it out (paper {paper} "
+            f"uses {', '.join((*ALL, *READ[paper]))})"
         )
     if paper == "000" and {"--tail", "--moment"} <= set(given):
-        raise InputError("--tail is not read beside --moment, which stands in its place: give one")
+        raise InputError(
+            "--tail has no effect together with --moment, which replaces it: give only one"
+        )
     if paper == "002":
         _require_one_map({*given})
 
@@ -58,9 +60,12 @@ def _require_one_map(given: set[str]) -> None:
         raise InputError(f"{twice[0]} follows from --singular: leave one of them out")
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
         if key not in given and (idle := [one for one in needs if one in given]):
-            raise InputError(f"{idle[0]} is read with {key} only: give it, or leave it out")
+            raise InputError(
+                f"{idle[0]} has an effect only together with {key}: give {key}, or leave "
+                f"{idle[0]} out"
+            )
     if "--sketch" in given and (idle := [one for one in MAP if one in given]):
-        raise InputError(f"the quality of a sketch holds for any {idle[0]}: leave it out")
+        raise InputError(f"the quality of a sketch does not depend on {idle[0]}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class InexactMap:
             singular = tuple(float(one) for one in self.singular.split(","))
         except ValueError:
             raise InputError(
-                f"--singular {self.singular!r} are no numbers: give singular values as 1,0.5,0.1"
+                f"--singular {self.singular!r} are not numbers: give singular values as 1,0.5,0.1"
             ) from None
         if not self.sketch:
             found = stationarity.polynomial_quality(singular, self.coefficients, self.steps)
@@ -113,7 +118,7 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
     elif rule == "heavy-tailed":
         plan = stationarity.heavy_tailed(problem.steps, problem.noise.alpha)
     else:
-        raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
+        raise InputError(f"Rule {rule!r} is unknown: use heavy-tailed or alpha-free.")
     p, shape = problem, (problem.sides, problem.sides)
     found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
     power = None if found.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)
@@ -126,7 +131,7 @@ def newton_schulz(
     """004: Muon with that many Newton-Schulz iterations, beside Muon with an SVD and SGD."""
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
-        raise InputError("004 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+        raise InputError("Paper 004 assumes bounded variance: leave alpha at 2 and sigma1 at 0.")
     q = residual(delta0, degree, iterations)
     terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
     plan = stationarity.tuned_muon(p.steps, *terms)
@@ -166,7 +171,7 @@ def dp_muon(
     """000: DP-Muon on one block, with the rule of its Corollary 3.5 or B.6 at eta_0 = sqrt(D/L)."""
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
-        raise InputError("The rule of 000 needs gap > 0 and smoothness > 0: give both.")
+        raise InputError("The rule of paper 000 needs gap > 0 and smoothness > 0: give both.")
     scale = math.sqrt(p.gap / p.smoothness)
     shape = (p.sides, private.columns or p.sides)
     if private.moment:
@@ -202,9 +207,9 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
-        raise InputError("003 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+        raise InputError("Paper 003 assumes bounded variance: leave alpha at 2 and sigma1 at 0.")
     if p.beta is not None:
-        raise InputError("DiSK's memory is 1 - gain: give --gain instead of --beta.")
+        raise InputError("DiSK's momentum is 1 - gain: give --gain instead of --beta.")
     shape, top = (p.sides, private.columns or p.sides), 1 / positive("smoothness", p.smoothness)
     clip = 1.0 if private.clip is None else private.clip
     release = Release(clip, private.noise, noise.batch, shape)

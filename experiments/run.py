@@ -45,8 +45,9 @@ def execute(
     if config.engine.name == "deployment":
         if config.given or callbacks:
             raise InputError(
-                "a deployment's processes cannot be handed objects: name them in the config as "
-                "package.module:object, installed where they run, or use [engine] name = 'ray'"
+                "objects cannot be passed to the processes of a deployment. Name them in the "
+                "config as package.module:object, installed on every node, or use [engine] name "
+                "= 'ray'."
             )
         # Saves reading cryptography where no certificate is made.
         from fedmuon.experiments.engines.deployment import deploy
@@ -86,7 +87,8 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     written = written.with_objects(config.given)
     if resolve(config, resumed=written) != written:
         raise InputError(
-            f"{file} is another experiment than the config given: leave the config out, and give "
-            "the same objects if there were any, to resume it, or choose another folder with --out"
+            f"{file} describes another experiment than the given config. To resume it, leave the "
+            "config out and pass the same objects, if any. Otherwise choose another folder with "
+            "--out."
         )
     return written

@@ -22,8 +22,8 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
-    "The run has not ended; should it be left by what it showed and did not release, its length is "
-    "not accounted for."
+    "The run has not ended. If values that it did not release decide when to stop it, the number "
+    "of rounds is not accounted for."
 )
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,11 +71,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     }
     most = max((one.upper for one in answers.values()), default=0.0)
     cut = any(TOO_OFTEN in one.note for one in answers.values())
-    endless = TOO_OFTEN if cut else "A release without noise: epsilon is infinite."
+    endless = TOO_OFTEN if cut else "A release without noise, so epsilon is infinite."
     notes = (
         STOPPED if stopped else "",
         doubt,
-        "" if answers else "Nothing was released yet.",
+        "" if answers else "Nothing has been released yet.",
         "" if summary else UNFINISHED,
         "" if math.isfinite(most) else endless,
         "" if held is None else loose(goal, protected(*held)),
@@ -116,12 +116,12 @@ def _audited(folder: Path) -> Record:
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
     """The delta of a run that has not ended."""
     if held is None:
-        raise InputError(f"{folder} does not say at which delta: give --delta")
+        raise InputError(f"{folder} does not name its delta: give --delta")
     privacy = held[0].privacy
     if public and privacy.level == "example" and not (privacy.delta or privacy.public_population):
         raise InputError(
-            f"{folder} has not ended, and the public rate of its recipe's own mechanism leaves the "
-            "delta open: give --delta"
+            f"{folder} has not ended, and its mechanism's public rate leaves delta open: give "
+            "--delta"
         )
     return delta_of(*held)
 
@@ -145,8 +145,8 @@ def table(record: Record) -> Table:
     if (found := record.get("audit")) is not None:
         shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
         words.append(
-            f"The audit's bound stands on {found['basis']}; at delta = "
-            f"{number(found['delta'], 3)}, with {found['confidence']:.0%} confidence."
+            f"The audit's bound uses {found['basis']}, at delta = {number(found['delta'], 3)} "
+            f"and with {found['confidence']:.0%} confidence."
         )
         words.append(found["said"])
     shown.caption = " ".join(filter(None, words)) or None

@@ -44,9 +44,10 @@ TABLE_2 = {  # of 002: GFLOP of a step of these optimizers
     "airbench": (0.0237, 0.0118, 14.7920, 8.0723, 14.7960, 8.0763, 7.5373),
 }
 NOTE = (
-    "Shapes, which 002 does not print, are those of its public code; conventions were found by "
-    "trying, and stand at the top of experiments/step_flops.py. 135M parameters, as 002 "
-    "calls nanoGPT, are not what its table counts: 518.7M move in a step."
+    "Paper 002 does not print the shapes: they come from its public code. Its counting "
+    "conventions were found by trying, and are listed at the top of experiments/step_flops.py. "
+    "Paper 002 calls nanoGPT a model of 135M parameters, but its table counts 518.7M that move "
+    "in a step."
 )
 _COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # 3 x 32 x 32; the others read 28 x 28
 _COLUMNS = ("products", "QR", "entries", "total", "performed")
@@ -177,7 +178,7 @@ def tables(found: dict[str, Any]) -> list[Table | str]:
         [form.format(row[name]) for name, form in zip(head, forms, strict=True)]
         for row in found["table_2"]
     ]
-    return [shown, columns("beside 002, Table 2, as it counts", head, lines), NOTE]
+    return [shown, columns("compared with 002, Table 2, counted its way", head, lines), NOTE]
 
 
 def _sum(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:

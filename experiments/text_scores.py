@@ -31,7 +31,9 @@ def bleu(written: Sentences, references: References) -> float:
     try:  # an optional package
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
-        raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
+        raise InputError(
+            "BLEU needs sacrebleu, which is not installed: pip install 'fedmuon[text]'"
+        ) from None
     most = max(map(len, references))
     columns: list[Any] = [
         [several[k] if k < len(several) else None for several in references] for k in range(most)
@@ -44,7 +46,9 @@ def rouge_l(written: Sentences, references: References) -> float:
     try:  # an optional package
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise InputError("ROUGE-L needs rouge-score: pip install 'fedmuon[text]'") from None
+        raise InputError(
+            "ROUGE-L needs rouge-score, which is not installed: pip install 'fedmuon[text]'"
+        ) from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     nearest = [
         max(scorer.score(one, sentence)["rougeL"].fmeasure for one in several)
@@ -71,7 +75,9 @@ def meteor(written: Sentences, references: References) -> float:
     try:  # an optional package
         from nltk.translate.meteor_score import meteor_score
     except ImportError:
-        raise InputError("METEOR needs nltk: pip install 'fedmuon[text]'") from None
+        raise InputError(
+            "METEOR needs nltk, which is not installed: pip install 'fedmuon[text]'"
+        ) from None
     nearest = [
         meteor_score([_words(one) for one in several], _words(one), wordnet=_NoSynonyms())  # type: ignore[arg-type]
         for one, several in zip(written, references, strict=True)
@@ -172,7 +178,9 @@ def _tokenizer() -> Callable[[str], str]:
     try:  # an optional package
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
     except ImportError:
-        raise InputError("Scores need sacrebleu: pip install 'fedmuon[text]'") from None
+        raise InputError(
+            "Scores need sacrebleu, which is not installed: pip install 'fedmuon[text]'"
+        ) from None
     return Tokenizer13a()
 
 
@@ -211,9 +219,9 @@ def scores_of_files(written: str | Path, references: str | Path) -> dict[str, fl
     groups = [group for group in groups if group]
     if not groups or len(lines) != len(groups):
         raise InputError(
-            f"{written} has {len(lines)} lines and {references} has references of {len(groups)} "
-            "sentences: give one line for each group of references, also an empty one, and an "
-            "empty line between groups"
+            f"{written} has {len(lines)} lines, but {references} has references of {len(groups)} "
+            "sentences. Write one line per group of references, also an empty one, and an empty "
+            "line between groups."
         )
     return {name: score(lines, groups) for name, score in SCORES.items()}
 

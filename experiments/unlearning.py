@@ -49,7 +49,7 @@ def execute(
 ) -> Record:
     """The model of the run, without those samples as far as (epsilon, delta) goes, in `out`."""
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
-        raise InputError(f"{out} holds an unlearned model already: choose another folder")
+        raise InputError(f"{out} already contains an unlearned model: choose another folder")
     multiplier = theory.noise_multiplier(epsilon, delta)
     found = sensitivities(folder, samples, given)
     laboratory = FinishedRun.open(folder, given)
@@ -63,8 +63,8 @@ def execute(
     if any(distance > one for one in found.values()):
         raise InputError(
             f"retraining moved the model by {number(distance)}, more than the certificate "
-            f"{number(min(found.values()))}: what it stands on does not hold here, so nothing is "
-            "released"
+            f"{number(min(found.values()))}. The certificate's assumptions do not hold for this "
+            "run, so nothing is released"
         )
     held_out, task = experiment.shards.held_out, experiment.task
 
@@ -110,8 +110,8 @@ def sensitivities(
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
     if strangers := [one for one in samples if one not in owner]:
         raise InputError(
-            f"sample {strangers[0]} is not among those that the run trained on: name it by its "
-            "index in the source, as train_index in partition.npz does"
+            f"sample {strangers[0]} is not one of the run's training samples: give its index in "
+            "the source, as in train_index of partition.npz"
         )
     leaving, found = Counter(owner[one] for one in samples), {}
     for kind in KINDS:
@@ -119,11 +119,11 @@ def sensitivities(
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
             why = verdict.refusal or f"its bound is {known.status if known else ''}"
-            raise InputError(f"the run has no certificate to unlearn by: {why}")
+            raise InputError(f"the run has no certificate, so it cannot unlearn: {why}")
         found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
         if not math.isfinite(found[kind]):
             raise InputError(
-                "the certificate overflows, so no noise hides a sample: lower [local] lr"
+                "the certificate overflows, so no noise can hide a sample: lower [local] lr"
             )
     return found
 
@@ -132,18 +132,18 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
     """What removal needs beyond what replacement does."""
     if case.config.local.batch:
         raise InputError(
-            "which rows a mini-batch has depends on how many samples its client has, so removal is "
-            "certified for full batches alone: set [local] batch = 0"
+            "the rows of a mini-batch depend on how many samples its client has, so removal is "
+            "certified only for full batches: set [local] batch = 0"
         )
     if case.config.federation.aggregate != "mean":
         raise InputError(
-            "a sample that leaves changes its client's weight, which no certificate bounds: set "
-            "[federation] aggregate = 'mean'"
+            "removing a sample changes its client's weight, which the certificate does not "
+            "cover: set [federation] aggregate = 'mean'"
         )
     if case.config.orthogonalizer.name not in DATA_FREE:
         raise InputError(
-            f"the certificate of {case.config.orthogonalizer.name} may fail, or looks at the "
-            f"samples, and so is no sensitivity: use {', '.join(DATA_FREE)}"
+            f"the certificate of {case.config.orthogonalizer.name} may fail or depends on the "
+            f"samples, so it cannot serve as a sensitivity: use {', '.join(DATA_FREE)}"
         )
 
 

@@ -133,12 +133,12 @@ def public_keys(
     InputError ends the round if one gives no key.
     """
     refusal = (
-        "client {} gave no key for its mask ({}), and a sum needs all of them: fix the cause and "
-        "resume with --resume"
+        "client {} sent no key for its mask ({}), but the sum needs the masks of all clients. "
+        "Fix the cause, then continue with --resume."
     )
     for client in clients:
         if client not in nodes:
-            raise InputError(refusal.format(client, "no node holds its partition"))
+            raise InputError(refusal.format(client, "no node has its partition"))
     content = RecordDict()
     questions = [Message(content, nodes[client], KEY, ttl=deadline) for client in clients]
     replies, keys = exchange(grid, questions, deadline), []
@@ -152,7 +152,7 @@ def public_keys(
             key, right = who["key"], (nodes[client], client)
             is_key = isinstance(key, bytes) and len(key) == KEY_LENGTH
             if not is_key or (reply.metadata.src_node_id, who["partition"]) != right:
-                raise InputError(f"client {client} answers with what is no key for its mask")
+                raise InputError(f"client {client} sent an invalid key for its mask")
         keys.append(key)
     return ConfigRecord({"clients": list(clients), "keys": keys})
 
@@ -204,7 +204,7 @@ class Failures:
         self._count += 1
         if self._count == 1:
             logging.getLogger("fedmuon").warning(
-                "the client app of node %d (partition %s) failed at %s; later errors are only "
+                "the client app of node %d (partition %s) failed at %s. Later errors are only "
                 "counted:\n%s",
                 reply.metadata.src_node_id, partition, below[0], "\n".join(below[1:])
             )  # fmt: skip

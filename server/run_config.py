@@ -35,8 +35,8 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
             flat |= {f"{table}.{OPTIONS}.{name}": value for name, value in options.items()}
     except (ValueError, AttributeError, RecursionError):
         raise InputError(
-            f"options = {text!r:.200} is no JSON of tables: write "
-            '\'{"local": {"name": 1}}\', or leave it empty'
+            f'options = {text!r:.200} is not a JSON object of tables: write \'{{"local": '
+            '{"name": 1}}\', or leave it empty'
         ) from None
     return unflatten({**flat, "engine.name": engine})
 
@@ -46,6 +46,6 @@ def require_noise(config: Config, folder: Path) -> None:
     chose noise = 0."""
     if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
-            f"{noise_advice(config)}; under Flower noise = 0 counts as not set, because the run "
-            "config has every key"
+            f"{noise_advice(config)} Under Flower, noise = 0 counts as not set, because the run "
+            "config always has every key."
         )

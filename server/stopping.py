@@ -54,6 +54,8 @@ def on_signals() -> Iterator[None]:
             add_exit_handler(leave, run_before_force_exit=True)
             yield
     except Interrupted:
-        raise InputError("it was asked to stop: run the same command again to resume") from None
+        raise InputError(
+            "the run was stopped on request: run the same command again to resume"
+        ) from None
     finally:
         ended.set()

@@ -70,8 +70,8 @@ class FedMuonStrategy(Strategy):
         lacking = recipe.keeps_states and not self.keeps_states
         if lacking and tests_personal_models(self.config, recipe):
             raise RoundFailed(
-                "[data] client-test would test each client's own model, which stays on its "
-                "SuperNode: set client-test = 0, or [engine] name = 'inline' or 'ray'"
+                "[data] client-test would test each client's own model, but that model stays on "
+                "its SuperNode: set client-test = 0, or [engine] name = 'inline' or 'ray'"
             )
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
@@ -96,18 +96,18 @@ class FedMuonStrategy(Strategy):
         """The round's messages. Flower counts rounds from 1, the plan from 0."""
         if self.experiment.recipe.keeps_states:
             raise InputError(
-                "this recipe keeps states of clients, which Flower's rounds do not carry: use "
-                "`fedmuon run`, or the ServerApp of this package"
+                "this recipe stores states of clients, which Flower's own round loop does not "
+                "support: use `fedmuon run`, or the ServerApp of this package"
             )
         if self.experiment.measured:
             raise InputError(
-                "[output] clients = true writes records of clients, which Flower's own rounds do "
-                "not: use `fedmuon run`, or the ServerApp of this package"
+                "[output] clients = true writes records of clients, which Flower's own round "
+                "loop does not support: use `fedmuon run`, or the ServerApp of this package"
             )
         if self.config.devices.mode == "fedbuff":
             raise InputError(
-                "[devices] mode = 'fedbuff' sends older models, which Flower's own rounds do not: "
-                "use `fedmuon run`, or the ServerApp of this package"
+                "[devices] mode = 'fedbuff' sends older models, which Flower's own round loop "
+                "does not support: use `fedmuon run`, or the ServerApp of this package"
             )
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
@@ -208,8 +208,9 @@ class FedMuonStrategy(Strategy):
                 for one, some in clients_of.items()
             )
             raise RoundFailed(
-                f"round {self.state.round} has no sound reply of {len(missing)} of {len(clients)} "
-                f"participants ({why}): fix the cause and resume with --resume"
+                f"round {self.state.round} has no valid reply from {len(missing)} of "
+                f"{len(clients)} participants ({why}). Fix the cause, then continue with "
+                "--resume."
             )
         return list(replies.values()), faults
 
@@ -220,7 +221,7 @@ class FedMuonStrategy(Strategy):
         table, found = self.config.faults, {}
         self._meet(grid, clients)
         asked = [client for client in clients if client in self.nodes]
-        why = {client: f"no node holds partition {client}" for client in clients}
+        why = {client: f"no node has partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
         if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
             memory, round = self.experiment.client_states, self.state.round
@@ -270,7 +271,7 @@ class FedMuonStrategy(Strategy):
         if message.has_error():
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
-            raise InputError("it was answered by a node that was not asked")
+            raise InputError("the reply came from a node that was not asked")
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
             who = content.config_records["who"]
@@ -283,10 +284,10 @@ class FedMuonStrategy(Strategy):
             found = [one for tree in (params, *states.values()) for one in tree.values()]
             clipped = recipe.client_level is not None  # clipping makes them 0; a fault would tell
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
-                raise InputError("it returns values that are not finite")
+                raise InputError("it returned values that are not finite")
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
-                raise InputError("it does not return one loss a replica")
+                raise InputError("it did not return one loss per replica")
             if recipe.compression is not None and recipe.compression.up:
                 learned, _ = split_statistics(self.state.params)  # reading it rejects odd positions
                 decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
@@ -300,15 +301,15 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
     """What a client says that it measured."""
     if MEASURED not in content.metric_records:
         raise InputError(
-            "it measured nothing, which [output] clients = true asks for: install the same version "
-            "of fedmuon where it runs"
+            "it sent no measurements, which [output] clients = true needs: install the same "
+            "version of fedmuon on every node"
         )
     found = dict(content.metric_records[MEASURED])
     for name, value in found.items():
         if not isinstance(value, float) or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise InputError(f"it measured {plain(name, 60)}, which is no name with a number")
+            raise InputError(f"it sent {plain(name, 60)}, which is not a name with a number")
     if len(found) > MOST_METRICS or not {"loss_before", "loss_after", "drift"} <= set(found):
-        raise InputError("it does not return its losses and its drift")
+        raise InputError("it did not return its losses and its drift")
     return found  # type: ignore[return-value]
 
 

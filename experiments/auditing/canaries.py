@@ -142,8 +142,8 @@ def require_classes(shards: Shards) -> None:
     """Reject targets that cannot carry a mark."""
     if shards.labels.dtype != torch.int64:
         raise InputError(
-            "canaries are known by their labels, and these targets are no classes: audit a run "
-            "with labels of whole numbers"
+            "canaries are recognized by their labels, but these targets are not classes: audit a "
+            "run whose labels are whole numbers"
         )
 
 

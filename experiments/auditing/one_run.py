@@ -42,15 +42,15 @@ from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 
 ODDS = (
-    "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
-    "twenty at most, so audit again, with other coins, before you look for what is wrong."
+    "The certified epsilon is refuted at that confidence. This happens to at most one in twenty "
+    "correct runs, so audit again with other coins before you search for an error."
 )
 # What each bound stands on. All refute by the tail of the same number of right guesses, so the
 # largest of them does not fail more often than each of them may.
 BOUNDS = {
     "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
     "trade_off": "counts alone; Mahloujifar et al. 2024",
-    "declared": "the declared mechanism, of which only sigma is in doubt",
+    "declared": "the declared mechanism, where only sigma is in doubt",
 }
 COINS = "canaries.npz"
 LEAST = 10  # canaries
@@ -140,24 +140,24 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     recipe = config.local.recipe
     if recipe not in PRIVATE and not is_own(recipe) and config.privacy.level != "client":
         raise InputError(
-            f"[local] recipe = '{recipe}' promises no privacy that an audit could refute: choose a "
-            "recipe dp-... or disk-..., or set [privacy] level = 'client'"
+            f"[local] recipe = '{recipe}' makes no privacy claim that an audit could refute: "
+            "choose a recipe dp-... or disk-..., or set [privacy] level = 'client'"
         )
     if config.engine.name != "inline":
         raise InputError(
             f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
-            "no auditor sees them: set it to 'inline'"
+            "the auditor cannot see them: set it to 'inline'"
         )
     if config.data.client_test and config.privacy.level != "client":
         raise InputError(
-            f"[data] client-test = {config.data.client_test} leaves fewer samples than train, "
-            "among which an audit draws its canaries: set it to 0"
+            f"[data] client-test = {config.data.client_test} leaves fewer than train samples, "
+            "from which an audit draws its canaries: set it to 0"
         )
     most, whose = _most_canaries(config)
     if not LEAST <= canaries <= most:
         raise InputError(
-            f"{canaries} canaries cannot be: give {LEAST} or more, which show something, and at "
-            f"most the {most} {whose} whose places they take"
+            f"{canaries} canaries are too few or too many: give at least {LEAST}, which can show "
+            f"something, and at most the {most} {whose} whose places they take"
         )
 
 
@@ -166,10 +166,10 @@ def _require_known_law(experiment: Experiment) -> None:
     that cannot be marked."""
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:
-        raise InputError("without noise nothing is private, and no audit is needed: give noise")
+        raise InputError("without noise there is no privacy to audit: set noise above 0")
     if isinstance(released, Mechanism) and (released.fixed_order or released.quantile):
         raise InputError(
-            "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
+            "the one-run audit supports only Poisson lots and a fixed clipping bound: leave "
             "[privacy] sampling and quantile out"
         )
     if isinstance(released, Mechanism):
@@ -276,11 +276,13 @@ def read_finished(folder: Path) -> Record:
         return found
     run = RunDirectory(folder)
     if run.summary() is None:
-        raise InputError(f"{folder} holds no finished run: give a config, or a run with canaries")
+        raise InputError(
+            f"{folder} contains no finished run: give a config, or a run with canaries"
+        )
     run.require_resumable()
     raise InputError(
-        f"{folder} was trained without canaries, so nothing tells how well they are hidden: audit "
-        f"its config, fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"
+        f"{folder} was trained without canaries, so it cannot be audited. Audit its config "
+        f"instead: fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"
     )
 
 
@@ -312,7 +314,7 @@ def collusion(record: Record) -> list[str]:
     if "shares" not in record:
         return []
     seen, honest = record["shares_seen"], record["honest"]
-    words = f"They stand on sums with up to {seen} of {record['shares']} shares of noise"
+    words = f"They use sums with up to {seen} of {record['shares']} shares of noise"
     if seen == honest:
         return [f"{words}, the number that epsilon counts."]
-    return [f"{words}; epsilon counts {honest} alone, of which these bounds say the less."]
+    return [f"{words}. Epsilon counts only {honest} of them, so these bounds are weaker for it."]

@@ -28,10 +28,10 @@ TRIALS = {"projected": 100_000, "release": 2_000}  # by default
 MOST = 4_000_000  # tensors that are released, and two more per release: about half an hour
 MOST_TRIALS = 10**7
 MEANINGS = {
-    "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
-    "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
+    "counted": (">=", "counts of the trials only; up to about ln(trials)"),
+    "tilted": (">=", "assumes the declared Gaussian noise; needs more trials than 1/delta"),
     "joint": ("<=", "what the accountant certifies"),
-    "per_release": ("<=", "what composing the blocks as if each drew its own lot would claim"),
+    "per_release": ("<=", "result if each block had drawn its own lot"),
 }
 
 
@@ -62,8 +62,8 @@ def audit(
     count = TRIALS[code] if count is None else count
     if not 1 <= count <= MOST_TRIALS or seed < 0:
         raise InputError(
-            f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
-            "seed that is not negative"
+            f"{count} trials with seed {seed} are impossible: give 1 to {MOST_TRIALS:,} trials "
+            "and a seed of 0 or more"
         )
     require_enough(count)
     rng = np.random.default_rng(seed)
@@ -79,8 +79,8 @@ def audit(
         say(limits["note"])
         if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
             raise InputError(
-                f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for "
-                "half an hour or more as --code release: use fewer, or --code projected"
+                f"{count} trials of {setting.steps} steps with {setting.blocks} blocks take half "
+                "an hour or more with --code release: use fewer, or --code projected"
             )
         # It imports torch, which `projected` does without.
         from fedmuon.experiments.auditing import private_step

@@ -105,7 +105,7 @@ def deploy(
             with deployed(config.federation.clients, secure, out / LOGS) as deployment:
                 return deployment.execute(config, out, on_round_end, on_start)
         except InputError as error:
-            raise InputError(f"{error} (what each process said is in {out / LOGS})") from None
+            raise InputError(f"{error} (the output of each process is in {out / LOGS})") from None
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ class Deployment:
                 known, end = known + len(new), time.monotonic() + limit
                 yield from new
             if time.monotonic() > end:
-                raise InputError(f"the run has been silent for {limit:.0f} s")
+                raise InputError(f"the run has printed nothing for {limit:.0f} s")
             time.sleep(PAUSE)
 
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:

@@ -45,8 +45,8 @@ CONNECT = 3.0  # seconds within which a cluster's address has to take a connecti
 LEAST = 1 << 18  # bytes of its folder's disk without which Ray does not start
 _driving = threading.Lock()
 TAKEN = (
-    "this program is connected to a Ray already: run one after the other, call ray.shutdown() "
-    "before, or give that Ray to fedmuon.flower.RayGrid"
+    "this program is already connected to Ray: call ray.shutdown() first, or pass that "
+    "connection to fedmuon.flower.RayGrid"
 )
 # Ray takes loopback for a node's address only where it believes that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -234,10 +234,11 @@ def _require_listener(address: str) -> None:
 def _unreachable(error: Exception, address: str) -> str:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     if not address:
-        return f"Ray does not start on this machine ({said}): see --verbose"
+        return f"Ray does not start on this machine ({said}): run with --verbose for details"
     return (
-        f"no Ray cluster answers at {address} ({said}): start one with `ray start --head`, set "
-        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if it wants a token, or let a local one be started"
+        f"no Ray cluster answers at {address} ({said}). Start one with `ray start --head`, set "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if it needs a token, or leave the address out to "
+        "start Ray locally."
     )
 
 

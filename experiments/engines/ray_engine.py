@@ -93,8 +93,9 @@ def _why(error: RayError, config: Config) -> str:
     """Explain the error and say what to do."""
     if died(error):
         return (
-            f"the Ray engine stopped after all of its workers had died, the last one thus: "
-            f"{why(error)}. Free memory or lower [federation] per-round, then resume with --resume"
+            "the Ray engine stopped because all of its workers died. The last one: "
+            f"{why(error)}. Free memory or lower [federation] per-round, then continue with "
+            "--resume"
         )
     if is_full(error):
         free = ""
@@ -108,7 +109,7 @@ def _why(error: RayError, config: Config) -> str:
             f"Ray has no room for a worker ({said}): lower [engine] cpus-per-client = "
             f"{engine.cpus_per_client:g} or gpus-per-client = {engine.gpus_per_client:g}"
         )
-    return f"the Ray engine stopped ({said}): run it with --verbose to see why"
+    return f"the Ray engine stopped ({said}): run with --verbose for details"
 
 
 def machines() -> int:
@@ -131,8 +132,8 @@ class Handed:
             raise
         except Exception as error:  # whatever the object's own pickling does
             raise InputError(
-                f"what was handed over cannot be sent to Ray's workers ({error!s:.200}): keep open "
-                "files, locks and generators out of it"
+                "the objects that were passed in Python cannot be sent to Ray's workers "
+                f"({error!s:.200}): remove open files, locks and generators from them"
             ) from error
 
     def __call__(self) -> Any:

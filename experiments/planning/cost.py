@@ -37,13 +37,13 @@ from fedmuon.runs.provenance import Others, peak
 RESUMED = " and resume with --resume"
 BUSY = 0.3  # cores that other processes used, from which on the table says so
 ROWS = {
-    "start": "to load Python's libraries",
-    "set-up": "to deal samples, draw the schedule",
-    "engine": "to start the engine, and to stop it",
+    "start": "to import Python libraries",
+    "set-up": "to split samples and draw the schedule",
+    "engine": "to start and stop the engine",
     "first round": "the first round",
     "later rounds": "the others",
     "evaluations": "evaluations",
-    "records": "records, checkpoints, the end",
+    "records": "records, checkpoints and the final files",
     "all": "from command to prompt",
 }
 
@@ -201,11 +201,14 @@ def tables(record: Record) -> list[Table | str]:
     if record["workers"]:
         title += f", {record['workers']} workers"
     if (others := record["others"]) > BUSY:
-        title += f"\nothers had {others:.1f} cores meanwhile: alone it is faster"
-    held = [("most memory of this process", "", "", in_bytes(memory["driver"]))]
+        title += (
+            f"\nother programs used {others:.1f} cores during the trial, so the run is faster "
+            "without them"
+        )
+    held = [("peak memory of this process", "", "", in_bytes(memory["driver"]))]
     if memory["worker"]:
         held.append(("of a worker", "", "", in_bytes(memory["worker"])))
-    for words, way in (("sent to clients a round", "down"), ("sent back", "up")):
+    for words, way in (("sent to clients per round", "down"), ("sent back", "up")):
         each_ = sent[f"a client {way}"]
         all_ = in_bytes(record["participants"] * each_)
         held.append(
@@ -214,11 +217,12 @@ def tables(record: Record) -> list[Table | str]:
     notes = [] if memory["worker"] else ["Inline, clients are in this process."]
     if record["tried"] < record["participants"]:
         notes.append(
-            f"A round was tried with {record['tried']} of its {record['participants']} clients."
+            f"The trial round had {record['tried']} of its {record['participants']} clients."
         )
     if record["engine"] == "ray":
         notes.append(
-            "What a round's clients share goes once to a worker, or to a machine if large."
+            "Data that the clients of a round share are sent once per worker, or once per "
+            "machine if large."
         )
     return [
         columns(title, ("seconds of this run", "each", "in all"), rows),

@@ -323,5 +323,7 @@ def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float,
             one.kill()
     seconds = time.perf_counter() - start
     if any(one.returncode for one in running):
-        raise InputError("a client's process cannot answer here: see what it says above")
+        raise InputError(
+            "a client's process does not answer on this machine: see its message above"
+        )
     return seconds, max(map(int, said))

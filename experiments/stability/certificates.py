@@ -50,53 +50,54 @@ MAPLESS = ("fedavg", "fedavgm", "sgd")  # step along gradients or momenta: L = 1
 AVERAGES = ("mean", "by-samples")
 HEAVY = "heavy-tailed"  # a run resolves it to constant steps
 WHY = {
-    "adamw": "the recursion has no second moment, by whose root AdamW divides",
+    "adamw": "AdamW divides by the root of a second moment, which the recursion does not have",
     "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
 }
-OTHERS = "nothing is known of how far apart it keeps two models"
-PRIVATELY = "clipping and Poisson lots are no part of the recursion of 001"
+OTHERS = "it is not known how far apart it can move two models"
+PRIVATELY = "the recursion of the Stability note has no clipping and no Poisson lots"
 SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # the keys of Newton-Schulz
 
 FAR_ABOVE = 1000.0  # a certificate of float64 exceeds rounding errors by this factor
-CALLER = "The caller gave {} = {:g}: nothing here proves it."
+CALLER = "The caller gave {} = {:g}, which is not checked."
 CENTERED = (
-    "Samples are centered by the mean of {} public samples, which are neither trained nor tested "
-    "on and are the same for both data sets."
+    "Samples are centered by the mean of {} public samples. These are neither trained nor tested "
+    "on, and are the same for both data sets."
 )
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 JUMPS = (
-    "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
-    "on it; but the neighbours of one run have certificates, from its momenta (Lemma D.12): of a "
-    "finished run on the matrix task, without alignment, in float64, on its schedule as drawn."
+    "The exact sign jumps where a singular value is 0, so it has no Lipschitz constant and no "
+    "bound. The neighbours of one run can still have certificates, computed from its momenta "
+    "(Lemma D.12). This needs a finished run on the matrix task, without alignment, in float64, "
+    "on its schedule as drawn."
 )
 PRINTED = (
-    "The printed tube (Lemma D.12) is that of FedMuon as 001 has it: set [stability] lipschitz = "
-    "'sharp', which is proved for other forms, too."
+    "The printed tube (Lemma D.12) covers only FedMuon as in the Stability note: set [stability] "
+    "lipschitz = 'sharp', which is proved for other forms, too."
 )
 EXACT = (
-    "Arithmetic is exact: the rounding of float32, or of float64 where steps are tiny, is not "
-    "counted, and by itself it may move a neighbour further than its certificate (set [engine] "
-    "dtype = 'float64')."
+    "The bound assumes exact arithmetic and does not count rounding. In float32, or in float64 "
+    "with tiny steps, rounding alone may move a neighbour further than its certificate (set "
+    "[engine] dtype = 'float64')."
 )
 BEFORE = (
-    "[stability] c-hp = 'variance' reads the training losses of a finished run of the matrix task: "
-    "give the run's folder, or set c-hp to explicit or sharp."
+    "[stability] c-hp = 'variance' needs the training losses of a finished run of the matrix "
+    "task: give the run's folder, or set c-hp to explicit or sharp."
 )
 UNPROVED = (
-    "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose folder "
-    "has estimates, or set [task] name = 'matrix'."
+    "The constants of a network (B, L_loss, Lg, G_max) are not proved. Make the run, whose "
+    "folder then has estimates, or set [task] name = 'matrix'."
 )
 STOPPED = (
-    "The run was ended by what it saw of its data, which no schedule drawn in advance covers: run "
-    "without early stopping."
+    "The run ended early because of its data, which a schedule drawn in advance does not cover: "
+    "run without early stopping."
 )
 DROPPED = (
-    "A participant dropped out of some round, which no schedule drawn in advance covers: run with "
-    "[faults] policy strict."
+    "A participant dropped out of some round, which a schedule drawn in advance does not cover: "
+    "run with [faults] policy strict."
 )
 AUTHOR = (
-    "The map was handed over with L_orth = {:g}, for which its author answers: no drawn pair of "
-    "matrices exceeded it, which proves nothing."
+    "The author of the given orthogonalizer claims L_orth = {:g}. No drawn pair of matrices "
+    "exceeded it, which proves nothing."
 )
 
 
@@ -120,34 +121,35 @@ def method_of(config: Config) -> Method:
         )
     if config.privacy.level == "client":
         raise Uncertified(
-            "A run at client level has no certificate: the recursion of 001 has no clipped updates "
-            "and no noise. Set [privacy] level = 'example'."
+            "A run with [privacy] level = 'client' has no certificate, because the recursion of "
+            "the Stability note has no clipped updates and no noise. Set [privacy] level = "
+            "'example'."
         )
     if config.compression.uplink != "none" or config.compression.downlink != "none":
         raise Uncertified(
-            "A run with compressed messages has no certificate: the recursion of 001 averages "
-            "models and momenta as they are. Leave [compression] out."
+            "A run with compressed messages has no certificate, because the recursion of the "
+            "Stability note averages exact models and momenta. Leave [compression] out."
         )
     if has_map(config):
         _require_plain_steps(config)
     if local.schedule == HEAVY:
         raise Uncertified(
-            "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "
-            "to another one."
+            "The step size of the heavy-tailed schedule is known only in a run: make the run, or "
+            "set [local] schedule to another one."
         )
     if local.epochs and reads(config, "local.epochs"):
         raise Uncertified(
-            "The recursion follows clients that all take E steps: set [local] steps, and leave "
-            "epochs out."
+            "The recursion needs the same number of steps for all clients: set [local] steps, "
+            "and leave epochs out."
         )
     if config.federation.aggregate not in AVERAGES:
         raise Uncertified(
-            "The recursion follows weighted means of what the participants return: set "
-            "[federation] aggregate = 'mean' or 'by-samples'."
+            "The recursion follows weighted means of the participants' replies: set [federation] "
+            "aggregate = 'mean' or 'by-samples'."
         )
     if config.task.name != "matrix" and local.weight_decay and has_map(config):
         raise Uncertified(
-            "Of a network's two step sizes each decays its parameters in its own way, which the "
+            "The two step sizes of a network decay its parameters differently, which the "
             "recursion does not follow: set [local] weight-decay = 0."
         )
     if local.recipe in ("fedavg", "fedavgm"):
@@ -166,16 +168,18 @@ def _require_plain_steps(config: Config) -> None:
     """Reject steps with an orthogonalized momentum that have no Lipschitz constant, or a state."""
     table = config.orthogonalizer
     rejected = {
-        "[local] adjust = 'polargrad' has no certificate: its scale grows with the momentum, so "
+        "[local] adjust = 'polargrad' has no certificate. Its scale grows with the momentum, so "
         "the step has no Lipschitz constant. Set adjust to another scale.": (
             config.local.adjust == "polargrad"
         ),
-        "[orthogonalizer] row-memory (NorMuon) has no certificate: the recursion has no second "
-        "moment, by whose root NorMuon divides rows. Set row-memory = 0.": table.row_memory > 0,
-        "[orthogonalizer] shards (MuonBP) has no certificate: the recursion applies the same map "
-        "to whole matrices in every step. Set shards = 1.": table.shards > 1,
-        "[orthogonalizer] products = 'bfloat16' has no certificate: rounding to 8 bits moves the "
-        "map by more than its constant allows. Set products = 'full'.": (
+        "[orthogonalizer] row-memory (NorMuon) has no certificate. NorMuon divides rows by the "
+        "root of a second moment, which the recursion does not have. Set row-memory = 0.": (
+            table.row_memory > 0
+        ),
+        "[orthogonalizer] shards (MuonBP) has no certificate. The recursion orthogonalizes whole "
+        "matrices in every step. Set shards = 1.": table.shards > 1,
+        "[orthogonalizer] products = 'bfloat16' has no certificate. Rounding to 8 bits changes "
+        "the result by more than the Lipschitz constant allows. Set products = 'full'.": (
             table.products != "full" and table.name == "newton-schulz"
         ),
     }
@@ -386,14 +390,16 @@ def map_constant(case: CertifiedSetting) -> float:
     if is_own(table.name):
         if case.l_map is None:
             raise Uncertified(
-                "Your map comes without a Lipschitz constant, so no bound stands on it: give "
-                "fedmuon.Orthogonalizer(apply, lipschitz=L) if you can prove one."
+                "Your orthogonalizer comes without a Lipschitz constant, so there is no bound: "
+                "give fedmuon.Orthogonalizer(apply, lipschitz=L) if you can prove one."
             )
         return case.l_map
     if table.name == "exact-sign":
         raise Uncertified(JUMPS)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
-        raise InputError("The smoothed sign's constant depends on the model's shape: give L_orth.")
+        raise InputError(
+            "The Lipschitz constant of the smoothed sign depends on the model's shape: give L_orth."
+        )
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K
     smoothed = {"sigma": table.sigma, "alpha": stability.alpha_smoothing}  # 001, Corollary D.11
@@ -406,7 +412,8 @@ def map_constant(case: CertifiedSetting) -> float:
     found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
     if not math.isfinite(found):
         raise Uncertified(
-            "The printed constant of this map overflows: use [stability] lipschitz = 'sharp'."
+            "The printed constant of this orthogonalizer overflows: use [stability] lipschitz = "
+            "'sharp'."
         )
     return found
 
@@ -589,8 +596,8 @@ def _note(case: CertifiedSetting, certificate: Certificate) -> str:
     found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (
-            f"A neighbour moved the model by {number(violation)} times its certificate: what the "
-            "bound assumes does not hold of this run, so it promises nothing."
+            f"A neighbour moved the model by {number(violation)} times its certificate. The "
+            "assumptions of the bound do not hold for this run, so the bound is not valid."
         )
     if found is None or certificate.exposures is None:
         return certificate.scope

@@ -53,7 +53,7 @@ CENSUS = "neighbours.csv"
 SAMPLES, POWERS, REACH = 128, 12, 1e-3
 OBSERVED = (
     "B, L_loss, G_max and Lg are the largest loss, gradient norm and curvature seen at the first "
-    "and the last model on {} samples: they may be larger elsewhere."
+    "and the last model on {} samples. They may be larger elsewhere."
 )
 ROUTED = "Orth and the auxiliary step together have the larger of their two constants."
 DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
@@ -96,8 +96,8 @@ class FinishedRun:
             raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None
         if dealt != partition_digest(data.train_index, data.client):
             raise InputError(
-                f"the partition deals otherwise at each call than in {out}: let it draw from the "
-                "generator that it is given"
+                f"the partition gives another result than in {out}: let it use only the random "
+                "generator that it receives"
             )
         experiment = build_experiment(config, data)
         plan, _ = fingerprints.with_factors(experiment.plan, config, there)
@@ -119,7 +119,7 @@ def from_directory(
         given: Objects that only the caller has.
     """
     if not (folder / "config.toml").exists():
-        raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
+        raise InputError(f"{folder} has no config.toml, so it is not a run folder: check the path")
     run = RunDirectory(folder)
     run.require_sound()
     config = load(folder / "config.toml", changes).with_objects(given)
@@ -134,7 +134,7 @@ def from_directory(
         start = read_tensors(folder / "initial.safetensors")[0]
         shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
     except DAMAGE as error:
-        raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
+        raise InputError(f"{folder} is damaged ({error}): make the run again") from None
     moved = None
     if CENSUS in files.sums_of(folder):  # all neighbours were run
         files.require_sound(folder, [CENSUS])
@@ -184,9 +184,9 @@ def _require_objects(config: Config, folder: Path) -> None:
     ]
     if held:
         raise InputError(
-            f"{' and '.join(held)} of {folder} was handed over in Python: there, "
-            "fedmuon.bound(result) has the bound, of what fedmuon.run returned, or returns again "
-            "with resume=True and the same objects"
+            f"{' and '.join(held)} of {folder} was passed in Python, so this command cannot load "
+            "it. In Python, use fedmuon.bound(result) with the result of fedmuon.run. Repeat "
+            "fedmuon.run with resume=True and the same objects to get that result again."
         )
 
 
@@ -226,7 +226,9 @@ def measured_losses(
     interval = "shorter" if config.task.name == "matrix" else "normal"
     shards, clients = experiment.shards, len(data.sizes)
     if not len(data.test_labels):
-        raise InputError("no sample is held out, so the gap is unknown: leave some for [data] test")
+        raise InputError(
+            "no sample is held out, so the gap is unknown: lower [data] train, or set [data] test"
+        )
     owner = np.repeat(np.arange(clients), data.sizes)
     shares = label_shares(classes_of(data.labels), owner, clients, max(1, classes))
     chances = weights(data.sizes, config.federation.risk_weights)
@@ -325,7 +327,7 @@ def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
 
 OF_BATCHES = (
     "BatchNorm lets a sample change the gradients of all others in its batch, and its running "
-    "statistics are no gradient step, so no bound covers this network: use GroupNorm."
+    "statistics are not a gradient step. No bound covers this network: use GroupNorm."
 )
 
 # Constants of a network. No supremum over all models and samples is known, so the largest values

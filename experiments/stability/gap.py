@@ -24,20 +24,23 @@ from fedmuon.federated.rounds import risk, sample_weights
 from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # of the range that any loss has: hardly shorter
-ANY = "The gap's interval stands on the range 1 that any loss 1 − p_y has: {}."
+ANY = "The gap's interval uses the range 1, which holds for any loss 1 − p_y: {}."
 NO_BALL = "no ball is known that {} cannot leave; {}raise [data] test"
-FAR = "the ball that steps so large reach has no shorter one; lower [local] lr, or fewer rounds do"
+FAR = (
+    "with steps this large, the ball that contains the models gives no smaller range; lower "
+    "[local] lr or the number of rounds"
+)
 REFUSED = (
-    "the shorter one of a ball is proved of runs that have certificates, and this run's are "
-    "refused (the bound says why); raise [data] test"
+    "the smaller range of a ball is proved only for runs with certificates, and this run has "
+    "none (the bound says why); raise [data] test"
 )
 EXCEEDED = (
-    "a neighbour exceeds its certificate, so the proof does not cover this run, nor does that of "
-    "the shorter one of a ball; {}raise [data] test"
+    "a neighbour exceeds its certificate, so the proof covers neither this run nor the smaller "
+    "range of a ball; {}raise [data] test"
 )
-SHORTER = "the shorter one of the ball around X⁰ is proved {}; set {}"
-IN_DOUBLES = "of arithmetic in float64", "engine.dtype=float64"
-MAYBE_ROUNDING = "set engine.dtype=float64, if rounding did it, or "
+SHORTER = "the smaller range of the ball around X⁰ is proved {}; set {}"
+IN_DOUBLES = "for arithmetic in float64", "engine.dtype=float64"
+MAYBE_ROUNDING = "set engine.dtype=float64, if rounding caused it, or "
 ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 

@@ -79,7 +79,7 @@ class Candidates:
             most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
             raise InputError(
-                "no held-out sample has a label of a participant, so none can replace any of its "
+                "no held-out sample has a label of a participant, so none can replace one of its "
                 "samples: lower [data] train so that some remain"
             )
         if len(index) > most:
@@ -289,28 +289,28 @@ def require_smooth(
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
-        why = "what a private run is made of is clipped, and its noise hides it"
+        why = "a private run clips its gradients, and its noise hides single samples"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
     elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
-        why = "products in bfloat16 are rounded more coarsely than one sample moves a model"
+        why = "rounding of products in bfloat16 is larger than the effect of one sample"
     elif of not in ("mean", "by-samples"):
-        why = f"aggregate {of} chooses among replies, and so jumps"
+        why = f"aggregate {of} selects among replies, and so jumps"
     elif any("adamw" in name for name in (config.local.recipe, *links)) or (
         config.local.recipe in ("diloco", "fedyogi")
     ):
-        why = "AdamW's step, like Yogi's, has none where a gradient is 0"
+        why = "AdamW's step, like Yogi's, has no derivative where a gradient is 0"
     elif keeping or config.local.recipe in KEEPING:
-        why = "states that belong to clients carry them past rounds that nobody repeats here"
+        why = "states of clients carry derivatives past the rounds that are repeated here"
     elif compressed or config.local.recipe == "fedmuon-svd":
         why = "a momentum of low rank jumps where singular values are equal"
     elif config.compression.uplink != "none" or config.compression.downlink != "none":
-        why = "compressed messages jump where another entry is selected, or rounded otherwise"
+        why = "compressed messages jump where another entry is selected, or where rounding changes"
     else:
         return
     raise InputError(
-        f"the worst neighbours are ranked by derivatives, and {why}: set [stability] neighbours to "
-        "own, any or all"
+        f"the worst neighbours are ranked by derivatives, but {why}: set [stability] neighbours "
+        "to own, any or all"
     )
 
 

@@ -52,9 +52,11 @@ from fedmuon.runs.loop import OnRoundEnd, OnStart
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 PREDICTED_HEADER = "client,index,replacement,predicted,perturbation\n"
 PROGRESS = ".neighbours.progress"
-ONE_MODEL = "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
+ONE_MODEL = (
+    "neighbours need [engine] name = 'inline' or 'ray', because a deployment runs only one model"
+)
 SECRET_COHORTS = (
-    "neighbours of a run share its participants, and [privacy] cohorts = 'poisson' draws them in "
+    "neighbours of a run share its participants, but [privacy] cohorts = 'poisson' draws them in "
     "secret, round by round: set cohorts = 'fixed'"
 )
 GAP = "population gap"  # at the clients' label shares; the test gap is of the samples held out
@@ -252,7 +254,9 @@ def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
     whole = lines[:count]
     fits = [line.startswith(head) for line, head in zip(whole, heads, strict=False)]
     if sum(fits) < count or files.crc("".join(whole), start) != mark:
-        raise InputError(f"{file} is damaged, or not of this config and data: {files.AFRESH}")
+        raise InputError(
+            f"{file} is damaged, or does not belong to this config and data: {files.AFRESH}"
+        )
     files.write_bytes(file, "".join([HEADER, *whole]).encode())
     return count, mark
 
@@ -262,7 +266,9 @@ def verdict_table(out: Path, record: Record) -> Table:
     moved, promised = read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
     if load(out / "config.toml").engine.dtype == "float32":
-        hidden = "no certificate counts its rounding, which hides perturbations: prefer float64"
+        hidden = (
+            "the certificates do not count its rounding, which can hide perturbations: use float64"
+        )
     rows: list[tuple[str, object]] = [
         ("float32", hidden),
         ("largest perturbation", moved.max()),

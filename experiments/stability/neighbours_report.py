@@ -140,7 +140,7 @@ def _mode(folder: Path, neighbours: Columns) -> str:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None
     if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
-        raise InputError(f"{folder} holds an unfinished census: finish it with --resume")
+        raise InputError(f"{folder} contains an unfinished census: finish it with --resume")
     return mode
 
 
@@ -153,5 +153,5 @@ def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
     return (
         f"Status: {record['status']}. The bound is that of the Stability note, Theorem 4.1, at δ = "
         f"{record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant "
-        "of the map. It assumes:"
+        "of the orthogonalizer. It assumes:"
     )

@@ -46,12 +46,12 @@ def require_covered(config: Config) -> None:
         "[federation] aggregate = 'mean'": config.federation.aggregate == "mean",
         "[local] batch = 0": not config.local.batch,
         "[engine] dtype = 'float64'": config.engine.dtype == "float64",
-        "a map that has a constant": config.orthogonalizer.name != "exact-sign",
+        "an orthogonalizer with a Lipschitz constant": config.orthogonalizer.name != "exact-sign",
     }
     for one, there in wanted.items():
         if not there:
             raise InputError(
-                f"[stability] realized follows FedMuon alone, with full batches: set {one}, or "
+                f"[stability] realized supports only FedMuon with full batches: set {one}, or "
                 "leave realized out"
             )
 
@@ -73,7 +73,7 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
         or not isinstance(task, MatrixTask)
     ):
         raise InputError(
-            "certificates after the run stand on the map's constant: "
+            "certificates after the run need the orthogonalizer's constant: "
             + (certificate.refusal or "set [task] name = 'matrix'")
         )
     there = stack(run.source, drawn, config.data.normalize)

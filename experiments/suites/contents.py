@@ -86,11 +86,11 @@ def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
     after: Any = name
     while after is not None:
         if not isinstance(after, str):
-            raise InputError(f"{name}: like = {after!r} is no name: name a suite")
+            raise InputError(f"{name}: like = {after!r} is not a name: give the name of a suite")
         if _file(after) in [_file(one) for one, _ in found]:
             raise InputError(
-                f"{name}: like = {after!r} goes round in a circle: name a suite that is not like "
-                "this one"
+                f"{name}: like = {after!r} refers back to this suite: name a suite that does not "
+                "refer to this one"
             )
         content = read_toml(_file(after))
         found.append((after, content))
@@ -107,7 +107,7 @@ def preamble(text: str) -> str:
 def require_plain(word: str, what: str) -> None:
     """Reject names that a spreadsheet would read from a table as formulas."""
     if word.startswith(FORMULAS):
-        raise InputError(f"{what} {word!r} begins like a spreadsheet's formula: rename it")
+        raise InputError(f"{what} {word!r} begins like a spreadsheet formula: rename it")
 
 
 def shipped() -> dict[str, Path]:
@@ -123,7 +123,7 @@ def _file(name: str) -> Path:
         if file.exists() and not file.is_dir():  # what no file is, is said when it is read
             return file
     mend = instead(name, sorted(shipped()), "name one of")
-    raise InputError(f"there is no suite {name}, nor a TOML file of that name: {mend}")
+    raise InputError(f"suite {name} does not exist, and there is no TOML file of that name: {mend}")
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
                 raise InputError(
-                    f"{place} {table}.{key} has no effect: {where} settles it, so leave it out, or "
-                    "change that in a copy of the suite's file"
+                    f"{place} {table}.{key} has no effect, because it is set by {where}: "
+                    "leave it out, or change it in a copy of the suite's file"
                 )
 
 
@@ -197,15 +197,15 @@ def require_other_seeds(
     """Reject seeds that would judge what they chose, such as `the setting`."""
     if both := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose {chosen} must not "
-            f"judge {it}, so name another"
+            f"seed {both[0]} is in both seeds and tuning-seeds, but a seed that chose {chosen} "
+            f"must not judge {it}: use another seed in one of them"
         )
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     """The number of held-out samples, and the maximum to train on; None is an unlimited source."""
     if not isinstance(test, int) or isinstance(test, bool):
-        raise InputError(f"[data] test = {test!r} is refused: give a whole number")
+        raise InputError(f"[data] test = {test!r} is not valid: give a whole number")
     if source is None:
         return test, sys.maxsize
     n, parted = len(source.labels), source.official_test

@@ -195,7 +195,8 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
                 record = files.unsealed(lines[0], work.seal(one)) if len(lines) == 1 else None
                 if record is None:
                     raise InputError(
-                        f"{file} is damaged or of another cell: remove it and go on with --resume"
+                        f"{file} is damaged or belongs to another cell: remove it and continue "
+                        "with --resume"
                     )
                 done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])
@@ -215,14 +216,14 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(
-                f"{out} holds no suite.lock, so there is no {work.noun} to resume: check --out"
+                f"{out} has no suite.lock, so there is no {work.noun} to resume: check --out"
                 if resume
                 else f"{out} is not empty: choose another folder with --out, or --resume"
             )
         if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
-                f"{lock} is of another {work.noun}, of other data, scale, settings or seeds, of an "
-                "older version, or damaged: choose another --out"
+                f"{lock} belongs to another {work.noun} (other data, scale, settings or seeds, "
+                "or an older version), or is damaged: choose another --out"
             )
         files.remove_drafts(out)
         if not full:  # first of all: what holds no lock is no suite that could be gone on with
@@ -300,8 +301,8 @@ class Spread:
                         from fedmuon.server.ray.worker_pool import why  # Ray, Flower
 
                         raise InputError(
-                            f"{cell.name} stopped on Ray ({why(error)}): fix the cause and go on "
-                            "with --resume"
+                            f"{cell.name} stopped on Ray ({why(error)}): fix the cause and "
+                            "continue with --resume"
                         ) from error
                     yield cell, record
 
@@ -330,11 +331,11 @@ KEYS = {
     "federation.per-round": "participants a round",
     "federation.rounds": "rounds",
     "local.steps": "local steps",
-    "local.batch": "0 is all of a client's samples",
+    "local.batch": "0 means all samples of a client",
     "local.recipe": "",
     "local.lr": "step size",
     "orthogonalizer.name": "",
-    "orthogonalizer.lambda": "regularization of the map",
+    "orthogonalizer.lambda": "regularization of the orthogonalizer",
 }
 NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "batch",
                    "local.recipe": "recipe", "orthogonalizer.name": "map"}  # fmt: skip

@@ -131,8 +131,8 @@ class Workers:
             record, error = pickle.loads(ours.recv_bytes())
         except (EOFError, OSError):
             raise InputError(
-                f"the worker process of {cell.name} died, often for lack of memory: lower --jobs "
-                "and go on with --resume"
+                f"the worker process of {cell.name} died, often because memory ran out: lower "
+                "--jobs and continue with --resume"
             ) from None
         if error is not None:
             raise error
@@ -183,8 +183,10 @@ def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None
     try:
         cell: Cell = pickle.loads(content)
     except Exception as error:
-        return None, InputError(f"an object cannot be read in another process ({error}): define "
-                                "it in a module that can be imported, or use one job")  # fmt: skip
+        why = f"an object cannot be loaded in another process ({error})"
+        return None, InputError(
+            f"{why}: define it in a module that can be imported, or use one job"
+        )
     try:
         return compute_apart(cell, cpus), None
     except InputError as error:

@@ -203,7 +203,8 @@ def to_resume(folder: Path) -> Path:
     whole experiment would begin one with the defaults."""
     if not (file := folder / "config.toml").exists():
         raise InputError(
-            f"{folder} holds no config.toml, so there is nothing to resume: begin without --resume"
+            f"{folder} has no config.toml, so there is no run to resume: check the path, or "
+            "leave --resume out to begin one"
         )
     return file
 

@@ -195,7 +195,7 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
             name = getattr(getattr(config, table), key)
             if getattr(config.given, kind) is not None and name != GIVEN:
                 raise InputError(
-                    f"[{table}] {key} = '{name}' is not the {kind} that was given: set it to "
+                    f"[{table}] {key} = '{name}', but a {kind} was given in Python: set {key} to "
                     f"'{GIVEN}'"
                 )
             held = getattr(config, PLACE[kind])
@@ -204,9 +204,9 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
                 default = is_default(f"{place}.{offered}", value)
                 if not default and not asks(kind, found, offered):
                     raise InputError(
-                        f"[{place}] {offered} = {value!r} has no effect: your {kind} does not ask "
-                        f"for it by a parameter `{parameter(offered)}`, so add that to it, or "
-                        f"leave {offered} out"
+                        f"[{place}] {offered} = {value!r} has no effect, because your {kind} has "
+                        f"no parameter `{parameter(offered)}`: add that parameter, or leave "
+                        f"{offered} out"
                     )
     for table in {place for place, _ in NAMED.values()}:
         if given := object_options(config, table):
@@ -265,15 +265,17 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
         if (table, name) == ("data", "digest") and is_own(config.data.name):
             if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):  # by that name
                 raise InputError(
-                    "[data.options] digest is what a run writes of its samples, and is handed to "
-                    "no function: give the parameter digest of yours another name"
+                    "[data.options] digest is reserved: a run stores the digest of your samples "
+                    "there and does not pass it to your function. Rename the parameter digest of "
+                    "your function."
                 )
             continue
         said = f"[{table}.options] {name} = {value!r}"
         takers = [one for kind, one in readers if asks(kind, one, name)]
         if not takers:
             raise InputError(
-                f"{said} has no effect: nothing that [{table}] names takes it, so leave it out"
+                f"{said} has no effect, because no object that [{table}] names has such a "
+                "parameter: leave it out, or check its spelling"
             )
         for one in takers:
             _require_type(said, value, default_of(one, name))
@@ -282,8 +284,8 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
 def _require_type(said: str, value: Any, usual: Any) -> None:
     """Reject a value of another type than the default: a switch or a number."""
     if isinstance(usual, bool) and not isinstance(value, bool):
-        raise InputError(f"{said} is refused: give true or false")
+        raise InputError(f"{said} is not valid: give true or false")
     wanted = {int: int, float: int | float}.get(type(usual))
     if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
         kind = "whole number" if wanted is int else "number"
-        raise InputError(f"{said} is refused: give a {kind}, such as {usual}")
+        raise InputError(f"{said} is not valid: give a {kind}, such as {usual}")

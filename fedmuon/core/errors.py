@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Any
 
 KEYWORDS = {
-    "--resume it": "go on with it by resume=True",
+    "--resume it": "resume it with resume=True",
     "--resume": "resume=True",
     "--out": "out=",
 }
-AGAIN = "give the command again"
+AGAIN = "run the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # where no command began, or its folder is empty
 NEAR = 0.75  # of difflib's ratio: one wrong letter in four; suggestions below it are guesses
 LONG = 120  # characters of a value in a message
@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python prints no number of more than 4300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     except Exception:  # in a custom object
         return f"a {type(value).__name__}"
     if "\n" in text:  # such as a tensor's
@@ -147,15 +147,15 @@ WANTED = {
     "schedule": "a function of the round that returns a number of 0 or more",
     "callback": "a function (record, state) or a fedmuon.callbacks.Callback",
     "callbacks": "a list of functions (record, state) or of fedmuon.callbacks.Callback",
-    "params": "parameters, or dictionaries of them as for any optimizer of torch's",
-    "model": "an nn.Module with parameters that learn",
+    "params": "parameters, or dictionaries of parameters as for any torch optimizer",
+    "model": "an nn.Module with trainable parameters",
     "lr": "a number of 0 or more",
     "weight_decay": "a number of 0 or more",
     "momentum": "a number of 0 or more",
     "eps": "a number of 0 or more",
     "ns_steps": "a whole number of 0 or more",
     "ns_coefficients": "a triple of numbers, a list of triples, or a name",
-    "population": "how many samples there are, a whole number",
+    "population": "the number of samples, a whole number",
     "seed": "a whole number of 0 or more",
 }
 _where: ContextVar[tuple[int, Sequence[int]] | None] = ContextVar("where", default=None)
@@ -223,7 +223,7 @@ class _Guarded:
 def mapping(found: Any) -> dict[str, Any]:
     """A mapping as a plain dictionary."""
     if not isinstance(found, Mapping):
-        raise TypeError(f"it returns a {type(found).__name__} and no mapping of names to tensors")
+        raise TypeError(f"it returns a {type(found).__name__}, not a mapping of names to tensors")
     return dict(found)
 
 

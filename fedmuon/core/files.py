@@ -26,12 +26,12 @@ from fedmuon.core.errors import InputError
 
 Record = dict[str, Any]
 SUMS, PART = "SHA256SUMS", ".part"
-AFRESH = "start afresh in another folder with --out"
+AFRESH = "start a new run in another folder with --out"
 KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
          stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
 # Errors of a full disk, a full quota and a limit on files -> what to do.
 FULL = {errno.ENOSPC: "free space there", errno.EDQUOT: "free some of your quota",
-        errno.EFBIG: "raise the limit of a file's size (ulimit -f)"}  # fmt: skip
+        errno.EFBIG: "raise the maximum file size (ulimit -f)"}  # fmt: skip
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened for this process by its caller
 
 
@@ -62,7 +62,7 @@ def why_and_remedy(error: OSError, path: Path | None = None) -> str:
             folder = next(one for one in (path, *path.parents) if one.is_dir())
             free = f"; {folder} has {shutil.disk_usage(folder).free:,} bytes free"
     return (
-        f"({error.strerror}{free}): {FULL[error.errno]} and give the command again, with --resume "
+        f"({error.strerror}{free}): {FULL[error.errno]} and run the command again, with --resume "
         "if it began a run, or choose another place"
     )
 
@@ -89,8 +89,8 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
             return handle
         os.close(handle)
     raise InputError(
-        f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another path, or "
-        "put the file there"
+        f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another path, "
+        "or put a regular file there"
     )
 
 
@@ -210,11 +210,13 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
         if not held or sums.get(name) != held:
             if held and name not in sums:
                 raise InputError(
-                    f"{file} has no sum in {folder / SUMS}: that is damaged or lost, or an older "
-                    f"version wrote the folder, so {AFRESH}"
+                    f"{file} has no checksum in {folder / SUMS}. That file is damaged or "
+                    f"incomplete, or an older version wrote the folder: {AFRESH}"
                 )
             what = "is not as" if held else "is missing or not as"
-            raise InputError(f"{file} {what} {folder / SUMS} says: it is damaged, so {AFRESH}")
+            raise InputError(
+                f"{file} {what} {folder / SUMS} says, so the folder is damaged: {AFRESH}"
+            )
 
 
 # Temporary run folders, which live as long as a result in them, and copies that stay
@@ -242,7 +244,7 @@ def _remove(path: Path, process: int) -> None:
 def copied(folder: Path, place: Path) -> None:
     """Copy a folder to a new place, whole or not at all."""
     if os.path.lexists(place):
-        raise InputError(f"{place} exists: choose another path, or remove it first")
+        raise InputError(f"{place} already exists: choose another path, or remove it first")
     if place.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{place} lies inside the run folder {folder}: choose a path outside it")
     with mendable(place, "write"):

@@ -60,7 +60,8 @@ def import_object(name: str, key: str) -> Any:
     """
     if name == GIVEN:
         raise InputError(
-            f"{key} = '{GIVEN}' was handed over in Python, where this run has to be gone on with"
+            f"{key} = '{GIVEN}' stands for an object that was passed in Python: resume this run "
+            "in Python, with the same object"
         )
     place, _, path = name.rpartition(":")
     try:
@@ -79,9 +80,9 @@ def import_object(name: str, key: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{place}.".startswith(f"{missing}."):
             raise InputError(
-                f"{key} = '{name}' cannot be imported: there is no module {missing} here, nor "
-                "installed, so give the command in the folder of its project, install that, or "
-                "name another package.module:object"
+                f"{key} = '{name}' cannot be imported, because module {missing} is neither in "
+                "this folder nor installed. Run the command in the project's folder, install the "
+                "module, or name another package.module:object."
             ) from error
         raise InputError(
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
@@ -121,12 +122,15 @@ def blame(error: BaseException) -> str | None:
                 or (isinstance(one, type) and frame.name in vars(one))
             )
             said = " or ".join(names or dict.fromkeys(said for said, _ in used))
-            return f"{said} ends in {why} ({frame.filename}, line {frame.lineno}): fix it"
+            return f"{said} fails with {why} ({frame.filename}, line {frame.lineno}): fix that line"
     for said, one in (pair for used in USED.values() for pair in used):
         called = _attribute(one, "__qualname__")
         begins = str(error).startswith((f"{called}(", f"{called}."))
         if isinstance(error, TypeError) and called and begins:
-            return f"{said} cannot be called as it has to be ({why}): fix its parameters"
+            return (
+                f"{said} cannot be called with the required arguments ({why}): change its "
+                "parameters"
+            )
     return None
 
 
@@ -348,5 +352,5 @@ def unfit(found: Any, kind: str, wanted: str) -> InputError:
     """The error that rejects an object that is no value of its kind."""
     if isinstance(found, Filled):  # it asks for more than there is to fill in
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
-        return InputError(f"{said} makes no {kind} of what a config has: give {wanted}")
-    return InputError(f"a {kind} of type {type(found).__name__} is none: give {wanted}")
+        return InputError(f"{said} cannot make a {kind} from the facts of a config: give {wanted}")
+    return InputError(f"a {type(found).__name__} cannot be used as a {kind}: give {wanted}")

@@ -25,7 +25,7 @@ RENAMED: dict[tuple[str, ...], str] = {
 }
 ELSEWHERE: dict[tuple[str, ...], str] = {  # what people look for here, and where it is
     ("engine", "threads"): "set OMP_NUM_THREADS in the environment, or cpus-per-client for Ray",
-    ("engine", "workers"): "there are as many as fit: set cpus-per-client, the CPUs of each",
+    ("engine", "workers"): "Ray starts as many as fit: set cpus-per-client, the CPUs of each",
 }
 LIMITS = {
     "greater_than_equal": ("ge", "of at least"),
@@ -33,7 +33,7 @@ LIMITS = {
     "less_than_equal": ("le", "of at most"),
     "less_than": ("lt", "below"),
 }
-PLAIN = {"list_type": "give a list, as [0, 1]", "too_short": "give at least one"}
+PLAIN = {"list_type": "give a list, such as [0, 1]", "too_short": "give at least one"}
 TINY = 1e-9  # a least number that means "above 0"
 
 
@@ -81,7 +81,7 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         except (RecursionError, ValueError) as error:
             nested = isinstance(error, RecursionError)
             why = NESTED if nested else "the number has too many digits"
-            raise InputError(f"--set {name} is refused ({why}): give a plain value") from None
+            raise InputError(f"--set {name} is not valid ({why}): give a plain value") from None
         put(tables, name, parsed)
     return tables
 
@@ -119,7 +119,7 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
     place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
     if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
-        return f"{name} is called {new} now: rename it"
+        return f"{name} was renamed to {new}: use the new name"
     if kind == "extra_forbidden":
         inner = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else name
         return f"unknown key {inner}: {_suggestion(model, place)}"
@@ -136,14 +136,14 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         names = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
         advice = instead(given, names)
     elif kind in LIMITS and given != given:
-        advice = "nan is no number: give one"
+        advice = "nan is not a number: give a number"
     elif kind in LIMITS:
         bound, words = LIMITS[kind]
         limit = error.get("ctx", {})[bound]
         advice = f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
         if 0 < limit < TINY:
             advice = f"give a number above 0 ({limit:g} or more)"
-    return f"{name} = {shown(given)} is refused: {advice}"
+    return f"{name} = {shown(given)} is not valid: {advice}"
 
 
 @cache

@@ -121,8 +121,8 @@ class Dealt(NamedTuple):
         counts = np.clip(np.rint(share * sizes), 1, np.maximum(sizes - 1, 0)).astype(np.int64)
         if not counts.any():
             raise InputError(
-                f"[data] client-test = {share} holds out no sample, because every client has one: "
-                "set it to 0, or lower [federation] clients"
+                f"[data] client-test = {share} holds out no sample, because every client has "
+                "only one: set it to 0, or lower [federation] clients"
             )
         place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         out = np.zeros(len(order), bool)
@@ -215,14 +215,17 @@ def split(
     elif train or test:
         before = after = everything  # to draw both from
     else:
-        raise InputError("[data] train and test are both 0 and the source has no split: give one")
+        raise InputError(
+            "[data] train and test are both 0, and the source has no split of its own: set at "
+            "least one of them"
+        )
     shared = before is after
     taken = train or len(before) - (test if shared else 0) - validation
     held = test or len(after) - (train + validation if shared else 0)
     if min(taken, held) < 1 or (shared and taken + held > n):
         raise InputError(
-            f"[data] train = {train} and test = {test} do not fit in {n} samples: lower "
-            "one of them or both, or give one as 0 for all that remain"
+            f"[data] train = {train} and test = {test} need more than the {n} samples of the "
+            "source: lower one of them or both, or set one to 0 for all that remain"
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
@@ -241,7 +244,7 @@ def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
     if validation > len(rest):
         fits = train + len(rest) - validation
         raise InputError(
-            f"[data] validation asks for {validation} samples, and train and test leave "
+            f"[data] validation asks for {validation} samples, but train and test leave only "
             f"{len(rest)}: lower one of the three" + f", for example train to {fits}" * (fits > 0)
         )
     return rest[:validation].copy()

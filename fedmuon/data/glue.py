@@ -69,8 +69,8 @@ def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
     sizes, room = [len(one) for one in sentences], context - len(sentences)
     if room < len(sentences):
         raise InputError(
-            f"[data] context = {context} has no room for {len(sentences)} sentences: give at least "
-            f"{2 * len(sentences)}"
+            f"[data] context = {context} is too short for {len(sentences)} sentences: set it to "
+            f"at least {2 * len(sentences)}"
         )
     while sum(sizes) > room:
         sizes[sizes.index(max(sizes))] -= 1
@@ -95,7 +95,8 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
     wanted = (*form.sentences, form.label)
     if missing := [one for one in wanted if one not in head]:
         raise InputError(
-            f"{file} has no column {', '.join(missing)} in its first line: it is no file of {name}"
+            f"{file} has no column {', '.join(missing)} in its first line, so it is not a file "
+            f"of {name}: check [data] folder and name"
         )
     places = [head.index(one) for one in wanted]
     for number, line in enumerate(lines[1:], 2):
@@ -110,7 +111,8 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
             continue
         if label not in form.labels or not all(sentences):
             raise InputError(
-                f"{file}, line {number}: {' and '.join(form.sentences)} and a {form.label} of "
-                f"{', '.join(form.labels)} are needed: correct that line"
+                f"{file}, line {number} is incomplete: each line needs "
+                f"{' and '.join(form.sentences)} and a {form.label} of {', '.join(form.labels)}, "
+                "so correct that line"
             )
         yield tuple(sentences), form.labels.index(label)

@@ -33,17 +33,17 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
         n = len(labels)
         if clients < 1 or minimum < 0:
             raise InputError(
-                f"clients = {clients} with minimum = {minimum} samples each cannot be: "
-                "use at least one client and a minimum of 0 or more"
+                f"clients = {clients} with minimum = {minimum} samples each is impossible: use "
+                "at least one client and a minimum of 0 or more"
             )
         if not alpha > 0:
             raise InputError(
-                f"[data] alpha = {alpha} is no concentration: use a number above 0, or inf"
+                f"[data] alpha = {alpha} is not a concentration: set a number above 0, or inf"
             )
         if clients * minimum > n:
             raise InputError(
                 f"{clients} clients with minimum = {minimum} samples need {clients * minimum} "
-                f"train samples and there are {n}: raise train, or lower minimum or clients"
+                f"train samples, but there are {n}: raise train, or lower minimum or clients"
             )
         if math.isinf(alpha):
             return _deal_evenly(labels, clients, rng)
@@ -69,7 +69,9 @@ def shards(per_client: int = 2) -> Partition:
     So each client has few labels (McMahan et al. 2017).
     """
     if per_client < 1:
-        raise InputError(f"[federation.options] per-client = {per_client}: give 1 or more")
+        raise InputError(
+            f"[federation.options] per-client = {per_client} is too small: set 1 or more"
+        )
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         order = np.lexsort((rng.permutation(len(labels)), labels))
@@ -93,14 +95,21 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
-            raise InputError(f"the partition names no client for each of {n} samples")
+            raise InputError(
+                f"the partition does not give {n} samples one client each: return one client "
+                "number per sample"
+            )
     else:
         index, client = flatten_partition(found, n)
         if len(index) != n:
-            raise InputError(f"the partition deals {len(index)} of {n} samples: deal each once")
+            raise InputError(
+                f"the partition assigns {len(index)} of {n} samples: assign each sample once"
+            )
         client = client[np.argsort(index)]
     if not ((client >= 0) & (client < clients)).all():
-        raise InputError(f"the partition names clients beyond 0 to {clients - 1}")
+        raise InputError(
+            f"the partition has client numbers outside 0 to {clients - 1}: use only those"
+        )
     return client.astype(np.int64)
 
 
@@ -113,22 +122,26 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
-        raise InputError("a partition is one array of indices per client") from None
+        raise InputError(
+            "the partition is not valid: return a list with one array of indices per client"
+        ) from None
     if any(part.ndim == 0 for part in arrays):
         raise InputError(
-            "a partition is one array of indices per client. A function may also return a numpy "
-            "array with the client of each sample. This is a list of single numbers: use np.array"
+            "the partition is a list of single numbers. Return a list with one array of indices "
+            "per client, or a numpy array with the client of each sample (np.array)."
         )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":
-            raise InputError(f"the indices of client {client} are {part.dtype}, not whole numbers")
+            raise InputError(
+                f"the indices of client {client} have type {part.dtype}: use whole numbers"
+            )
     index = np.concatenate([*(part.reshape(-1) for part in arrays), np.empty(0, np.int64)]).astype(
         np.int64
     )
     if not ((index >= 0) & (index < n)).all():
-        raise InputError(f"the partition names samples beyond 0 to {n - 1}")
+        raise InputError(f"the partition has sample indices outside 0 to {n - 1}: use only those")
     if len(np.unique(index)) < len(index):
-        raise InputError("the partition deals a sample twice: each has one client")
+        raise InputError("the partition assigns a sample twice: assign each sample to one client")
     return index, np.repeat(np.arange(len(arrays)), [part.size for part in arrays])
 
 
@@ -140,7 +153,7 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
         lower = f"lower it to {sizes.min()}, or " if sizes.min() else ""
         raise InputError(
             f"client {few[0]} has {sizes[few[0]]} samples (and {len(few) - 1} others have too "
-            f"few), and [data] minimum = {minimum}: {lower}deal every client some"
+            f"few), but [data] minimum = {minimum}: {lower}give every client some"
         )
 
 
@@ -256,11 +269,13 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         # Imported here: datasets is optional.
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError("a partitioner needs its package: pip install flwr-datasets") from None
+        raise InputError(
+            "a Flower partitioner needs a package that is not installed: pip install flwr-datasets"
+        ) from None
     if partitioner.is_dataset_assigned():
         raise InputError(
-            "the partitioner has a data set already, and would not deal the samples of this run: "
-            "hand it over before it is given one"
+            "the partitioner already has a data set, so it would not split the samples of this "
+            "run: pass it before a data set is assigned to it"
         )
     mine = copy.deepcopy(partitioner)
     try:
@@ -269,13 +284,13 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         parts = [mine.load_partition(i).with_format("numpy")["index"] for i in range(count)]
     except Exception as error:  # a partitioner may raise anything
         raise InputError(
-            f"{type(partitioner).__name__} cannot deal these samples ({one_line(error)}): give "
-            "it other numbers, or a partition of your own"
+            f"{type(partitioner).__name__} cannot split these samples ({one_line(error)}): "
+            "change its arguments, or give your own partition"
         ) from error
     if len(parts) != clients:
         raise InputError(
-            f"[federation] clients = {clients}, and the partitioner deals to {len(parts)}: make "
-            "them the same"
+            f"[federation] clients = {clients}, but the partitioner makes {len(parts)} parts: "
+            "make the two numbers equal"
         )
     return [np.asarray(part, np.int64) for part in parts]
 

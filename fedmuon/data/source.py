@@ -57,8 +57,8 @@ class Source:
         held = 0 if self.official_test is None else len(self.labels) - self.official_test
         if count >= held:
             raise InputError(
-                f"[data] center = 'public' takes {count} samples out of the test part that "
-                f"{self.name} comes with, which has {held}"
+                f"[data] center = 'public' takes {count} samples from the test part of "
+                f"{self.name}, which has {held}"
                 + (": lower center-samples" if held > 1 else ": set center = 'none'")
             )
         public = self.inputs[-count:].reshape(count, -1)
@@ -82,17 +82,19 @@ class Source:
                 "give one label for each sample"
             )
         if 0 in held.shape:
-            return f"holds no values, its inputs have shape {held.shape}: give it samples"
+            return (
+                f"contains no values, its inputs have shape {held.shape}: give at least one sample"
+            )
         if self.classes:
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.classes:
                 last = max(self.classes - 1, high - low)
-                return f"has labels from {low} to {high}: relabel them 0 to {last}"
+                return f"has labels from {low} to {high}: renumber them from 0 to {last}"
         elif not (finite := np.isfinite(labels).reshape(len(labels), -1).all(1)).all():
             place = int(finite.argmin())
             return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
         if held.dtype.kind not in "uif":
-            return f"holds values of type {type_of(held)}: convert them to real numbers"
+            return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
         if held.dtype.kind == "f":
             with np.errstate(over="ignore"):  # wider floats are rounded to doubles
                 held = held.astype(np.float64) if held.itemsize > 8 else held

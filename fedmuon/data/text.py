@@ -47,8 +47,8 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
     files = text_files(folder) if folder else []
     if not files:
         raise InputError(
-            f"[data] folder = '{folder}' has no text: name = 'text' needs a file, or a folder of "
-            "files"
+            f"[data] folder = '{folder}' contains no text: name = 'text' needs a text file, or a "
+            "folder of text files"
         )
     groups = [read_bytes(file) for file in files]
     if len(groups) == 1:
@@ -100,8 +100,9 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
     sizes = np.array([len(part) for part in parts + later])
     if not sizes.all():
         raise InputError(
-            f"{name} ({where}) is too short for [data] context = {context}: each of its "
-            f"{len(groups)} parts needs {HELD_OUT * (context + 1)} bytes"
+            f"{name} ({where}) is too short for [data] context = {context}, because each of its "
+            f"{len(groups)} parts needs {HELD_OUT * (context + 1)} bytes: lower context, or give "
+            "more text"
         )
     labels = np.repeat(np.tile(np.arange(len(groups)), 2), sizes)
     official = int(sizes[: len(groups)].sum())
@@ -169,13 +170,13 @@ def tokens_of(folder: str) -> Tokens:
     except Exception as error:  # damaged files fail in any way, in several libraries
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            f"[data] tokenizer = '{folder}' holds no tokenizer ({why}): "
-            "name a folder with tokenizer.json, or leave it out for bytes"
+            f"[data] tokenizer = '{folder}' contains no tokenizer ({why}): name a folder with "
+            "tokenizer.json, or leave it out to use bytes"
         ) from None
     if pieces.eos_token_id != len(pieces) - 1:
         raise InputError(
-            f"[data] tokenizer = '{folder}' does not end its vocabulary with the token that ends "
-            "a text, as GPT-2's does: take that one, or leave it out for bytes"
+            f"[data] tokenizer = '{folder}' must have its end-of-text token last in the "
+            "vocabulary, as GPT-2 has: use the GPT-2 tokenizer, or leave it out to use bytes"
         )
     return Tokens(len(pieces), pieces)
 
@@ -224,8 +225,9 @@ def table_text(
     if not official:
         shortest = min((len(tokens.window(pair)) - 1 for pair in pairs[:count]), default=0)
         raise InputError(
-            f"{name} ({folder}) has no table and sentence of at most [data] context = {context} "
-            f"tokens together: the shortest have {shortest}"
+            f"{name} ({folder}) has no table and sentence that fit into [data] context = "
+            f"{context} tokens together. The shortest pair has {shortest} tokens: raise context "
+            "to at least that."
         )
     kinds, labels = np.unique([one.fields for one in compress(pairs, fit)], return_inverse=True)
     lost = len(pairs) - len(rows)
@@ -251,8 +253,8 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
     files = table_files(name, folder)
     if "train" not in files:
         raise InputError(
-            f"[data] folder = '{folder}' has no *train*{SUFFIXES[name]}, where {name} keeps its "
-            "training part: get the files, or make some up by `fedmuon make-text`"
+            f"[data] folder = '{folder}' has no *train*{SUFFIXES[name]}, the training part of "
+            f"{name}: download its files, or create synthetic ones with `fedmuon make-text`"
         )
     return {part: list(READERS[name](file)) for part, file in files.items()}
 
@@ -279,7 +281,8 @@ def read_e2e(file: Path) -> Iterator[Pair]:
     try:
         if not {"mr", "ref"} <= set(rows.fieldnames or ()):
             raise InputError(
-                f"{file} has no columns mr and ref in its first line: it is no E2E file"
+                f"{file} has no columns mr and ref in its first line, so it is not an E2E file: "
+                "check [data] folder"
             )
         for row in rows:
             table, sentence = (" ".join((row[key] or "").split()) for key in ("mr", "ref"))
@@ -289,7 +292,9 @@ def read_e2e(file: Path) -> Iterator[Pair]:
                 )
             yield Pair(table, sentence, table.count("["))
     except csv.Error as error:
-        raise InputError(f"{file} is no CSV ({error}): it is no E2E file") from None
+        raise InputError(
+            f"{file} is not valid CSV ({error}), so it is not an E2E file: check [data] folder"
+        ) from None
 
 
 def read_dart(file: Path) -> Iterator[Pair]:
@@ -297,9 +302,11 @@ def read_dart(file: Path) -> Iterator[Pair]:
     try:
         entries = json.loads(_text(file))
     except ValueError:
-        raise InputError(f"{file} is no JSON: it is no DART file") from None
+        raise InputError(
+            f"{file} is not valid JSON, so it is not a DART file: check [data] folder"
+        ) from None
     if not isinstance(entries, list):
-        raise InputError(f"{file} holds no list: it is no DART file")
+        raise InputError(f"{file} contains no list, so it is not a DART file: check [data] folder")
     for place, entry in enumerate(entries):
         try:
             triples = [
@@ -311,8 +318,8 @@ def read_dart(file: Path) -> Iterator[Pair]:
                 raise ValueError
         except (AttributeError, TypeError, KeyError, ValueError):
             raise InputError(
-                f"{file}, entry {place}: a tripleset of [subject, relation, object] and "
-                "annotations with a text are needed: correct that entry"
+                f"{file}, entry {place} is incomplete: give it a tripleset of [subject, "
+                "relation, object] and annotations with a text"
             ) from None
         for sentence in sentences:
             yield Pair(" | ".join(triples), sentence, len(triples))
@@ -322,7 +329,7 @@ def _text(file: Path) -> str:
     try:
         return read_text(file, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read as UTF-8 ({error}): get it again") from None
+        raise InputError(f"{file} cannot be read as UTF-8 ({error}): download it again") from None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"e2e": read_e2e, "dart": read_dart}
@@ -376,8 +383,8 @@ def make_text(
     """
     if form not in SUFFIXES or domain not in DOMAINS:
         raise InputError(
-            f"there is no synthetic text of the format {form} about {domain}: choose a format of "
-            f"{', '.join(SUFFIXES)} and a domain of {', '.join(DOMAINS)}"
+            f"synthetic text with format {form} and domain {domain} does not exist: choose a "
+            f"format of {', '.join(SUFFIXES)} and a domain of {', '.join(DOMAINS)}"
         )
     if not LEAST_TABLES <= tables <= MOST_TABLES:
         raise InputError(f"tables = {tables} is out of range: use {LEAST_TABLES} to {MOST_TABLES}")
@@ -395,8 +402,8 @@ def make_text(
             file.write_text(text, encoding="utf-8", newline="")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise InputError(
-            f"cannot write to {place} ({getattr(error, 'strerror', error)}): name a folder that is "
-            "writable and has room"
+            f"cannot write to {place} ({getattr(error, 'strerror', error)}): name a writable "
+            "folder on a disk that is not full"
         ) from None
     return list(contents)
 

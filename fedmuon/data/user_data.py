@@ -72,7 +72,7 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
                 for word, names in (("no input", lost), ("the further input", more))
                 if names
             )
-            + ": give them the same names as data"
+            + ": use the same names in data and test"
         )
     return [(one, named[one]) for one in like]
 
@@ -96,18 +96,20 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
     """The entries of a pair or a Bunch."""
     if _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         raise InputError(
-            f"{name} is a {type(data).__name__} alone, which does not say which values are labels: "
-            f"give {name}=(inputs, labels)"
+            f"{name} is only a {type(data).__name__}, which does not tell which values are "
+            f"labels: give {name}=(inputs, labels)"
         )
     if isinstance(data, Mapping):
         if not {"data", "target"} <= data.keys():  # as in a Bunch of scikit-learn
             raise InputError(
-                f"{name} is a {type(data).__name__} of {_listed(data)} without the entries 'data' "
-                f"and 'target': give {name}=(inputs, labels), or one of its parts"
+                f"{name} is a {type(data).__name__} with the entries {_listed(data)} but without "
+                f"'data' and 'target': give {name}=(inputs, labels), or one of its parts"
             )
         return data["data"], data["target"]
     if not _is_pair(data):
-        raise InputError(f"{name} of type {type(data).__name__} are no samples: {MEND}")
+        raise InputError(
+            f"{name} is a {type(data).__name__}, which cannot be read as samples: {MEND}"
+        )
     return data[0], data[1]
 
 
@@ -137,8 +139,8 @@ def _parts_of_items(
     dicts = bool(items) and isinstance(items[0], Mapping)
     if target and not dicts:
         raise InputError(
-            f"[data] target = '{target}' has no effect: the samples of {name} are no dicts, so "
-            "leave target out"
+            f"[data] target = '{target}' has no effect, because the samples of {name} are not "
+            "dicts: leave target out"
         )
     keys, label = _entries(items[0], name, target) if dicts else ([], "")
     if dicts and like:
@@ -166,20 +168,20 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
-            f"[data] target = '{target}' is no entry of the samples of {name}, which have "
+            f"[data] target = '{target}' is not an entry of the samples of {name}, which have "
             f"{_listed(item)}: set it to the entry of the label"
         )
     if len(usual) != 1:
         raise InputError(
-            f"the samples of {name} have the entries {_listed(item)}, which leave open what the "
-            "label is: set [data] target to one of them"
+            f"the samples of {name} have the entries {_listed(item)}, and it is unclear which "
+            "one is the label: set [data] target to it"
         )
     others = [one for one in item if one != usual[0]]
     numbers = all(isinstance(one, Real) or getattr(one, "ndim", 1) == 0 for one in item.values())
     if len(others) != 1 and not (others and numbers):
         raise InputError(
-            f"beside the label '{usual[0]}', the samples of {name} have the entries "
-            f"{_listed(others) or 'none'}: leave one input, or single numbers alone"
+            f"besides the label '{usual[0]}', the samples of {name} have the entries "
+            f"{_listed(others) or 'none'}: leave one input, or only single numbers"
         )
     return others, usual[0]
 
@@ -219,7 +221,7 @@ def _unlike(part: Any) -> str:
         for number, shape in enumerate(shapes):
             if shape != shapes[0]:
                 return (
-                    f"are not alike (sample 0 has shape {shapes[0]}, and sample {number} has "
+                    f"differ in shape (sample 0 has {shapes[0]}, and sample {number} has "
                     f"{shape}): bring them to one shape"
                 )
     return ""
@@ -243,7 +245,7 @@ def _problem(part: Any) -> str:
     if _is_sparse(part):
         return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
-        return f"are a {type(part).__name__}, of which numpy reads no values: give an array"
+        return f"are a {type(part).__name__}, which numpy cannot convert to values: give an array"
     if np.ma.is_masked(part):
         return "have masked entries: fill them in, or leave these samples out"
     return ""
@@ -275,7 +277,7 @@ def storage_problem(tensor: Any) -> str:
     if tensor.is_nested:
         return "a nested tensor, whose rows may differ in length: pad it to one shape"
     if tensor.is_meta:
-        return "a tensor on the device meta, which holds no values: make it on the device cpu"
+        return "a tensor on the device meta, which has no values: create it on the device cpu"
     if tensor.is_quantized:
         return f"a quantized tensor ({tensor.dtype}): convert it with .dequantize()"
     if str(tensor.layout) != "torch.strided":
@@ -318,7 +320,7 @@ def _stacked(
 ) -> np.ndarray:
     """The numbers [rows, columns] of named columns; `mend` says what to do with words."""
     if not columns:
-        raise InputError(f"{what} are a table without columns: give at least one")
+        raise InputError(f"{what} are a table without columns: give at least one column")
     found = []
     for name, column in columns:
         values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
@@ -341,14 +343,15 @@ def _parts_of_table(
     names = [one for one, _ in columns]
     if not target:
         raise InputError(
-            f"{name} is a {type(frame).__name__} of the columns {_listed(names)}, and none is "
-            f"named as the labels: set [data] target to one, or give {name}=(inputs, labels)"
+            f"{name} is a {type(frame).__name__} with the columns {_listed(names)}, and it is "
+            f"unclear which one is the label: set [data] target to it, or give {name}=(inputs, "
+            "labels)"
         )
     if names.count(target) != 1:
         many = "several columns" if target in names else "no column"
         raise InputError(
-            f"[data] target = '{target}' names {many} of {name}, which has {_listed(names)}: set "
-            "it to the column of labels"
+            f"[data] target = '{target}' matches {many} of {name}, which has {_listed(names)}: "
+            "set it to the column of labels"
         )
     others = [one for one in columns if one[0] != target]
     labels = [one for one in columns if one[0] == target]
@@ -376,12 +379,13 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
     if isinstance(data, Source):
         if test is not None:
             raise InputError(
-                "a Source says itself what is held out: give it official_test, and leave test out"
+                "test was given together with a Source, which defines its own held-out part: set "
+                "official_test in the Source, and leave test out"
             )
         if target:
             raise InputError(
-                f"[data] target = '{target}' has no effect, because a Source has its labels: leave "
-                "it out"
+                f"[data] target = '{target}' has no effect, because a Source already has labels: "
+                "leave it out"
             )
         return data
     inputs, labels = _arrays(data, target=target)
@@ -392,7 +396,8 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
         more, answers = _arrays(test, "test", target, like)
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
-                f"test samples of shape {more.shape[1:]} are not like data of {inputs.shape[1:]}"
+                f"test samples have shape {more.shape[1:]}, but data has {inputs.shape[1:]}: "
+                "give both the same shape"
             )
         official = len(labels)
         inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, answers])
@@ -412,7 +417,7 @@ def _arrays(
         labels = labels.astype(np.float64)
     else:
         raise InputError(
-            f"labels of type {type_of(labels)} are no numbers: number the classes from 0"
+            f"labels of type {type_of(labels)} are not numbers: number the classes from 0"
         )
     if inputs.ndim == 1:
         inputs = inputs[:, None]
@@ -440,7 +445,9 @@ def npz(
         with np.load(require_regular(path), allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
     except Exception as error:  # numpy and zipfile raise many kinds of errors
-        raise InputError(f"{path} is no readable .npz file ({error})") from None
+        raise InputError(
+            f"{path} is not a readable .npz file ({error}): check [data] folder"
+        ) from None
     return _from_columns(path, arrays, label, client, inputs)
 
 
@@ -453,7 +460,9 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
         found = zip(head, zip(*body, strict=True), strict=True)
         columns = {name: _numbers(column) for name, column in found}
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is no readable table of columns ({error})") from None
+        raise InputError(
+            f"{path} is not a readable table of columns ({error}): check [data] folder"
+        ) from None
     return _from_columns(path, columns, label, client)
 
 
@@ -464,12 +473,16 @@ def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
         # Imported here: pyarrow is optional.
         from pyarrow import parquet as reader  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError("parquet files need pyarrow: pip install pyarrow") from None
+        raise InputError(
+            "Parquet files need pyarrow, which is not installed: pip install pyarrow"
+        ) from None
     try:
         table = reader.read_table(require_regular(path))
         columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
     except Exception as error:  # pyarrow raises its own errors
-        raise InputError(f"{path} is no readable Parquet file ({error})") from None
+        raise InputError(
+            f"{path} is not a readable Parquet file ({error}): check [data] folder"
+        ) from None
     return _from_columns(path, columns, label, client)
 
 
@@ -495,7 +508,8 @@ def _from_columns(
         for name in others:
             if columns[name].dtype.kind not in "iufb":
                 raise InputError(
-                    f"{path}: column {name!r} holds words: number them, or leave it out"
+                    f"{path}: column {name!r} contains words: convert them to numbers, or leave "
+                    "the column out"
                 )
         held = np.stack([columns[name].astype(np.float64) for name in others], 1)
     return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
@@ -504,7 +518,9 @@ def _from_columns(
 def _file(folder: str, suffix: str) -> Path:
     path = Path(folder).expanduser()
     if not folder or not path.is_file():
-        raise InputError(f"[data] folder = '{folder}' is no .{suffix} file: name one")
+        raise InputError(
+            f"[data] folder = '{folder}' is not a .{suffix} file: give the path of one"
+        )
     return path
 
 

@@ -61,11 +61,13 @@ from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
 AIMED = 1e-4  # by how much less than a target is aimed at where lots are cut, for two accounts
-LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
-BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
+LOW_BITS = (
+    "The noise has floating-point values. Epsilon does not cover what their low bits can reveal."
+)
+BEYOND = "More than [privacy] epsilon = {:g}, because interrupted rounds were released again."
 DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
-    "released: publishing them would cost privacy that no ledger counts."
+    "released. Publishing them would cost privacy that the ledger does not count."
 )
 # Noise was added to these files, or they follow from files that have it. No other file of a run is
 # for publication.
@@ -116,8 +118,8 @@ class PerExample:
         mechanism = self.released
         if not mechanism.public_rate and mechanism.lot > self.sizes.max():
             raise InputError(
-                f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of the "
-                "largest client: lower it, or raise [data] train"
+                f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of "
+                "the largest client: lower lot, or raise [data] train"
             )
         if mechanism.fixed_order is not None and mechanism.fixed_order.correlated:
             if self.config.engine.name != "inline":
@@ -190,8 +192,9 @@ class PerExample:
             return []
         have = "has" if few == 1 else "have"
         return [
-            f"{few} of {len(self.sizes)} clients {have} fewer samples than a lot: every lot holds "
-            f"all of theirs, and their sums are divided by {self.released.lot:g} all the same."
+            f"{few} of {len(self.sizes)} clients {have} fewer samples than a lot. Each of their "
+            "lots contains all their samples, and their sums are still divided by "
+            f"{self.released.lot:g}."
         ]
 
 
@@ -298,8 +301,8 @@ def with_noise(
         most = _spent_at_most(unit, blocks, delta, cut)
         if most > privacy.epsilon:
             raise InputError(
-                f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({adjacency}), more than "
-                f"epsilon = {privacy.epsilon:g}: leave one of them out"
+                f"[privacy] noise = {privacy.noise:g} spends epsilon {most:.4g} ({adjacency}), "
+                f"more than epsilon = {privacy.epsilon:g}: leave one of noise and epsilon out"
             )
         return config
     target = privacy.epsilon * (1 - AIMED if cut else 1)
@@ -360,9 +363,9 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
         at = "this noise" if math.isinf(epsilon) else f"epsilon = {epsilon:.3g}"
         helps = ", or the noise" if 4 * cut < delta else ""  # at best, epsilon = 0
         raise InputError(
-            f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with probability "
-            f"up to {cut:.2g}, which at {at} uses up more than half of delta = {delta:.2g}: raise "
-            f"max-lot{helps}"
+            f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with "
+            f"probability up to {cut:.2g}. With {at}, this uses up more than half of delta = "
+            f"{delta:.2g}: raise max-lot{helps}"
         )
     return left
 
@@ -393,18 +396,18 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
     """Which keys give the account its noise, and how much of each is enough."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
-            f"[privacy] noise = {released.noise:g} is less than an account computes with: set "
-            f"noise = {LEAST_NOISE:g} or more, or 0"
+            f"[privacy] noise = {released.noise:g} is too small for the accountant: set noise = "
+            f"{LEAST_NOISE:g} or more, or 0"
         )
     wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares of it
     share = rounded_up(wanted / released.cohort)
     few = (
-        f", as only {released.shares} of {released.cohort} shares of it count (honest = "
+        f", because only {released.shares} of {released.cohort} shares of it count (honest = "
         f"{released.honest:g})"
     ) * (released.shares < released.cohort)
     honest = f", or honest = {share}{' or more' * (share != '1')}" * (wanted <= released.cohort)
     return (
-        f"[privacy] noise = {released.noise:g} is too little{few}: set noise = "
+        f"[privacy] noise = {released.noise:g} is too small for the accountant{few}: set noise = "
         f"{rounded_up(LEAST_NOISE / released.counted)} or more{honest}"
     )
 
@@ -521,7 +524,7 @@ class RunAccountant:
         delta = delta_of(config, unit.sizes, mechanism)
         spent: Record = {"ledger": self.ledger.head, "released": list(RELEASED)}
         if not unit.released.noise:
-            note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
+            note = f"Without noise there is no privacy: epsilon is infinite. {DIAGNOSTICS}"
             spent |= {"epsilon": None, "certified": False, "note": note}
             return unit.described(spent, self.ledger, self.blocks, delta)
         answers = epsilons(self.ledger, delta)

@@ -68,9 +68,9 @@ class Differentiable:
     def __post_init__(self) -> None:
         if self.task.keyed or getattr(self.task, "statistics", ()):
             raise InputError(
-                "derivatives in the weights of samples need a network without dropout and "
-                "BatchNorm, because a candidate has no mask, and its gradient depends on the other "
-                "samples: set dropout to 0, and use GroupNorm"
+                "derivatives with respect to sample weights need a network without dropout and "
+                "BatchNorm. A replacement sample has no dropout mask, and BatchNorm makes its "
+                "gradient depend on other samples: set dropout to 0, and use GroupNorm"
             )
 
     def __getattr__(self, name: str) -> Any:

@@ -120,12 +120,12 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, ValueError):
         raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(
-            f"[engine] device = '{name}' is none that runs are checked on: use auto, cpu or cuda"
-        )
+        raise InputError(f"[engine] device = '{name}' is not supported: use auto, cpu or cuda")
     count = 1 if device.type == "cpu" else torch.cuda.device_count()
     if (device.index or 0) >= count:
-        raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
+        raise InputError(
+            f"[engine] device = '{name}' is not available on this machine: use auto or cpu"
+        )
     return device
 
 
@@ -146,8 +146,8 @@ def _kernel(config: Config, device: torch.device) -> str:
         kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
     if kernel not in usable:
         raise InputError(
-            f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
-            f"choose one of {', '.join(usable)}, or auto"
+            f"[engine] kernel = '{kernel}' does not support {config.engine.dtype} on "
+            f"{device.type}: choose one of {', '.join(usable)}, or auto"
         )
     return kernel
 
@@ -183,8 +183,9 @@ def build_experiment(
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # NaN neither
                 raise InputError(
-                    "the constants of the matrix task are proved of samples in the unit ball, and "
-                    f"one has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = 'unit'"
+                    "the constants of the matrix task hold for samples in the unit ball, but one "
+                    f"sample has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = "
+                    "'unit'"
                 )
     stacks = [len(one) for one in (lr, regularization) if isinstance(one, Tensor)]
     require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
@@ -256,8 +257,8 @@ def build_task(
         return _user_task(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
-            f"the labels are real numbers, and [task] name = '{table.name}' predicts classes: "
-            "number the classes from 0 with integers, or give a task of your own"
+            f"the labels are real numbers, but [task] name = '{table.name}' predicts classes: "
+            "number the classes from 0 with integers, or give your own task"
         )
     if table.name != "network":
         width = math.prod(shape)
@@ -338,8 +339,8 @@ def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> For
     positions = table.positions or length
     if positions < length:
         raise InputError(
-            f"[task] positions = {positions} is below the {length} tokens of a window that are "
-            "read: raise positions, or lower [data] context"
+            f"[task] positions = {positions} is smaller than a window of {length} tokens: raise "
+            "positions, or lower [data] context"
         )
     sizes = vocabulary, positions, table.width, table.depth, table.heads
     padded = config.data.name in TABLES and config.data.pad_token
@@ -380,8 +381,8 @@ class LocalClient:
         """Reject samples that this process deals otherwise than the server."""
         if self.setup.partition_digest != digest:
             raise InputError(
-                "your partition deals otherwise in each process, and clients have several: let it "
-                "draw from the generator that it is given"
+                "your partition gives a different result in each process, but this engine has "
+                "several: use only the random generator that it receives"
             )
 
     def with_neighbours(self, rows: np.ndarray) -> Shard:
@@ -389,7 +390,7 @@ class LocalClient:
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
         most = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
-            raise InputError(f"client {self.client} has no such samples to replace")
+            raise InputError(f"client {self.client} has no such sample to replace")
         neighbours = Neighbours.of(source, rows, self.setup.normalize)
         return Shard.among(self.shard.data, neighbours, self.client)
 
@@ -431,8 +432,8 @@ def _worker_setup(config: Config) -> WorkerSetup:
     told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
     if told and told != here:
         raise InputError(
-            "your data function draws other samples in each process, and clients have several: "
-            "seed it, or let it read a file"
+            "your data function returns different samples in each process, but this engine has "
+            "several: set its seed, or let it read a file"
         )
     source = read_source(resolved, mapped=True)
     dealt = deal(resolved, source)

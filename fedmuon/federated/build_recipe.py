@@ -102,14 +102,14 @@ def build_recipe(
     hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
     if hidden and task.keyed:
         raise InputError(
-            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout, whose "
-            "masks depend on where a sample lies among its client's: one sample less moves the "
-            "others. Set [privacy] adjacency = 'zero-out', or remove the dropout"
+            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout. Its "
+            "masks depend on the position of a sample in its client's data, and removing one "
+            "sample moves the others. Set adjacency = 'zero-out', or remove the dropout."
         )
     if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
-            "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
-            "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
+            "a mechanism with adjacency = 'add-remove' hides how many samples a client has, but "
+            "this aggregate may reveal it: use the plain mean, or adjacency = 'zero-out'"
         )
     found = _with_compression(config, found)
     _require_countable(config, found, hidden)
@@ -120,20 +120,20 @@ def build_recipe(
         return found
     if found.keeps_states or found.client is not None or found.counted:
         raise InputError(
-            "[privacy] level = 'client' clips and noises what a client returns, and this recipe "
-            "also keeps, returns or counts what no clipping bounds: choose one of fedavg, fedavgm, "
-            "local-muon, fedmuon"
+            "[privacy] level = 'client' clips what a client returns and adds noise to it, but "
+            "this recipe also stores, returns or counts something that is not clipped: choose "
+            "fedavg, fedavgm, local-muon or fedmuon"
         )
     for name in found.returned:
         if name not in found.sent:  # nobody knows how far it moved
             raise InputError(
-                f"[privacy] level = 'client' clips how far the state {name!r} moves, and your "
-                "recipe returns it without sending it: name it in sent, too"
+                f"[privacy] level = 'client' clips the change of the state {name!r}, but your "
+                "recipe returns this state without sending it: name it in sent, too"
             )
     if not found.aggregate.averages:
         raise InputError(
-            "[privacy] level = 'client' releases the plain mean of clipped updates: leave the "
-            "aggregate of your recipe out"
+            "[privacy] level = 'client' releases the plain mean of clipped updates, so it cannot "
+            "use another aggregate: remove the aggregate of your recipe"
         )
     level = ClientLevel(
         privacy.bound,
@@ -159,14 +159,14 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
         return recipe
     if recipe.codecs:
         raise InputError(
-            "[compression] would compress what the codecs of your recipe have compressed: leave "
-            "one of them out"
+            "[compression] has no place, because the codecs of your recipe already compress the "
+            "messages: leave one of them out"
         )
     feedback = table.feedback if reads(config, "compression.feedback") else "none"
     if feedback == "ef21" and not recipe.aggregate.averages:
         raise InputError(
-            "[compression] feedback = 'ef21' keeps the plain mean of the clients' estimates, and "
-            "your recipe has another aggregate: set feedback = 'error'"
+            "[compression] feedback = 'ef21' needs the plain mean, but your recipe has another "
+            "aggregate: set feedback = 'error'"
         )
     uplink, downlink = (
         compressor(name, table.share, table.levels, table.rank, table.iterations)
@@ -177,8 +177,9 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
     if found.keeps and recipe.private:
         choice = f"feedback = '{feedback}'" if feedback != "none" else f"uplink = '{table.uplink}'"
         raise InputError(
-            f"[compression] {choice} keeps a client's states between rounds, which no ledger of a "
-            "private recipe counts: set feedback = 'none', and another uplink than 'power'"
+            f"[compression] {choice} stores a client's state between rounds, which the ledger of "
+            "a private recipe does not account for: set feedback = 'none', and an uplink other "
+            "than 'power'"
         )
     return replace(recipe, compression=found)
 
@@ -241,24 +242,24 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
     aggregate = config.federation.aggregate
     if recipe.counted and hidden:
         raise InputError(
-            "the server's rule of this recipe counts local steps, which adjacency = 'add-remove' "
-            "hides: set adjacency = 'zero-out'"
+            "the server's rule of this recipe counts local steps, which [privacy] adjacency = "
+            "'add-remove' hides: set adjacency = 'zero-out'"
         )
     if recipe.counted and recipe.aggregate.shares is None:
         raise InputError(
-            "the server's rule of this recipe counts replies by their weights, which [federation] "
-            f"aggregate = '{aggregate}' does not have: set 'mean' or 'by-samples'"
+            "the server's rule of this recipe counts replies by their weights, but [federation] "
+            f"aggregate = '{aggregate}' has no weights: set aggregate to 'mean' or 'by-samples'"
         )
     if recipe.counted and recipe.persistent and not recipe.aggregate.averages:
         raise InputError(
-            f"[federation] aggregate = '{aggregate}' weighs clients, and the server's state of "
+            f"[federation] aggregate = '{aggregate}' weights clients, but the server's state of "
             "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
         )
     own = user_objects(config).recipe is not None  # of ours, those with one number do not read it
     if own and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
-            "[local] epochs lets clients take different numbers of steps, and this recipe counts "
-            "on one: set steps instead"
+            "[local] epochs lets clients take different numbers of steps, but this recipe needs "
+            "the same number for all: set steps instead"
         )
 
 
@@ -267,15 +268,16 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     built_in = user_objects(config).recipe is None
     if built_in and config.local.recipe == "fedper" and not recipe.personal:
         raise InputError(
-            "[local] recipe = 'fedper' keeps a part of the model at each client and does not know "
-            "which: set [local] personal, such as personal = 'head.*'"
-            + (", and [task] name = 'network': the model of 'matrix' is one parameter")
+            "[local] recipe = 'fedper' needs to know which part of the model stays with each "
+            "client: set [local] personal, such as personal = 'head.*'"
+            + (", and [task] name = 'network', because the model of 'matrix' is one parameter")
             * isinstance(task, MatrixTask)
         )
     if PERSONAL in recipe.persistent and getattr(task, "statistics", ()):
         raise InputError(
-            f"a second model of each client, as that of recipe = '{config.local.recipe}', keeps no "
-            "running statistics of BatchNorm: use GroupNorm, or recipe = 'fedper'"
+            f"[local] recipe = '{config.local.recipe}' has a second model per client, which "
+            "cannot store the running statistics of BatchNorm: use GroupNorm, or recipe = "
+            "'fedper'"
         )
     if not recipe.personal:
         return
@@ -283,19 +285,19 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     if len(names) == 1:
         raise InputError(
-            f"[local] personal splits a model, and this one is a single parameter, {some}: set "
+            f"[local] personal splits a model, but this one has a single parameter, {some}: set "
             "[task] name = 'network', or another recipe"
         )
     for pattern in recipe.personal:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                f"the pattern {pattern!r} of personal parameters matches none of the model, which "
-                f"has {some}: set [local] personal to patterns of these names"
+                f"the pattern {pattern!r} of [local] personal matches no parameter of the model, "
+                f"which has {some}: use patterns of these names"
             )
     if all(map(recipe.is_personal, names)):
         raise InputError(
-            f"the personal patterns {', '.join(recipe.personal)} match every parameter ({some}), "
-            "so clients would share nothing: leave some parameters out of [local] personal"
+            f"the patterns {', '.join(recipe.personal)} of [local] personal match every "
+            f"parameter ({some}), so clients would share nothing: leave some parameters out"
         )
 
 
@@ -304,25 +306,25 @@ def _require_public(config: Config, recipe: Recipe) -> None:
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
-            "releases more than its ledger has"
+            "would release more than its ledger counts"
             if recipe.private
             else "has no local steps"
             if recipe.direction
-            else "trains one for each client"
+            else "already trains a model per client"
         )
         raise InputError(
-            f"[output] fine-tune = {tuned} tunes the final model for each client, and this recipe "
-            f"{why}: leave fine-tune out"
+            f"[output] fine-tune = {tuned} tunes the final model for each client, but this "
+            f"recipe {why}: leave fine-tune out"
         )
     if recipe.keeps_states and recipe.private:
         raise InputError(
-            "a private recipe keeps a client's states between rounds, which no ledger counts: "
-            "leave `persistent` and `personal` out"
+            "a private recipe must not store a client's state between rounds, because the ledger "
+            "does not account for it: leave `persistent` and `personal` out"
         )
     if recipe.codecs and (recipe.private or config.privacy.level == "client"):
         raise InputError(
-            "this recipe compresses what a client returns, and no account covers what compression "
-            "does to a clipped update: choose a recipe without codecs, such as fedmuon"
+            "this recipe compresses what a client returns, and compression can undo the clipping "
+            "that the privacy account relies on: choose a recipe without codecs, such as fedmuon"
         )
 
 
@@ -333,15 +335,14 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
         return
     if recipe.direction:
         raise InputError(
-            "[devices] mode = 'fedbuff' adds up moves of models, and the clients of this recipe "
-            "return directions: choose another mode, or a recipe such as fedmuon"
+            "[devices] mode = 'fedbuff' adds up changes of models, but the clients of this "
+            "recipe return directions: choose another mode, or a recipe such as fedmuon"
         )
     if others := {*recipe.returned} & {*recipe.sent} - {"momentum"}:
         raise InputError(
-            f"[devices] mode = 'fedbuff' adds weighted moves of what clients send back, and the "
-            f"state {min(others)!r} of this recipe may not survive that, as a second moment may "
-            "become negative: return moves of a state that you do not send, or set mode = "
-            "'deadline'"
+            "[devices] mode = 'fedbuff' adds weighted changes of what clients send back, which "
+            f"can break the state {min(others)!r} of this recipe (a second moment can become "
+            "negative). Return changes of a state that you do not send, or set mode = 'deadline'."
         )
 
 
@@ -372,20 +373,21 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
             one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
             if all(torch.equal(one[name], other[name]) for name in start):
                 raise InputError(
-                    f"[local] schedule = '{local.schedule}' has no effect: no link of your recipe "
-                    "reads `context.factor`, so end it with links.descend(lr), or leave schedule "
-                    "out"
+                    f"[local] schedule = '{local.schedule}' has no effect, because no link of "
+                    "your recipe reads `context.factor`: end the chain with links.descend(lr), "
+                    "or leave schedule out"
                 )
         if found.steps and found.steps != local.steps:
             raise InputError(
-                f"[local] steps = {local.steps} is not what your recipe counts on: make it with "
-                f"steps={local.steps}, or set steps = {found.steps}"
+                f"[local] steps = {local.steps}, but your recipe was made with "
+                f"steps={found.steps}: make it with steps={local.steps}, or set steps = "
+                f"{found.steps}"
             )
         if found.clients and found.clients != config.federation.clients:
             raise InputError(
-                f"[federation] clients = {config.federation.clients} is not what your recipe "
-                f"counts on: make it with clients={config.federation.clients}, or set clients = "
-                f"{found.clients}"
+                f"[federation] clients = {config.federation.clients}, but your recipe was made "
+                f"with clients={found.clients}: make it with "
+                f"clients={config.federation.clients}, or set clients = {found.clients}"
             )
         entries = sum(one.numel() for one in start.values())
         require_round(found, start)
@@ -406,8 +408,8 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     if not takes(mine, {"orthogonalizer": 0}):
         for name in keys:
             raise InputError(
-                f"[orthogonalizer] {name} has no effect: your recipe does not ask for the map by a "
-                f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
+                f"[orthogonalizer] {name} has no effect, because your recipe has no parameter "
+                f"`orthogonalizer`: add that parameter, or leave {name} out"
             )
         return {}
     if (brought := make_named(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
@@ -431,9 +433,9 @@ def _require_apart(chain: Chain, start: Params) -> None:
         alone = _trial_steps(chain, start, (client,))
         if any(differ(alone[name], together[name][client : client + 1]) for name in start):
             raise InputError(
-                "your recipe moves a client differently when others share its stack, so engines "
-                "would differ: let links take norms and means over the last axes, for each "
-                "replica, and draw from context.draws alone"
+                "your recipe gives a client another result when it trains in one batch with "
+                "others, so engines would differ. Take norms and means over the last axes, "
+                "separately per replica, and draw random numbers only from context.draws."
             )
 
 
@@ -483,21 +485,21 @@ def _require_held(recipe: Recipe) -> None:
     for name in recipe.returned:
         if name not in links and recipe.client is None:
             raise InputError(
-                f"the recipe returns the state {name!r}, which no link of its chain has: name some "
-                f"of {', '.join(links)}, or leave it out"
+                f"the recipe returns the state {name!r}, but no link of its chain has it: name "
+                f"some of {', '.join(links)}, or leave it out"
             )
     for name in recipe.persistent:
         if name not in links or name in recipe.sent:
             raise InputError(
-                f"the recipe has a persistent state {name!r}, which "
-                + ("its server sends" if name in recipe.sent else "no link of its chain has")
+                f"the recipe has a persistent state {name!r}, but "
+                + ("its server sends" if name in recipe.sent else "no link of its chain has it")
                 + f": name some of {', '.join(links)} that are not sent"
             )
     for name in recipe.sent:
         if name not in recipe.kept:
             raise InputError(
-                f"the recipe sends the state {name!r}, which its server does not keep: name it in "
-                "kept, too"
+                f"the recipe sends the state {name!r}, but its server does not store it: name it "
+                "in kept, too"
             )
 
 
@@ -511,8 +513,8 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
             )
             if fresh != after:
                 raise InputError(
-                    f"the persistent state {link.name!r} has other tensors after a round than its "
-                    "init made, so it could not be resumed: let init make all of them"
+                    f"the persistent state {link.name!r} has other tensors after a round than "
+                    "its init returned, so it could not be resumed: let init create all of them"
                 )
 
 
@@ -531,7 +533,8 @@ def require_round(recipe: Recipe, start: Params) -> None:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
         if lost := [name for name in params if name not in direction]:
             raise InputError(
-                f"the chain ends without a direction for {lost[0]}: begin it with links.gradient()"
+                f"the chain ends without a direction for {lost[0]}: begin the chain with "
+                "links.gradient()"
             )
         params = {name: one + direction[name] for name, one in params.items()}
     factor = {"factor": 1.0} if recipe.scaled else {}
@@ -555,7 +558,9 @@ def require_round(recipe: Recipe, start: Params) -> None:
     model, after = found
     _require_alike("the server's rule", RULE, start, model)
     if lost := [name for name in recipe.kept if name not in after]:
-        raise InputError(f"the server's rule returns no state {lost[0]}, which is kept: {RULE}")
+        raise InputError(
+            f"the server's rule returns no state {lost[0]}, which the server must store: {RULE}"
+        )
 
 
 def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
@@ -563,7 +568,7 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
     for name, tensor in start.items():
         mine = made.get(name)
         if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
-            raise InputError(f"{what} returns no tensor like {name} of the model: {rule}")
+            raise InputError(f"{what} returns no tensor that fits {name} of the model: {rule}")
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -574,7 +579,7 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     what = f"update of the link {link.name}"
     found = _tried(what, LINK, link.update, direction, state, context)
     if not _are_mappings(found):
-        raise InputError(f"the link {link.name} returns a {type(found).__name__} where {LINK}")
+        raise InputError(f"the link {link.name} returns a {type(found).__name__}, but {LINK}")
     if lost := [name for name in before[0] if name not in found[0]]:
         raise InputError(
             f"the link {link.name} drops the direction of {lost[0]}: return one for each parameter"
@@ -582,7 +587,7 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     for held, one in zip(before, given, strict=True):
         if any(not same(tensor, one.get(name)) for name, tensor in held.items()):
             raise InputError(
-                f"the link {link.name} writes into what it is given, which other links hold, too: "
+                f"the link {link.name} changes its input in place, which other links also use: "
                 "return new tensors"
             )
     return found
@@ -629,11 +634,11 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     first, _, again = made(0), made(1), made(0)
     if any(not same(one, again[name]) for name, one in first.items()):
         raise InputError(
-            "the aggregate makes another model of the same replies at each call, so a resumed run "
-            "would differ: let it draw nothing, and declare what it keeps as a state, "
-            "fedmuon.Aggregator(apply, init=init) with init(params) -> state and apply(replies, "
-            "state) -> (params, state), or keep it in a state of the recipe, which its server's "
-            "rule changes"
+            "the aggregate returns a different model for the same replies at each call, so a "
+            "resumed run would differ. Let it draw no random numbers. Declare what it stores as "
+            "a state, fedmuon.Aggregator(apply, init=init) with init(params) -> state and "
+            "apply(replies, state) -> (params, state), or as a state of the recipe that its "
+            "server's rule changes."
         )
 
 

@@ -189,14 +189,14 @@ def _dealt(config: Config, source: Source) -> Dealt:
     if federation.partition == "column":
         if source.owner is None:
             raise InputError(
-                "[federation] partition = 'column' needs a source with a column of clients: read "
-                "npz, csv or parquet with [data.options] client = 'its name'"
+                "[federation] partition = 'column' needs data with a column of client numbers: "
+                "read npz, csv or parquet with [data.options] client = 'NAME OF THE COLUMN'"
             )
         client = source.owner[train]
         if client.max() >= federation.clients:
             raise InputError(
-                f"the column names {int(source.owner.max()) + 1} clients: set [federation] clients "
-                "to that"
+                f"the column has {int(source.owner.max()) + 1} clients: set [federation] clients "
+                "to that number"
             )
     else:
         with _partition_guard(config):
@@ -229,14 +229,14 @@ def _partition(config: Config) -> Any:
             found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
         except Exception as error:  # of the partitioner's own checks
             raise InputError(
-                f"{kind.__name__} cannot be made ({one_line(error)}): say what it needs in "
+                f"{kind.__name__} cannot be created ({one_line(error)}): set its arguments in "
                 "[federation.options]"
             ) from error
     else:
         found = make_named(config, "partition", PARTITIONS)
     if is_partitioner(found):
         return lambda labels, clients, rng: by_partitioner(found, labels, clients)
-    mend = "index arrays, one a client, or a function (labels, clients, rng)"
+    mend = "index arrays, one per client, or a function (labels, clients, rng)"
     return require_callable(found, "partition", mend)
 
 
@@ -260,8 +260,8 @@ def with_user_sizes(config: Config) -> Config:
     if count is not None:
         if "clients" in given and federation.clients != count:
             raise InputError(
-                f"[federation] clients = {federation.clients}, and the partition is of {count}: "
-                "leave clients out"
+                f"[federation] clients = {federation.clients}, but the partition has {count} "
+                "clients: leave clients out"
             )
         changed["clients"] = count
     if parts is not None:
@@ -290,8 +290,8 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
         asked = getattr(config.data, name)
         if name in config.data.model_fields_set and asked != size:
             raise InputError(
-                f"[data] {name} = {asked}, and by the partition's index arrays it is {size}: leave "
-                f"{name} out"
+                f"[data] {name} = {asked}, but the partition's index arrays have {size} samples: "
+                f"leave {name} out"
             )
     return found
 

@@ -160,8 +160,8 @@ def timetable(
     now, selected, answered, ends, unused = 0.0, [], [], [], [0] * federation.rounds
     if (fastest := float(devices.needed.min())) > deadline:
         raise InputError(
-            f"[devices] deadline = {deadline:g} is met by none of the {len(steps)} clients, of "
-            f"which the fastest takes {fastest:.4g} s: raise deadline"
+            f"[devices] deadline = {deadline:g} s is too short for all {len(steps)} clients: the "
+            f"fastest needs {fastest:.4g} s, so raise deadline"
         )
     if table.mode == "fedbuff":
         return buffered(devices, federation.rounds, many, table.buffer or many)
@@ -265,8 +265,9 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
     if not (needed <= LONGEST).all():
         slow = int(np.argmax(~(needed <= LONGEST)))
         raise InputError(
-            f"[devices]: client {slow} takes {needed[slow]:.3g} s for a round, more than "
-            f"{LONGEST:g}: raise speeds and bandwidths, also of a trace, or lower their spread"
+            f"[devices]: client {slow} needs {needed[slow]:.3g} s for a round, more than the "
+            f"maximum of {LONGEST:g} s: raise speeds and bandwidths (also in a trace), or lower "
+            "their spread"
         )
     devices = Devices(seed, needed, table.dropout)
     if table.availability == "bernoulli":
@@ -306,13 +307,16 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
     """The rows of a CSV trace: line, client and numbers."""
     where, rows = f"[devices] {key}", []
     if not path:
-        raise InputError(f"{where} names no file: set it to a CSV file with {', '.join(columns)}")
+        raise InputError(
+            f"{where} does not name a file: set it to a CSV file with the columns "
+            f"{', '.join(columns)}"
+        )
     try:
         lines = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
         raise InputError(f"{where}: cannot read {path} ({error}): check the path") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{where}: {path} is no CSV text ({error}): save it as UTF-8") from None
+        raise InputError(f"{where}: {path} is not CSV text ({error}): save it as UTF-8") from None
     if not lines or [cell.strip() for cell in lines[0]] != list(columns):
         raise InputError(f"{path} does not begin with the line {','.join(columns)}: add it")
     for number, cells in enumerate(lines[1:], 2):
@@ -336,8 +340,8 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
     """Reject a trace with gaps."""
     if missing := [client for client in range(clients) if client not in seen]:
         raise InputError(
-            f"{path} has no line of client {missing[0]} ({len(missing)} of {clients} clients are "
-            f"missing): add lines for all clients from 0 to {clients - 1}"
+            f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients "
+            f"are missing): add lines for all clients from 0 to {clients - 1}"
         )
 
 
@@ -346,11 +350,13 @@ def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
     seen: dict[int, list[float]] = {}
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
         if client in seen:
-            raise InputError(f"{path}, line {line}: client {client} has a line before: remove one")
+            raise InputError(
+                f"{path}, line {line}: client {client} already has an earlier line: remove one"
+            )
         if min(values) <= 0:
             raise InputError(
-                f"{path}, line {line}: {min(values):g} is no speed or bandwidth of client "
-                f"{client}: give numbers above 0"
+                f"{path}, line {line}: {min(values):g} is not a valid speed or bandwidth for "
+                f"client {client}: give numbers above 0"
             )
         seen[client] = values
     _require_all(path, seen, clients)
@@ -364,13 +370,13 @@ def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
     for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
         if not 0 <= start < end:
             raise InputError(
-                f"{path}, line {line}: client {client} is there from {start:g} to {end:g} s: give "
-                "a start of 0 or more, and a later end"
+                f"{path}, line {line}: client {client} is available from {start:g} to {end:g} s: "
+                "give a start of 0 or more, and a later end"
             )
         seen.setdefault(client, []).append([start, end])
     _require_all(path, seen, clients)
     found = tuple(np.array(sorted(seen[client])) for client in range(clients))
     for client, spans in enumerate(found):
         if (spans[1:, 0] < spans[:-1, 1]).any():
-            raise InputError(f"{path}: intervals of client {client} overlap: join them")
+            raise InputError(f"{path}: intervals of client {client} overlap: merge them")
     return found

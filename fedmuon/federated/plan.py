@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedmuon.federated.clock import Timetable
 
 BIASED = (
-    "[devices] availability, dropout, deadline, select or fedbuff decide who takes part, and the "
-    "theorems and neighbours need a schedule that is sampled uniformly: set availability = "
+    "[devices] availability, dropout, deadline, select or fedbuff decide who takes part, but the "
+    "theorems and neighbours need clients that are sampled uniformly: set availability = "
     "'always', dropout = 0 and mode = 'synchronous' or 'none'"
 )
 
@@ -105,8 +105,8 @@ class RandomnessPlan:
         """All rounds' participants [R, K], drawn once."""
         if self.poisson:
             raise InputError(
-                "[privacy] cohorts = 'poisson' are drawn round by round, and not known before: set "
-                "cohorts = 'fixed'"
+                "[privacy] cohorts = 'poisson' draws the clients of each round only when it "
+                "begins, so there is no schedule in advance: set cohorts = 'fixed'"
             )
         if self.biased:
             raise InputError(BIASED)

@@ -104,7 +104,7 @@ def _refuse(parts: dict[str, int]) -> None:
     largest = max(parts, key=lambda name: parts[name])
     raise InputError(
         f"this run needs about {_said(needed)} of memory, {_said(parts[largest])} of it for its "
-        f"{largest}, and the machine has {_said(most)}: lower {MENDS[largest]}"
+        f"{largest}, but the machine has {_said(most)}: lower {MENDS[largest]}"
     )
 
 

@@ -75,7 +75,7 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])
     except Exception:  # numpy's parser ends in a dozen ways
-        raise InputError(f"the array {name} is no .npy file") from None
+        raise InputError(f"the array {name} is not an .npy file") from None
     expected = torch.empty(0, dtype=like.dtype).numpy().dtype
     if shape != tuple(like.shape) or dtype != expected:
         raise InputError(
@@ -83,7 +83,7 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
             f"{tuple(like.shape)} {expected}"
         )
     if len(data) - start != like.nbytes:
-        raise InputError(f"the array {name} is cut or has more bytes than its header says")
+        raise InputError(f"the array {name} is truncated, or has more bytes than its header says")
     values = np.frombuffer(data, dtype, offset=start)
     return torch.from_numpy(values.reshape(shape, order="F" if columns else "C").copy())
 

@@ -89,13 +89,13 @@ SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integ
 # What an audit can show at best is known before it. If that is below the claim, no outcome of the
 # audit speaks against the claim.
 FEW = (
-    "{} an epsilon of {:.4g} at most by counts, so this audit cannot test the {:.4g} that is "
-    "claimed: use more {}."
+    "{} an epsilon of at most {:.4g} by counts, so this audit cannot test the claimed {:.4g}: "
+    "use more {}."
 )
 TRIALS, MORE_TRIALS = "{} trials can show", "--trials, or more --noise"
-GUESSES = "All of {} guesses about {} canaries, were they right, would show"
-MORE_CANARIES = "canaries, or claim less by more [privacy] noise"
-MORE_HONEST = f"{MORE_CANARIES}, or by a larger honest"
+GUESSES = "Even if all of {} guesses about {} canaries were right, they would show"
+MORE_CANARIES = "canaries, or claim a smaller epsilon with more [privacy] noise"
+MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
 
 
 class Setting(NamedTuple):
@@ -152,14 +152,14 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 def require_enough(count: int) -> None:
     """Reject trials that can show nothing."""
     if count < FEWEST:
-        raise InputError(f"trials = {count} can show nothing: use at least {FEWEST}")
+        raise InputError(f"trials = {count} is too few to show anything: use at least {FEWEST}")
 
 
 def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     """`count` trials with the canary, and as many without it."""
     require_enough(count)
     if not setting.noise_multiplier > 0:
-        raise InputError("noise = 0 hides nothing, epsilon is infinite: give noise")
+        raise InputError("noise = 0 hides nothing, so epsilon is infinite: set noise above 0")
     size = max(1, CHUNK // setting.steps)
     ratios = [
         [

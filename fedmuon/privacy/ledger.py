@@ -125,8 +125,8 @@ class Ledger:
                 head, record = "", {}
             if head != _chained(self.head, record):  # the hash of this line and all before it
                 raise InputError(
-                    f"line {number + 1} of {self.path} is damaged or changed, so what was spent is "
-                    f"unknown: {AFRESH}"
+                    f"line {number + 1} of {self.path} is damaged or changed, so the epsilon "
+                    f"spent is unknown: {AFRESH}"
                 )
             self.head = head
             self.heads.append(head)
@@ -136,13 +136,14 @@ class Ledger:
                     entry = Entry(participants=tuple(clients), rates=tuple(rates), **record)
                 except (KeyError, TypeError):
                     raise InputError(
-                        f"line {number + 1} of {self.path} is not of this version: {AFRESH}"
+                        f"line {number + 1} of {self.path} comes from another version of "
+                        f"fedmuon: {AFRESH}"
                     ) from None
                 self.entries.append(entry)
             elif first is not None and record != first:
                 raise InputError(f"{self.path} is the ledger of another run: {AFRESH}")
             elif "noise" not in record:
-                raise InputError(f"{self.path} is not of this version: {AFRESH}")
+                raise InputError(f"{self.path} comes from another version of fedmuon: {AFRESH}")
             else:
                 self.about = {"rate_from": "samples", **record}
                 if self.about["rate_from"] == "samples" and record["adjacency"] == "add-remove":
@@ -200,12 +201,12 @@ class Ledger:
         missing = set(range(done)) - {entry.round for entry in self.entries}
         if missing:
             raise InputError(
-                f"{self.path} says nothing of round {min(missing)}, which the model has behind "
-                f"it, so what was spent is unknown: {AFRESH}"
+                f"{self.path} has no entry for round {min(missing)}, although the model includes "
+                f"that round. The epsilon spent is therefore unknown: {AFRESH}"
             )
         if head is not None and head not in self.heads:
             raise InputError(
-                f"{self.path} is not the ledger that the model was saved with: {AFRESH}"
+                f"{self.path} is not the ledger that was saved with the model: {AFRESH}"
             )
 
     def clients(self) -> list[int]:
@@ -249,8 +250,8 @@ class Ledger:
         if self.about.get("band", 1) == 1 or not self.entries:  # no noise is correlated
             return ""
         return (
-            "has rounds whose noise that of the next ones is to cancel, and no file keeps it, as "
-            "it is secret"
+            "has rounds whose noise later rounds must cancel, but that noise is secret and in no "
+            "file"
         )
 
 

@@ -56,7 +56,8 @@ class KeyStream:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "a key stream cannot be copied, because the copy would repeat its noise: make a new one"
+            "a key stream cannot be copied, because the copy would repeat its noise: create a "
+            "new one"
         )
 
     def random_raw(self, count: int) -> np.ndarray:
@@ -147,15 +148,15 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
 # Who can know the noise of a release, and what this means for an epsilon.
 
 REPEATABLE = (
-    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+    "Lots and noise follow from the seed (insecure-reproducible-noise), so there is no privacy."
 )
 PREDICTABLE = (
-    "Lots and noise are PCG64's (noise-source), which is no cryptographic generator: what it has "
-    "put out may give its secret state away."
+    "Lots and noise come from PCG64 (noise-source), which is not a cryptographic generator: its "
+    "output may reveal its secret state."
 )
 STOPPED = (
-    "A callback ended this run by what it saw of it, which was not released: no ledger counts what "
-    "its length tells."
+    "A callback ended this run because of values that were not released. The number of rounds "
+    "can reveal something about them, and the ledger does not count that."
 )
 CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 

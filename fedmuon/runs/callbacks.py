@@ -76,14 +76,14 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
         if isinstance(kind, type):
             missing = ", ".join(required_parameters(kind))
             raise InputError(
-                f"a callback of {kind.__name__} cannot be made without {missing}: set it in "
-                "[output.options], or give the callback itself"
+                f"the callback {kind.__name__} needs {missing}: set it in [output.options], or "
+                "pass the callback object itself"
             )
         if hasattr(found, "on_round") and hasattr(found, "on_end"):
             return _Guarded(found, within)
         if callable(found):
             return _Guarded(_Function(cast(Listener, found)), within)
-        raise InputError(f"a callback of type {type(found).__name__} is none: give a function")
+        raise InputError(f"a {type(found).__name__} cannot be used as a callback: give a function")
 
 
 class _Guarded(Callback):
@@ -165,7 +165,7 @@ class EarlyStopping(Callback):
         if self.measure not in record:
             if "train_loss" in record:  # the round was evaluated
                 raise InputError(
-                    f"early-stopping looks at {self.measure}, which no round has: set "
+                    f"early-stopping reads {self.measure}, which the rounds do not record: set "
                     f"[output.options] measure to one of {', '.join(_numbers(record))}"
                 )
             return None
@@ -174,7 +174,7 @@ class EarlyStopping(Callback):
         if value > self._best + self.least:
             self._best, self._since = value, 0
         late = self._since >= self.patience
-        return f"{self.measure} was not better in {self.patience} looks" if late else None
+        return f"{self.measure} did not improve in {self.patience} evaluations" if late else None
 
 
 @CALLBACKS.add("tensorboard")

@@ -85,21 +85,21 @@ class RunDirectory:
         shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
         if shown and "config.toml" not in held:
             raise InputError(
-                f"{self.path} holds no config.toml and is no run directory: check --out"
+                f"{self.path} has no config.toml, so it is not a run folder: check --out"
             )
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
         """Why the unfinished run or audit cannot be resumed; empty if it can."""
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
-            return "is of an audit that did not end, and the coins of its canaries are gone"
+            return "belongs to an audit that did not finish, and the coins of its canaries are lost"
         if (self.path / "summary.json").exists():
             return ""
         if not (ledger := self.path / "ledger.jsonl").exists():
             return ""  # the same again
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
-            return "ended, and its summary.json is gone: what it released is spent"
+            return "has finished, but its summary.json is missing: what it released is spent"
         from fedmuon.privacy.ledger import Ledger  # numpy, to account for what it holds
 
         return Ledger.read(ledger).lost
@@ -142,8 +142,8 @@ class RunDirectory:
                 other = file.exists() and files.read_bytes(file) != content
             if other:
                 raise InputError(
-                    f"{file} is not what this config gives (damaged, another config or other "
-                    f"data): {AFRESH}"
+                    f"{file} differs from what this config gives (it is damaged, or the config "
+                    f"or the data changed): {AFRESH}"
                 )
         missing = {name for name in contents if not (self.path / name).exists()}
         if (self.path / "summary.json").exists():  # its sums are there, and are not made anew
@@ -247,13 +247,13 @@ class RunDirectory:
                 if about.get("run") != self.mark:
                     raise InputError(f"{file} is of another run")
                 if number:
-                    said = "fedmuon: %s is damaged, so the checkpoint before it is used"
+                    said = "fedmuon: %s is damaged. The previous checkpoint is used instead"
                     logger.warning(said, held[0])
                 self._head = about.get("ledger", "")
                 return arrays, about
         if held:
             raise InputError(
-                f"every checkpoint in {self.path} is damaged or of another run: {AFRESH}"
+                f"every checkpoint in {self.path} is damaged or belongs to another run: {AFRESH}"
             )
         return None
 
@@ -318,7 +318,7 @@ class RunDirectory:
             held, found = self._of_clients(records)
             if len(found) < sum(len(answered(one)) for one in records):
                 raise InputError(
-                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, missing or of "
+                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, missing or from "
                     f"another run: {AFRESH}"
                 )
             write_bytes(self.path / CLIENTS, "".join(held).encode())
@@ -345,7 +345,8 @@ class RunDirectory:
         lines = files.whole_lines(file)[:rounds]
         if len(records := _records(lines, self.mark)) < rounds:
             raise InputError(
-                f"line {len(records) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
+                f"line {len(records) + 1} of {file} is damaged, missing or from another run: "
+                f"{AFRESH}"
             )
         return lines, records
 
@@ -385,13 +386,16 @@ class RunDirectory:
         if (found := self.summary()) is not None:
             return found
         if not self.path.exists():
-            said = f"there is no folder {self.path}: name one that holds a finished run"
+            said = f"the folder {self.path} does not exist: name a folder with a finished run"
         elif not (self.path / "config.toml").exists():
-            said = f"{self.path} holds no run: name a folder that a run was written to"
+            said = f"{self.path} contains no run: name a folder that a run was written to"
         elif why := self.failure():
             said = f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
         else:
-            said = f"{self.path} holds no finished run: name one, or finish it with --resume"
+            said = (
+                f"{self.path} contains no finished run: name one that has finished, or finish "
+                "this one with --resume"
+            )
         raise InputError(said)
 
 
@@ -405,8 +409,8 @@ def client_records(folder: Path) -> list[Record]:
     finished = directory.summary() is not None
     if not (folder / CLIENTS).exists() and CLIENTS not in sums_of(folder):
         raise InputError(
-            f"the run of {folder} has no records of clients: set [output] clients = true, or give "
-            "--clients to `fedmuon run`, and run it again in another folder"
+            f"the run of {folder} has no records of clients. Run it again in another folder with "
+            "[output] clients = true, or with --clients."
         )
     if finished:
         files.require_sound(folder, [CLIENTS])
@@ -454,7 +458,7 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
     names, why = ("simulated_seconds",), "set [devices] mode, and run it again in another folder"
     if x != "seconds":
         names = ("bytes_up",) if x == "bytes-up" else ("bytes_up", "bytes_down")
-        why = "an earlier version made it, so run it again in another folder"
+        why = "an earlier version wrote it, so run it again in another folder"
     found, total = [], 0.0
     for one in rounds:
         if missing := [key for key in names if key not in one]:

@@ -88,9 +88,9 @@ def require_same(folder: Path, found: Record) -> Record:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
     for kind in known.keys() | found.keys():
         if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
-            other = "are others" if kind in ("data", "weights") else "is another one"
+            other = "are not those" if kind in ("data", "weights") else "is not the one"
             raise InputError(
-                f"the {kind} {other} than {folder} was begun with: give the same again, or {AFRESH}"
+                f"the {kind} {other} that {folder} was begun with: give the same again, or {AFRESH}"
             )
     return there
 
@@ -106,7 +106,10 @@ def with_factors(
         found = plan.factors()
         factors = [] if found is None else found.tolist()
     if len(factors) != plan.rounds:
-        raise InputError(f"[local] schedule was written of {len(factors)} rounds: {AFRESH}")
+        raise InputError(
+            f"[local] schedule was saved for {len(factors)} rounds, but this run has another "
+            f"number: {AFRESH}"
+        )
     return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
 
 

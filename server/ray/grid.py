@@ -98,7 +98,7 @@ class RayGrid(Grid):
     ) -> None:
         identify()
         if num_supernodes < 1:
-            raise InputError(f"num_supernodes = {num_supernodes} is refused: give 1 node or more")
+            raise InputError(f"num_supernodes = {num_supernodes} is not valid: give 1 node or more")
         self._ids, self._run = node_ids(num_supernodes, seed), Run.create_empty(RUN)
         self._partitions = {node: place for place, node in enumerate(self._ids)}
         self._asks_again = again
@@ -194,7 +194,7 @@ class RayGrid(Grid):
             seen.add(id(one))
         with self._change:
             if self._closed:
-                raise InputError("the grid is closed: send messages before")
+                raise InputError("the grid is closed: send messages before closing it")
             self._pool.grow()
             self.retried = {}
             names = [numbered(message) for message in sent]
@@ -207,8 +207,8 @@ class RayGrid(Grid):
                     self._store(
                         refusal(
                             one,
-                            f"node {node} is none of the {len(self._ids)}: ask get_node_ids() for "
-                            "ids",
+                            f"node {node} is not one of the {len(self._ids)} nodes: get their "
+                            "ids from get_node_ids()",
                         )
                     )
             # An even share of the messages for each worker, or several smaller batches.

@@ -116,8 +116,8 @@ class Worker:
         if not is_message or reply.metadata.reply_to_message_id != asked:
             what = "a message that replies to no other" if is_message else repr(reply)[:80]
             why = (
-                f"the client app returned {what}: let it return Message(content, reply_to=message) "
-                "for the message that it was given"
+                f"the client app returned {what}: return Message(content, reply_to=message), "
+                "with the message that it received"
             )
             return refusal(message, why, raised=True)
         numbered(reply)

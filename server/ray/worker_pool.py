@@ -59,18 +59,18 @@ class WorkerPool:
         first those that are `spare`, to which the idle ones return at the end."""
         if not ray.is_initialized():
             raise InputError(
-                "no Ray is connected: call ray.init() first, or let fedmuon.flower.simulate start "
-                "one"
+                "Ray is not connected: call ray.init() first, or let fedmuon.flower.simulate "
+                "start Ray"
             )
         if asked is not None and not (isinstance(asked, int) and asked >= 1):
-            raise InputError(f"workers = {asked!r} is refused: give a whole number of 1 or more")
+            raise InputError(f"workers = {asked!r} is not valid: give a whole number of 1 or more")
         self._resources, self._asked, self._most = resources, asked, most
         try:
             options = ray.remote(Worker).options(**resources)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"resources = {resources} is refused ({error!s:.100}): name num_cpus, num_gpus or "
-                "memory, with numbers"
+                f"resources = {resources} is not valid ({error!s:.100}): name num_cpus, num_gpus "
+                "or memory, with numbers"
             ) from None
         self._make, self._held = options.remote, held
         require_room(resources, _machines())
@@ -145,9 +145,12 @@ class WorkerPool:
         self.has_begun()
         free = {name: ray.available_resources().get(name, 0.0) for name in NAMES.values()}
         logging.getLogger("fedmuon").warning(
-            "no worker has begun in %.0f s: one wants %s, and of Ray's machines %s are free; what "
-            "else holds them?", PATIENCE, wanted(self._resources), wanted(free)
-        )  # fmt: skip
+            "no worker has started in %.0f s. A worker needs %s, and %s are free on Ray's "
+            "machines: check which other jobs use them",
+            PATIENCE,
+            wanted(self._resources),
+            wanted(free),
+        )
 
     def has_begun(self) -> None:
         """Note that a worker answers, so that nothing is logged."""
@@ -193,8 +196,8 @@ def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> N
     there = "; ".join(wanted({name: one.get(name, 0.0) for name in NAMES.values()})
                       for one in machines)  # fmt: skip
     raise InputError(
-        f"no machine of Ray's has room for a worker, which wants {wanted(resources)} (there is "
-        f"{there}): ask for less, [engine] cpus-per-client and gpus-per-client in a config"
+        f"no machine of the Ray cluster has room for a worker, which needs {wanted(resources)} "
+        f"(there is {there}): lower [engine] cpus-per-client or gpus-per-client"
     )
 
 

@@ -90,7 +90,7 @@ def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
         Result(runs / "clock").plot(x="second")
     old = [{"round": 1, "bytes_up": 3}]
     assert positions(old, "bytes-up") == [3e-6]
-    with pytest.raises(InputError, match="no bytes_down in round 1: an earlier version made it"):
+    with pytest.raises(InputError, match="no bytes_down in round 1: an earlier version wrote it"):
         positions(old, "bytes")
 
 

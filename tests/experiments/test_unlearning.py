@@ -202,8 +202,8 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ({"local": {"batch": 3}}, "full batches alone"),
-        ({"orthogonalizer": {"name": "exact-sign"}}, "no sensitivity"),
+        ({"local": {"batch": 3}}, "only for full batches"),
+        ({"orthogonalizer": {"name": "exact-sign"}}, "cannot serve as a sensitivity"),
         ({"federation": {"aggregate": "by-samples"}}, "aggregate = 'mean'"),
     ],
 )
@@ -215,5 +215,5 @@ def test_what_has_no_certificate_is_refused(tmp_path: Path, tables: dict, why: s
 
 
 def test_strangers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="sample 100000 is not among"):
+    with pytest.raises(InputError, match="sample 100000 is not one of"):
         execute(made(tmp_path), [100_000], 1.0, 1e-5, tmp_path / "out")

@@ -138,8 +138,8 @@ def test_the_first_error_of_a_client_is_shown_whole(
     said = [
         record.getMessage()
         for record in caplog.records
-        # On a busy machine the log also says that no worker has begun in 15 s.
-        if record.name == "fedmuon" and "no worker has begun" not in record.getMessage()
+        # On a busy machine the log also says that no worker has started in 15 s.
+        if record.name == "fedmuon" and "no worker has started" not in record.getMessage()
     ]
     if not orders:
         assert not said
@@ -201,11 +201,11 @@ def test_several_threads_of_a_server_ask_at_once(grid: RayGrid) -> None:
 @pytest.mark.parametrize(("given", "why"), [
     ({"workers": 0}, "workers = 0"),
     ({"workers": 2.5}, "workers = 2.5"),
-    ({"resources": {"num_cpus": 6400}}, "room for a worker, which wants CPU = 6400"),
+    ({"resources": {"num_cpus": 6400}}, "room for a worker, which needs CPU = 6400"),
     ({"resources": {"num_gpus": 64}}, "GPU = 64"),
     ({"resources": {"cpus": 1}}, "num_cpus, num_gpus or memory"),
-    ({"num_supernodes": 0}, "num_supernodes = 0 is refused"),
-    ({"num_supernodes": -1}, "num_supernodes = -1 is refused"),
+    ({"num_supernodes": 0}, "num_supernodes = 0 is not valid"),
+    ({"num_supernodes": -1}, "num_supernodes = -1 is not valid"),
 ])  # fmt: skip
 def test_grids_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
@@ -221,7 +221,7 @@ def test_a_closed_grid_says_so(ray: None) -> None:
 
 def test_a_program_has_one_ray(ray: None) -> None:
     """A second one is refused and leaves it as it is."""
-    with pytest.raises(InputError, match="connected to a Ray already"):
+    with pytest.raises(InputError, match="already connected to Ray"):
         simulate(server_app, client_app, NODES)
     assert library.is_initialized()
 
@@ -236,7 +236,7 @@ def test_where_nobody_is_for_long_somebody_is_told(
     with one_worker() as grid:
         assert len(answers(grid, messages())) == NODES
     assert caplog.messages.count(caplog.messages[0]) == 1
-    assert "no worker has begun in" in caplog.messages[0]
+    assert "no worker has started in" in caplog.messages[0]
 
 
 @pytest.mark.slow

@@ -219,8 +219,8 @@ def unloadable() -> ActorDiedError:
 
 
 @pytest.mark.parametrize(("error", "said", "unsaid"), [
-    (DEAD, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
-    (AWAY, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
+    (DEAD, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
+    (AWAY, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
     (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
     (ActorUnschedulableError("no node"), "no room.*cpus-per-client = 1", "--resume"),
 ])  # fmt: skip

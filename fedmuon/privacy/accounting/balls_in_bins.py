@@ -88,13 +88,13 @@ def epsilon_of_bins(
     """
     _require_sound(coefficients, steps, bins, noise, trials, confidence)
     if not 0 < delta < 1:
-        raise InputError(f"delta = {delta} must lie in (0, 1)")
+        raise InputError(f"delta = {delta} is out of range: give a number in (0, 1)")
     trials = -(-trials // bins) * bins
     least = math.log(3 / (1 - confidence)) / trials  # of KL; two directions and the lower end
     if -math.log1p(-delta) < least:
         raise InputError(
-            f"{trials:,} trials cannot show delta = {delta:g} with confidence {confidence:g}: give "
-            f"at least {math.ceil(4 * trials * least / delta):,}"
+            f"{trials:,} trials are too few to show delta = {delta:g} with confidence "
+            f"{confidence:g}: give at least {math.ceil(4 * trials * least / delta):,}"
         )
     forth, back = drawn_losses(coefficients, steps, bins, noise, trials, seed)
     low, high = _deviation(delta, least, -1), _deviation(delta, least, 1)
@@ -178,17 +178,21 @@ def _require_sound(
 ) -> None:
     if not len(coefficients) or (np.asarray(coefficients) < 0).any():
         raise InputError(
-            "the pair of balls in bins is proved for noise whose coefficients are not negative"
+            "balls-in-bins accounting is proved only for noise with coefficients of 0 or more: "
+            "give only those"
         )
     if steps < 1 or bins < 1 or not 0 < noise < math.inf:
-        raise InputError(f"steps = {steps}, bins = {bins} and noise = {noise} must be positive")
+        raise InputError(f"steps = {steps}, bins = {bins} and noise = {noise} must all be positive")
     if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
         raise InputError(
-            f"{trials} trials with {bins} bins and {steps} steps are none or too many: give at "
-            f"least 1 trial, and at most {MOST_NUMBERS:g} numbers of trials times bins and 1e8 of "
-            "steps times bins"
+            f"{trials} trials with {bins} bins and {steps} steps are too few or too many. Give "
+            f"at least 1 trial, at most {MOST_NUMBERS:g} trials times bins, and at most 1e8 "
+            "steps times bins."
         )
     if bins > MOST_BINS:
-        raise InputError(f"{bins:,} bins are too many: give larger lots, for {MOST_BINS:,} at most")
+        raise InputError(
+            f"{bins:,} bins are too many: use larger lots, so that there are at most "
+            f"{MOST_BINS:,} bins"
+        )
     if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence} must lie in (0, 1)")
+        raise InputError(f"confidence = {confidence} is out of range: give a number in (0, 1)")

@@ -24,10 +24,10 @@ MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")
 LEAST_NOISE, MOST_NOISE, LEAST_RATE, MOST_COUNT = 1e-6, 1e16, 1e-15, 10**9
 NOTHING = (
-    "per-release composes releases that share one lot as if each had its own: it reproduces a "
-    "printed table and certifies nothing; the joint epsilon is the one that holds"
+    "per-release composes releases that share one lot as if each had its own. It reproduces a "
+    "printed table but proves nothing: only the joint epsilon holds"
 )
-COARSE = "the two ends are far apart here: the upper end holds, the lower end says little"
+COARSE = "the two ends are far apart: the upper end holds, the lower end is not informative"
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,12 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
     For lots in a fixed order see `fedmuon.privacy.mechanisms.fixed_order`.
     """
     if adjacency not in ADJACENCIES:
-        raise InputError(
-            f"adjacency '{adjacency}' is not accounted for: use {', '.join(ADJACENCIES)}"
-        )
+        raise InputError(f"adjacency '{adjacency}' has no accountant: use {', '.join(ADJACENCIES)}")
     if sampling != "poisson":
         raise InputError(
-            f"sampling '{sampling}' is not accounted for: amplification holds for Poisson lots, "
-            "each example with probability lot/population, and lots that take turns (shuffle, "
-            "cyclic) have an account without it"
+            f"sampling '{sampling}' has no accountant: use Poisson lots, where each example is "
+            "drawn with probability lot/population, or lots in a fixed order (shuffle, cyclic), "
+            "which have no amplification"
         )
 
 
@@ -93,8 +91,8 @@ def loose(delta: float, population: float) -> str:
     if delta * population < 1:
         return ""
     return (
-        f"Delta = {delta:g} is 1 / n or more for the n that are protected: at it, one of them, "
-        "drawn at random, may be published whole."
+        f"Delta = {delta:g} is 1 / n or more for the n that are protected. A mechanism that "
+        "publishes one of them whole, chosen at random, would satisfy this delta."
     )
 
 
@@ -102,8 +100,8 @@ def require_delta(delta: float) -> None:
     """Reject a delta at which the accountant does not compute."""
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
-            f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
-            "examples, say 1e-5"
+            f"delta = {delta} is out of range: give a number in [{LEAST_DELTA:g}, 1), well below "
+            "1 / (number of examples), such as 1e-5"
         )
 
 
@@ -119,18 +117,19 @@ def event(
         raise InputError(f"mode '{mode}' is unknown: use {' or '.join(MODES)}")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
         raise InputError(
-            f"noise = {noise_multiplier} must be 0 or lie in [{LEAST_NOISE:g}, {MOST_NOISE:g}], "
-            "where the accountant computes"
+            f"noise = {noise_multiplier} is out of the accountant's range: give 0, or a number "
+            f"in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
         )
     if not LEAST_RATE <= sampling_probability <= 1:
         raise InputError(
-            f"sampling probability {sampling_probability} must lie in [{LEAST_RATE:g}, 1]: the lot "
-            "may be at most the population"
+            f"sampling probability {sampling_probability} is out of range: it must lie in "
+            f"[{LEAST_RATE:g}, 1], so the lot may be at most the population"
         )
     for name, value in (("steps", steps), ("blocks", blocks)):
         if not 1 <= value <= MOST_COUNT or value != int(value):
             raise InputError(
-                f"{name} = {shown(value)} must be a whole number from 1 to {MOST_COUNT:,}"
+                f"{name} = {shown(value)} is not valid: give a whole number from 1 to "
+                f"{MOST_COUNT:,}"
             )
     if mode == "per-release":
         return Event(sampling_probability, noise_multiplier, steps * blocks)
@@ -161,7 +160,9 @@ def epsilon(
     """
     spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
     if spent.noise_multiplier == 0:
-        raise InputError("noise = 0 releases the sums themselves, epsilon is infinite: give noise")
+        raise InputError(
+            "noise = 0 releases the exact sums, so epsilon is infinite: set noise above 0"
+        )
     return account([spent], delta, mode, accountant, adjacency)
 
 
@@ -187,7 +188,7 @@ def account(
         note = "nothing was released"
     elif any(spent.noise_multiplier == 0 for spent in merged):
         lower = upper = rdp = math.inf
-        note = "a release without noise: epsilon is infinite"
+        note = "a release without noise, so epsilon is infinite"
     else:
         if accountant == "dp-accounting":
             lower, upper, rdp = ends_by_library(merged, delta)
@@ -304,7 +305,7 @@ def noise_for(
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon} must be a positive number, say 8")
+        raise InputError(f"epsilon = {epsilon} is not valid: give a positive number, such as 8")
 
     def releases(noise: float) -> list[Event]:
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
@@ -343,7 +344,7 @@ def least_noise(
     while spent(high) > target:
         low, high, ratio = high, ratio * high, min(ratio**3, 4.0)
         if high > 1e9:
-            raise InputError(f"no noise reaches epsilon = {target}: ask for a larger one")
+            raise InputError(f"no noise reaches epsilon = {target}: set a larger epsilon")
     while low == high or spent(low) <= target:
         low, high, ratio = low / ratio, low, min(ratio**3, 4.0)
         if high < 1e-3:

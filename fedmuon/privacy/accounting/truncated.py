@@ -37,8 +37,8 @@ from fedmuon.privacy.accounting.composition import Answer
 
 OUTWARDS = 1 + 1e-6  # for what a tail may be rounded by
 TOO_OFTEN = (
-    "Lots exceed their maximum so often that delta is used up, and epsilon is infinite: raise the "
-    "maximum."
+    "Lots exceed their maximum so often that they use up delta, so epsilon is infinite: raise "
+    "the maximum."
 )
 
 
@@ -48,7 +48,7 @@ def cut_probability(size: int, rate: float, most: int) -> float:
     from scipy.special import bdtrc  # takes longer to load than everything else here
 
     if most < 1:
-        raise InputError(f"the maximum of a lot is {most}: give at least 1")
+        raise InputError(f"the maximum lot is {most}: give at least 1")
     return min(1.0, OUTWARDS * float(bdtrc(most, size, rate))) if most < size else 0.0
 
 

@@ -28,8 +28,8 @@ from fedmuon.privacy.accounting.dominating_pairs import Event
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0}
 MOST_RUNS = 1e6
 SCORE = (
-    "Holds where runs are compared by what they released and by public data alone: choosing by a "
-    "loss or accuracy on the private samples spends more than any account has."
+    "Holds only if runs are compared by what they released and by public data. Choosing by a "
+    "loss or accuracy on the private samples spends more than the account counts."
 )
 Divergence = Callable[[float], float]  # of an order, (a, e(a))-RDP
 
@@ -42,9 +42,14 @@ def mean_runs(shape: str, gamma: float) -> float:
 def gamma_for(shape: str, runs: float) -> float:
     """The parameter gamma at which so many runs are expected."""
     if shape not in SHAPES:
-        raise InputError(f"runs drawn '{shape}' are unknown: use {' or '.join(SHAPES)}")
+        raise InputError(
+            f"the distribution '{shape}' of the number of runs is unknown: use "
+            f"{' or '.join(SHAPES)}"
+        )
     if not 1 < runs <= MOST_RUNS:
-        raise InputError(f"runs = {runs:g} must lie above 1 and at most at {MOST_RUNS:g}")
+        raise InputError(
+            f"runs = {runs:g} is out of range: give a number above 1 and at most {MOST_RUNS:g}"
+        )
     low, high = 1e-9, 1 - 1e-12  # mean_runs falls with gamma
     for _ in range(200):
         middle = math.sqrt(low * high)

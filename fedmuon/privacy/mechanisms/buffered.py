@@ -60,14 +60,14 @@ class Buffers:
     def __post_init__(self) -> None:
         if not 1 <= len(self.decays) == len(self.scales) <= MOST_BUFFERS:
             raise InputError(
-                f"correlated noise has 1 to {MOST_BUFFERS} buffers, each with a decay and a scale"
+                f"correlated noise needs 1 to {MOST_BUFFERS} buffers, each with a decay and a scale"
             )
         if not (all(0 <= one < 1 for one in self.decays) and all(one > 0 for one in self.scales)):
             raise InputError("decays of buffers must be in [0, 1), and their scales positive")
         if not sum(self.scales) <= 1:
             raise InputError(
-                f"the scales of buffers add up to {sum(self.scales):g}, and above 1 the "
-                "sensitivity of their noise is not known"
+                f"the scales of buffers add up to {sum(self.scales):g}, but the sensitivity is "
+                "known only up to a sum of 1: lower them"
             )
 
     def coefficients(self, count: int) -> np.ndarray:
@@ -82,8 +82,8 @@ def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
     """a_0, a_1, ...: how a momentum, or with memory 1 a prefix sum, weighs gradients by age."""
     if not 0 <= memory <= 1 or (ahead and memory == 1):
         raise InputError(
-            f"the momentum's memory is {memory}: give one in [0, 1), or 1 for prefix sums, which "
-            "do not look ahead"
+            f"the momentum coefficient is {memory}: give one in [0, 1), or 1 for prefix sums, "
+            "which do not look ahead"
         )
     if memory == 1:
         return np.ones(steps)
@@ -112,7 +112,7 @@ def optimized(
             square over all steps.
     """
     if not 1 <= count <= MOST_BUFFERS:
-        raise InputError(f"buffers = {count} is refused: give 1 to {MOST_BUFFERS}")
+        raise InputError(f"buffers = {count} is not valid: give 1 to {MOST_BUFFERS}")
     _require_steps(steps, apart)
     objective = _of_buffers(*_problem(steps, apart, memory, ahead, last), count)
     starts = []

@@ -55,8 +55,11 @@ from fedmuon.tasks.base import Params
 ROUNDING = 2.0**-53  # of float64
 EVERYONE = -1  # in a ledger: any client, because all are drawn alike
 EACH = "each"  # the same, as people read it
-REPLAY = "Noise was drawn in secret, so that no seed repeats this run."
-COHORTS = "Who took part (rounds.jsonl) is as secret as the noise: else nothing is amplified."
+REPLAY = "Noise was drawn in secret, so no seed repeats this run."
+COHORTS = (
+    "Amplification holds only if the list of participants (rounds.jsonl) stays as secret as the "
+    "noise."
+)
 Clipped = Mapping[str, Params]  # trees in float64, on the lattice
 
 

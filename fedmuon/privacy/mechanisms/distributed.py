@@ -105,9 +105,9 @@ def reach(noise: float, cohort: int) -> float:
     if found > MOST:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
-            f"[privacy] noise = {noise:g} is too little for shares of {cohort} clients, whose sums "
-            f"modulo {MODULUS} would wrap around: set noise = {rounded_up(least)} or more, or "
-            "lower [federation] per-round"
+            f"[privacy] noise = {noise:g} is too small for shares of {cohort} clients, whose "
+            f"sums modulo {MODULUS} would wrap around: set noise = {rounded_up(least)} or more, "
+            "or lower [federation] per-round"
         )
     return found
 
@@ -127,16 +127,16 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
     """The sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
     if len(sent) != cohort:
         raise InputError(
-            f"{len(sent)} of {cohort} clients sent their masked updates, and masks cancel in the "
-            "sum of all alone: fix the cause and resume with --resume"
+            f"only {len(sent)} of {cohort} clients sent their masked updates, and masks cancel "
+            "only in the sum of all. Fix the cause, then continue with --resume."
         )
     most, found = reach(noise, cohort), dict[str, Params]()
     for tree, held in sent[0].items():
         sums = {name: reduce(np.add, (one[tree][name].numpy() for one in sent)) for name in held}
         if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
             raise InputError(
-                "the sum of masked updates is beyond what clipped updates and noise can be: a mask "
-                "is missing, or a client sent a wrong message; resume with --resume"
+                "the sum of masked updates is larger than clipped updates and noise can make it. "
+                "A mask is missing, or a client sent a wrong message: continue with --resume."
             )
         found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
     return found

@@ -85,8 +85,8 @@ if TYPE_CHECKING:  # the account of lots in a fixed order answers without torch
 
 ROUNDING = 1e-12  # relative, of noise that is multiplied and then divided
 APART = (
-    "noise that is correlated asks for an epoch between two steps of a sample, which lots that are "
-    "drawn anew do not keep: set [privacy] sampling = 'cyclic'"
+    "correlated noise needs a whole epoch between two steps that use the same sample, which "
+    "Poisson lots do not ensure: set [privacy] sampling = 'cyclic'"
 )
 
 
@@ -120,8 +120,8 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
     """
     if not (coefficients[-1] >= 0 and (np.diff(coefficients) <= 0).all()):
         raise InputError(
-            "the sensitivity of noise that is correlated by these coefficients is not known: give "
-            "ones that do not grow and are not negative"
+            "the sensitivity of noise with these correlation coefficients is not known: give "
+            "coefficients that do not grow and are not negative"
         )
     column = np.zeros(steps)
     for start in range(0, steps, apart):
@@ -166,7 +166,9 @@ class Past:
     _next: int = 0
 
     def __reduce__(self) -> str:
-        raise InputError("the past of correlated noise is secret, and stays where it was drawn")
+        raise InputError(
+            "earlier correlated noise is secret and cannot be copied to another process"
+        )
 
     def at(self, step: int, fresh: Normal) -> Normal:
         """The noise of a step, from the independent noise `fresh`.
@@ -177,8 +179,8 @@ class Past:
             self._rows.clear()
         elif step != self._next:
             raise InputError(
-                f"the noise of step {step} is to cancel that of the steps before it, which is kept "
-                "by no file and is not in this process: begin the run afresh"
+                f"the noise of step {step} must cancel that of earlier steps, which no file "
+                "stores and this process does not have: start a new run"
             )
         self._next = step + 1
 
@@ -223,14 +225,21 @@ class FixedOrderSampling:
     def __post_init__(self) -> None:
         least = 1 if self.buffers is None else 0
         if self.sampling not in get_args(Sampling)[1:] or self.band < least:
-            raise InputError("lots take turns by shuffle or cyclic, with a band of at least 1")
+            raise InputError(
+                f"the order of lots is '{self.sampling}' with band {self.band}: use shuffle or "
+                "cyclic, and a band of at least 1"
+            )
         if self.buffers is not None and self.band:
-            raise InputError("noise is correlated by buffers or by a band: with buffers, give 0")
+            raise InputError(
+                "noise is correlated either by buffers or by a band: set band = 0 together with "
+                "buffers"
+            )
         if self.correlated and self.sampling != "cyclic":
             raise InputError(APART)
         if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
             raise InputError(
-                f"the momentum's memory is {self.memory}: give one in [0, 1), or 1 for prefix sums"
+                f"the momentum coefficient is {self.memory}: give one in [0, 1), or 1 for prefix "
+                "sums"
             )
 
     @property
@@ -298,7 +307,10 @@ class FixedOrderSampling:
         elif len(done) == len(rounds):
             whole = self.sensitivity(len(rounds) * steps, lots)
         else:
-            raise InputError("a round of correlated noise was released twice: no account covers it")
+            raise InputError(
+                "a round of correlated noise was released twice, which the account does not "
+                "cover: start a new run"
+            )
         return Event(1.0, noise / (whole * math.sqrt(blocks)), 1)
 
 

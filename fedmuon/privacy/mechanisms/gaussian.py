@@ -137,11 +137,11 @@ def release_on_grid(
 def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
     if noise < 0 or not lot > 0:
         raise InputError(
-            f"noise multiplier {noise} must not be negative and the expected lot size {lot} must "
+            f"noise multiplier {noise} must be 0 or more, and the expected lot size {lot} must "
             "be positive"
         )
     if noise and math.isinf(clipping.bound):
-        raise InputError("noise needs a finite clipping bound: set one, or noise = 0")
+        raise InputError("noise needs a finite clipping bound: set a finite bound, or noise = 0")
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,9 @@ class Quantile:
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
-                f"[privacy] count-noise = {self.noise:g} leaves nothing of noise = {noise:g} for "
-                f"the sums: raise it above {noise / (2 * math.sqrt(blocks)):.3g}"
+                f"[privacy] count-noise = {self.noise:g} uses up all of noise = {noise:g}, so "
+                "none remains for the sums: raise count-noise above "
+                f"{noise / (2 * math.sqrt(blocks)):.3g}"
             )
         return noise / math.sqrt(left)
 
@@ -247,7 +248,8 @@ class Mechanism:
             raise InputError(CUT)
         if self.max_lot and (self.max_lot < self.lot or self.fixed_order is not None):
             raise InputError(
-                f"max_lot = {self.max_lot} is for Poisson lots, and at least lot = {self.lot:g}"
+                f"max_lot = {self.max_lot} needs Poisson lots and must be at least lot = "
+                f"{self.lot:g}"
             )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
@@ -320,7 +322,7 @@ class Mechanism:
         """Draw a Poisson lot of a client's samples. The rows are as secret as the noise."""
         if self.fixed_order is not None:
             raise InputError(
-                f"this draws Poisson lots, but sampling = {self.fixed_order.sampling}: take the "
+                f"this draws Poisson lots, but sampling = {self.fixed_order.sampling}: use the "
                 "rows of fixed_order"
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
@@ -352,13 +354,16 @@ class Mechanism:
         def released(points: Points, bounds: Tensor | None = None) -> Released:
             if asked:
                 raise InputError(
-                    "a private step asks for a second release, which no account has counted: let "
-                    "one link of the chain ask once, and hand on what it got"
+                    "a private step asks for a second release, which the account does not count: "
+                    "let only one link of the chain ask for it, and pass the result on"
                 )
             asked.append(True)
             if self.quantile is not None:
                 if bounds is None:
-                    raise InputError("clipping that follows a quantile needs a link that keeps it")
+                    raise InputError(
+                        "clipping with a quantile needs a link that stores the clipping bounds: "
+                        "let the link pass its bounds to the release"
+                    )
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
             else:
@@ -393,7 +398,8 @@ class Mechanism:
         """Release by (1) at each client's own bound [K], with the share that was not clipped."""
         if len(bounds) > len(batches):
             raise InputError(
-                "clipping that follows a quantile follows that of one model: run it alone"
+                "a clipping bound that follows a quantile belongs to one model: run one model at "
+                "a time"
             )
         each = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []

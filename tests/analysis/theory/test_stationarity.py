@@ -277,10 +277,10 @@ def test_the_command_takes_singular_values_for_gamma_and_nu():
     assert sketched["gamma"] == sketched_quality(s, 3, 2, sketched["power"])[0]
     for words, said in (
         (["--singular", text, "--nu", "0.1"], "--nu follows from --singular"),
-        (["--q", "3"], "--q is read with --singular only"),
-        (["--singular", text, "--power", "1"], "--power is read with --sketch only"),
+        (["--q", "3"], "--q has an effect only together with --singular"),
+        (["--singular", text, "--power", "1"], "--power has an effect only together with --sketch"),
         (["--singular", text, "--sketch", "1", "--q", "2"], "holds for any --q"),
-        (["--singular", "1,x"], "are no numbers: give singular values"),
+        (["--singular", "1,x"], "are not numbers: give singular values"),
         (["--singular", "1,1,1,1", "--sketch", "3", "--oversample", "2", "--power", "0"],
          "no proved alignment"),
     ):  # fmt: skip
@@ -345,7 +345,10 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         (["--sigma1", "1"], "choose a batch above"),
         (["--gamma", "1"], "gamma outside"),
         (["--steps", "1"], "at least 2"),
-        (["--paper", "000", "--tail=1", "--moment=2"], "--tail is not read beside --moment"),
+        (
+            ["--paper", "000", "--tail=1", "--moment=2"],
+            "--tail has no effect together with --moment",
+        ),
     ]:
         shown = CliRunner().invoke(app, ["stationarity", *arguments])
         assert shown.exit_code and word in str(shown.exception)

@@ -272,10 +272,10 @@ def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "more", "said"), [
-    ({"local": {"recipe": "fedmuon"}, "privacy": {}}, {}, "promises no privacy"),
+    ({"local": {"recipe": "fedmuon"}, "privacy": {}}, {}, "makes no privacy claim"),
     ({"engine": {"name": "ray"}, "faults": {"retries": 0}}, {}, "inline"),
-    ({}, {"count": 9}, "9 canaries cannot be"),
-    ({}, {"count": 81}, "81 canaries cannot be"),
+    ({}, {"count": 9}, "9 canaries are too few or too many"),
+    ({}, {"count": 81}, "81 canaries are too few or too many"),
     ({}, {"sees": "lots"}, "--sees lots is unknown"),
     ({"data": {**SMALL["data"], "client-test": 0.2}}, {}, "client-test = 0.2 leaves fewer"),
     ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "give noise"),

@@ -391,7 +391,7 @@ def test_an_interruption_says_which_round_is_saved(
     for folder, command, words in (
         (tmp_path / "new", ["run"], NOTHING_SAVED),
         (out, ["run"], "no round is saved yet, resume with: fedmuon run"),
-        (out, [], "this cannot be resumed: start afresh"),
+        (out, [], "this cannot be resumed: start a new run"),
     ):
         with pytest.raises(SystemExit), resumable(folder, command):
             raise Interrupted

@@ -162,7 +162,7 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     assert (inline / "personal.safetensors").exists()
     assert not (out / "personal.safetensors").exists()
     tables["data"]["client-test"] = 0.3
-    with pytest.raises(InputError, match=r"own model, which stays on its SuperNode: set"):
+    with pytest.raises(InputError, match=r"own model, but that model stays on its SuperNode: set"):
         deployment.execute(tiny(2, **tables), tmp_path / "tested")
 
 

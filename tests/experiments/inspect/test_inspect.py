@@ -339,7 +339,11 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
     shutil.copytree(runs / "half", tmp_path / "half")
     (tmp_path / "half" / AUDIT).write_text("{}")
     text = " ".join(said("ls", str(tmp_path)).split())
-    assert " lost " in text and "of an audit that did not end" in text and "resume with" not in text
+    assert (
+        " lost " in text
+        and "belongs to an audit that did not finish" in text
+        and "resume with" not in text
+    )
 
 
 @pytest.mark.parametrize("file", ["partition.npz", "checkpoint.safetensors", "rounds.jsonl"])
@@ -354,7 +358,7 @@ def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: 
     why = RunStatus(out).state.removeprefix("lost: ")
     for one in (why, refused("run", "--out", str(out), "--resume")):
         assert str(out / file) in one or "every checkpoint" in one
-        assert "start afresh" in one
+        assert "start a new run" in one
 
 
 def in_round_5(error: BaseException) -> Callable[[Mapping[str, Any], object], None]:
@@ -403,12 +407,14 @@ def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path:
     said(*again.split()[1:])
     assert RunStatus(out).state == "finished"
     then = failing(tmp_path / "repeatable", **{"insecure-reproducible-noise": True})
-    assert "resume with" not in then and "start afresh" in then
+    assert "resume with" not in then and "start a new run" in then
     way = {"recipe": "dp-sgd", "lr": 1e15, "weight-decay": 1e15}
     with pytest.raises(NonFinite):
         execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
     state = RunStatus(tmp_path / "infinite").state
-    assert "checkpoint is not finite either: start afresh" in state and "resume with" not in state
+    assert (
+        "checkpoint is not finite either: start a new run" in state and "resume with" not in state
+    )
 
 
 def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypat
     """A round that fails is refused in the run's words, except the last ones."""
     config = small(engine={"name": "ray"}, faults={"retries": 0, "patience": 0.01})
     monkeypatch.setattr(ray_engine, "with_ray_grid", lambda config, work, *more: work(Nobody()))
-    with pytest.raises(InputError, match=r"no node holds partition .*: fix the cause$"):
+    with pytest.raises(InputError, match=r"no node has partition .* Fix the cause$"):
         plan(config)
     with pytest.raises(InputError, match="fix the cause and resume with --resume"):
         execute(config, tmp_path / "run")
@@ -165,9 +165,9 @@ def test_who_had_the_processors_is_said_above_the_seconds(others: float, said: b
     for one in cost.tables(record_of(others)):
         console.print(one)
     text = console.export_text()
-    assert ("others had 1.2 cores" in text.partition("seconds of")[0]) is said
-    assert "clients share" in text
-    assert "clients share" not in str(cost.tables(record_of(others, "inline"))[2:])
+    assert ("other programs used 1.2 cores" in text.partition("seconds of")[0]) is said
+    assert "clients of a round share" in text
+    assert "clients of a round share" not in str(cost.tables(record_of(others, "inline"))[2:])
 
 
 def test_rules_that_refuse_few_replies_have_a_cost(empty: Path) -> None:
@@ -382,5 +382,5 @@ def test_a_process_that_cannot_answer_is_an_error(
     fails.write_text("#!/bin/sh\nexit 1\n")
     fails.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fails))
-    with pytest.raises(InputError, match="process cannot answer"):
+    with pytest.raises(InputError, match="process does not answer"):
         pace.probed(["a message"], 1, tmp_path)

@@ -249,7 +249,7 @@ def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: 
     half = fedmuon.Orthogonalizer(lambda m: 0.5 * m, 0.5)
     found = fedmuon.bound(fedmuon.run(tables, orthogonalizer=half, out=tmp_path / "a"))
     assert found["status"] == "estimated"
-    assert any("L_orth = 0.5, for which its author answers" in one for one in found["assumptions"])
+    assert any("claims L_orth = 0.5" in one for one in found["assumptions"])
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ def test_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tables", "why"), [
-    ({"local": {"recipe": "adamw"}}, "adamw has no certificate: the recursion has no second mom"),
+    ({"local": {"recipe": "adamw"}}, "adamw has no certificate: AdamW divides by the root"),
     ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
     ({"federation": {"aggregate": "median"}}, "weighted means"),
     ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
@@ -405,7 +405,7 @@ def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [one.ray_address for one in asked] == ["10.0.0.1:6379", "", ""]
     arguments = ["stability", "--engine=deployment", "--out", str(tmp_path / "s")]
     refusal = CliRunner().invoke(app, arguments).exception
-    assert isinstance(refusal, InputError) and "a deployment runs one model" in str(refusal)
+    assert isinstance(refusal, InputError) and "a deployment runs only one model" in str(refusal)
     assert not list(tmp_path.iterdir())
 
 

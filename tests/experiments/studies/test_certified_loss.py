@@ -110,9 +110,9 @@ def test_a_seed_that_chose_is_no_judge(tmp_path: Path) -> None:
 def test_what_the_study_settles_is_refused_below_it(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
     file.write_text(SUITE)
-    with pytest.raises(InputError, match="delta settles it"):
+    with pytest.raises(InputError, match="set by delta"):
         find.find(str(file), None, "full", {"stability": {"delta": 0.1}})
-    with pytest.raises(InputError, match="the first part of longer ones settles it"):
+    with pytest.raises(InputError, match="set by the first part of longer ones"):
         find.find(str(file), None, "full", {"local": {"schedule": "cosine"}})
 
 
@@ -121,7 +121,7 @@ def test_sizes_that_do_not_fit_are_rejected_before_anything_is_computed(tmp_path
     file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1737]"))
     assert len(find.find(str(file), None, "full", {}).cells) == 2  # 1,797 digits, 60 held out
     file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1738]"))
-    with pytest.raises(InputError, match="train = 1738 and test = 60 do not fit in 1797"):
+    with pytest.raises(InputError, match="train = 1738 and test = 60 need more than the 1797"):
         find.find(str(file), None, "full", {})
 
 

@@ -113,7 +113,7 @@ def test_a_cell_has_both_bounds_of_every_horizon(suite: Path) -> None:
 
 
 def test_what_the_suite_settles_is_refused_below_it(suite: Path) -> None:
-    with pytest.raises(InputError, match="horizons settles it"):
+    with pytest.raises(InputError, match="set by horizons"):
         kinds.find(str(suite), None, "full", {"federation": {"rounds": 7}})
 
 

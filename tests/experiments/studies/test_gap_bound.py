@@ -114,10 +114,10 @@ def test_what_moves_must_have_a_value_to_move_from(suite: Path) -> None:
     with pytest.raises(InputError, match="add momentum there"):
         find.find(str(suite), None, "full", {})
     suite.write_text(SUITE.replace('"local.steps"', '"federation.seed"'))
-    with pytest.raises(InputError, match="seeds settles it"):
+    with pytest.raises(InputError, match="set by seeds"):
         find.find(str(suite), None, "full", {})
     suite.write_text(SUITE)
-    with pytest.raises(InputError, match="the study, which has all of them settles it"):
+    with pytest.raises(InputError, match="set by the study, which has all of them"):
         find.find(str(suite), None, "full", {"stability": {"c-hp": "sharp"}})
 
 

@@ -113,7 +113,7 @@ BAD = {
     "empty value": (["--grid", "local.lr=1,,2"], "has an empty value"),
     "unknown key": (["--grid", "local.leraning=1,2"], "unknown key [local] leraning"),
     "unknown table": (["--grid", "locl.lr=1,2"], "unknown key"),
-    "bad value": (["--grid", "local.lr=1,-2"], "[local] lr = -2 is refused"),
+    "bad value": (["--grid", "local.lr=1,-2"], "[local] lr = -2 is not valid"),
     "range without a kind": (["--grid", "local.lr=1:10:7"], "write lo:hi:log7 or lo:hi:lin5"),
     "range without a count": (["--grid", "local.lr=1:10:log"], "write lo:hi:log7 or lo:hi:lin5"),
     "range of one": (["--grid", "local.lr=1:10:log1"], "give a range 2 to 1000"),
@@ -267,14 +267,14 @@ def test_a_sweep_goes_on_with_the_same_objects_and_samples_only(
     table.write_text("\n".join([rows[0], *rows[:0:-1]]))
     capsys.readouterr()
     assert command(*words, "--resume") == 2
-    assert "the data are others than" in plain(capsys.readouterr().err)
+    assert "the data are not those that" in plain(capsys.readouterr().err)
     assert result_files(tmp_path / "out") == before
 
     grid = {"local.lr": [0.1, 1.0]}
     fedmuon.sweep(
         SMALL, grid=grid, select="train-loss", aggregate=first_reply, out=tmp_path / "python"
     )
-    with pytest.raises(InputError, match="the aggregate is another one than"):
+    with pytest.raises(InputError, match="the aggregate is not the one that"):
         fedmuon.sweep(
             SMALL,
             grid=grid,

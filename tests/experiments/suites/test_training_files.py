@@ -171,7 +171,7 @@ def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path
 @pytest.mark.parametrize(("old", "new", "why"), [
     ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
     ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
-    ('kind = "sooner"', 'kind = "later"', "refused"),
+    ('kind = "sooner"', 'kind = "later"', "not valid"),
     ("lr = 0.25", "rate = 0.25", "known here are"),
     ('kind = "training"', 'kind = "trainig"', "no kind of suite: did you mean training"),
     ('kind = "training"', 'kind = "mining"', "no kind of suite: choose one of"),
@@ -300,7 +300,11 @@ def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     mine, below = contents.read(str(file)), contents.read("dp-classification")
     assert mine["title"] == "mine" and mine["base"]["task"]["model"] == "tanh-cnn"
     assert mine["variants"] == below["variants"] and below["base"]["task"]["model"] == "mlp"
-    for like, why in ((f'"{file}"', "in a circle"), ("3", "is no name"), ('"no"', "no suite")):
+    for like, why in (
+        (f'"{file}"', "refers back to this suite"),
+        ("3", "is no name"),
+        ('"no"', "no suite"),
+    ):
         file.write_text(f"like = {like}\n")
         with pytest.raises(InputError, match=why):
             contents.read(str(file))

@@ -218,22 +218,22 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     ("lokal.lr=1", "[lokal]: did you mean local"),
     ("local.lr=abc", "[local] lr = 'abc'"),
     ("local.lr=-1", "[local] lr = -1"),
-    ("local.lr=nan", "[local] lr = nan is refused: nan is no number"),
-    ("local.lr=0", "[local] lr = 0 is refused: give a number above 0 (1e-15 or more)"),
+    ("local.lr=nan", "[local] lr = nan is not valid: nan is not a number"),
+    ("local.lr=0", "[local] lr = 0 is not valid: give a number above 0 (1e-15 or more)"),
     ("local.lr=1e16", "give a number of at most 1e+15"),
     ("local.momentum=1", "give a number below 1"),
     ("federation.rounds=1000001", "give a number of at most 1000000"),
     ("faults.deadline=0", "give a number above 0"),
     ("engine.threads=2", "unknown key [engine] threads: set OMP_NUM_THREADS"),
-    ("engine.workers=2", "unknown key [engine] workers: there are as many as fit"),
+    ("engine.workers=2", "unknown key [engine] workers: Ray starts as many as fit"),
     ("compute.threads=2", "unknown key [compute]: known here are data, federation"),
     ("engine.thread=2", "unknown key [engine] thread: known here are"),
     ("local.steps=1.5", "[local] steps = 1.5"),
     ("federation.per-round=21", "per-round = 21 exceeds clients = 20"),
-    ("data.minimum=500", "train = 4000 cannot give 20 clients minimum = 500"),
+    ("data.minimum=500", "train = 4000 is too small to give each of 20 clients minimum = 500"),
     ("orthogonalizer.lambda=0", "[orthogonalizer] lambda = 0"),
     ("orthogonalizer.coefficients=septic", "septic"),
-    ("local.recipe=quicksand", "fedavg, fedavgm, local-muon, fedmuon"),
+    ("local.recipe=quicksand", "fedavg, fedavgm, local-muon or fedmuon"),
     ("data.name=imagenet", "mnist5k"),
     ("nonsense", "table.key=value"),
 ])  # fmt: skip
@@ -317,7 +317,7 @@ def test_options_of_an_app_of_ones_own_stand_in_its_config(own: Config) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"local": 3}', "3", "[" * 100_000])
 def test_options_that_are_none_are_one_sentence(text: str) -> None:
-    with pytest.raises(InputError, match="is no JSON of tables") as refusal:
+    with pytest.raises(InputError, match="is not a JSON object of tables") as refusal:
         unpacked({"options": text}, "ray")
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
 

@@ -468,9 +468,9 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(("change", "words"), [
     ({"privacy": {"epsilon": 8.0}}, "only private optimizers"),
     ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
-    ({"local": {"lr": 0.5}}, "[grid] settles it"),
+    ({"local": {"lr": 0.5}}, "set by [grid]"),
     ({"engine": {"name": "ray"}}, "--ray-address"),
-    ({"stability": {"trials": 3}}, "trials settles it"),
+    ({"stability": {"trials": 3}}, "set by trials"),
     ({"data": {"client-test": 0.2}}, "client-test are measured by runs alone"),
     ({"data": {"validation": 9}}, "[data] validation and client-test"),
     ({"output": {"clients": True}}, "[output] clients = true has no effect: a stack"),

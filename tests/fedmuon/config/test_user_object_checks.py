@@ -93,14 +93,14 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
         if sound:
             found.require_same_partition(dealt)
         else:
-            with pytest.raises(InputError, match="the generator that it is given"):
+            with pytest.raises(InputError, match="only the random generator that it receives"):
                 found.require_same_partition(dealt)
 
 
 def test_the_laboratory_deals_as_the_run_did() -> None:
     config = {**MATRIX, "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 3}}
     assert fedmuon.stability(config, trials=2, partition=dealt_evenly).bound["status"]
-    with pytest.raises(InputError, match="deals otherwise at each call"):
+    with pytest.raises(InputError, match="the partition gives another result"):
         fedmuon.stability(config, trials=2, partition=shuffled)
 
 
@@ -112,7 +112,7 @@ def test_runs_of_two_partitions_are_two_experiments(tmp_path: Path) -> None:
             for seed, one in enumerate(partition)
         ]
         assert [row["seeds"] for row in fedmuon.compare(ends).rows] == [1, 1]
-        with pytest.raises(InputError, match="the partition is another one"):
+        with pytest.raises(InputError, match="the partition is not the one"):
             fedmuon.run(**PLAIN, partition=partition[1], out=ends[0].path, resume=True)
         ends[1] = fedmuon.run(tables(federation={"seed": 1}), **PLAIN, partition=partition[0])
         assert [row["seeds"] for row in fedmuon.compare(ends).rows] == [2]
@@ -168,7 +168,7 @@ def first_alone(direction: Any, context: Any) -> Any:
     return dict(list(direction.items())[:1])
 
 
-NEW = "writes into what it is given, .* return new tensors"
+NEW = "changes its input in place, .* return new tensors"
 TAKES = r"returns \(direction, state\)"
 LINKS: dict[str, tuple[Any, str]] = {
     "direction": (after(lambda d, c: {n: v.mul_(0.5) for n, v in d.items()}, links.momentum(0.9)),
@@ -181,7 +181,7 @@ LINKS: dict[str, tuple[Any, str]] = {
     "one": (after(lambda d: d), TAKES),
     "no-mapping": (after(lambda d, context: 1.0), TAKES),
     "drops": (after(first_alone), "drops the direction of bias"),
-    "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "begin it with"),
+    "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "begin the"),
     "init": ([fedmuon.Link("mine", cast(Any, no_states), into_its_state)], "init of the link"),
 }  # fmt: skip
 
@@ -215,12 +215,12 @@ def plainly(old: Any, mean: Any, states: Any) -> Any:
 
 MINE = ("momentum",)
 RULES: dict[str, tuple[fedmuon.Recipe, str]] = {
-    "sent": (fedmuon.Recipe(ONE, plainly, ("momentum",)), "does not keep: name it in kept"),
+    "sent": (fedmuon.Recipe(ONE, plainly, ("momentum",)), "does not store it: name it in kept"),
     "returned": (fedmuon.Recipe(ONE, plainly, (), ("momentum",), ("momentum",)), "no link of its"),
     "all": (fedmuon.Recipe(ONE, plainly, MINE, MINE, MINE), "no link of its chain"),
     "model": (fedmuon.Recipe(ONE, lambda old, mean, states: mean), "returns .model, states."),
     "two": (fedmuon.Recipe(ONE, lambda old, mean: (mean, {})), "takes .old, mean, states."),
-    "less": (fedmuon.Recipe(ONE, lambda old, mean, states: ({}, states)), "no tensor like"),
+    "less": (fedmuon.Recipe(ONE, lambda old, mean, states: ({}, states)), "no tensor that fits"),
     "state": (fedmuon.Recipe(ONE, lambda old, mean, states: (mean, {}), kept=("mine",)),
               "no state mine"),
 }  # fmt: skip

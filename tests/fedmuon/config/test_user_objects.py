@@ -62,7 +62,7 @@ def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path:
     for config_again in (config, None):
         with pytest.raises(InputError):
             fedmuon.run(config_again, **other, out=tmp_path, resume=True)
-    refused("was handed over in Python", None, out=tmp_path, resume=True)
+    refused("was passed in Python", None, out=tmp_path, resume=True)
     again = fedmuon.run(**given, out=tmp_path, resume=True)
     for name in ("model.safetensors", "partition.npz", "schedule.npy", "config.toml"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
@@ -91,17 +91,17 @@ OTHERS: dict[str, Any] = {
 def test_no_run_is_gone_on_with_by_another_object(kind: str, tmp_path: Path) -> None:
     given = {**DATA, **BEGUN}
     cut(tables(federation={"rounds": 4}), tmp_path, **given)
-    with pytest.raises(InputError, match=f"the {kind} is another one"):
+    with pytest.raises(InputError, match=f"the {kind} is not the one"):
         fedmuon.run(**{**given, kind: OTHERS[kind]}, out=tmp_path, resume=True)
     whole = fedmuon.run(**given, out=tmp_path, resume=True)
-    with pytest.raises(InputError, match=f"the {kind} is another one"):
+    with pytest.raises(InputError, match=f"the {kind} is not the one"):
         fedmuon.bound(Result(whole.path, replace(whole.given, **{kind: OTHERS[kind]})))
 
 
 def test_a_map_is_known_again_by_its_constant(tmp_path: Path) -> None:
     maps = [fedmuon.Orthogonalizer(lambda m: m / 2, constant) for constant in (1.0, 0.5)]
     done = fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=maps[0], out=tmp_path)
-    with pytest.raises(InputError, match="the orthogonalizer is another one"):
+    with pytest.raises(InputError, match="the orthogonalizer is not the one"):
         fedmuon.bound(Result(done.path, replace(done.given, orthogonalizer=maps[1])))
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_was_edited_is_another_object(tmp_path: Path) -> None:
     moved = fedmuon.run(config, **given)
     losses = [[one["train_loss"] for one in done.rounds] for done in (still, moved)]
     assert losses[0][0] == losses[0][1] and losses[1][0] != losses[1][1]
-    refused("the schedule is another one", None, **PLAIN, out=still.path, resume=True)
+    refused("the schedule is not the one", None, **PLAIN, out=still.path, resume=True)
 
 
 def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
     np.savez(file, inputs=X[::-1] + 1, labels=CLASSES)
     second = fedmuon.run(config)
     assert first.summary["train_loss"] != second.summary["train_loss"]
-    refused("the data are others", None, out=first.path, resume=True)
+    refused("the data are not those", None, out=first.path, resume=True)
 
 
 def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         )
         for name in ("train_loss", "participants", "versions", "seeds", "run", "accuracy ±")
     },
-    "real-targets": ({"task": None}, "give a task of your own"),
+    "real-targets": ({"task": None}, "give your own task"),
     # what is named
     "option": ({"config": options("local", x=1)}, "x = 1 .* leave it out"),
     "option-of-data": ({"config": options("data", x=1)}, "leave it out"),
@@ -333,7 +333,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fraction": ({"partition": "shards", "config": options("federation", **{"per-client": 1.5})},
                  "give a whole number, such as 2"),
     "key": ({"orthogonalizer": lambda m: m, "config": MUON | LAMBDA},
-            "does not ask for it by a parameter `lam`"),
+            "your orthogonalizer has no parameter `lam`"),
     "model": ({"task": None, "config": {"task": {"name": "torch.nn:Linear", "model": "mlp"}}},
               "leave model out"),
     "no-module": ({"task": "nowhere.at:all"}, "package.module:object"),
@@ -377,7 +377,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
                     "epsilon = 1.0 .* no mechanism .* leave epsilon out"),
     "second-release": ({"recipe": mechanical(links.stateless("again", asking))},
-                       "second release.*: let one link of the chain ask once"),
+                       "second release.*: let only one link of the chain ask"),
     **{
         f"mechanism-{table}-{key}": (
             {"recipe": mechanical(), "config": {table: {key: value}}}, mend
@@ -389,27 +389,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ("privacy", "insecure-reproducible-noise", True, "leave insecure-repr"),
             ("privacy", "delta", 1e-15, "raise it"),
             ("output", "checkpoint-every", 3, "leave checkpoint-every out"),
-            ("local", "batch", 4, "set batch = 0"),
-            ("engine", "name", "ray", "set retries = 0"),
+            ("local", "batch", 4, "Set batch = 0"),
+            ("engine", "name", "ray", "Set retries = 0"),
         )
     },
-    "mixing": ({"recipe": (links.gradient(), MIXING, links.descend(0.1))}, "for each replica"),
+    "mixing": ({"recipe": (links.gradient(), MIXING, links.descend(0.1))}, "separately per rep"),
     "drawing": ({"recipe": (links.gradient(), DRAWING, links.descend(0.1))},
-                "draw from context.draws alone"),
+                "draw random numbers only from context.draws"),
     "torch-optimizer": ({"recipe": torch.optim.SGD},
                         "SGD makes no recipe .* an optimizer of torch's is no"),
     # partitions
     "twice": ({"partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
-    "beyond": ({"partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
-    "before": ({"partition": [[0, 1], [-1], [3]]}, "beyond 0 to 59"),
-    "empty": ({"partition": [[0, 1], [], [3]]}, "deal every client some"),
+    "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside 0 to 59"),
+    "before": ({"partition": [[0, 1], [-1], [3]]}, "outside 0 to 59"),
+    "empty": ({"partition": [[0, 1], [], [3]]}, "give every client some"),
     "count": ({"partition": [[0, 1], [2]]}, "leave clients out"),
     "halves": ({"partition": [[0, 1], [2.5], [3]]}, "not whole numbers"),
     "no-partition": ({"partition": 3}, "give index arrays"),
-    "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "deal each once"),
-    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "no client for each"),
-    "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "beyond 0 to 2"),
-    "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "deal every client"),
+    "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample once"),
+    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "does not give 60 samples one client"),
+    "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "outside 0 to 2"),
+    "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "give every client"),
     "parts-train": ({"partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"),
     "parts-minimum": ({"partition": PARTS, "config": {"data": {"minimum": 50}}},
                       "leave minimum out"),
@@ -421,12 +421,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-labels": ({"data": (X,)}, "give .inputs, labels."),
     "lengths": ({"data": (X, Y[:-1])}, "one label for each sample"),
     "words": ({"data": (X, ["a"] * 60)}, "number the classes from 0"),
-    "below-0": ({"data": (X, CLASSES - 1)}, "relabel them 0 to 1"),
+    "below-0": ({"data": (X, CLASSES - 1)}, "renumber them from 0 to 1"),
     "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove it"),
     "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has .1,.*one shape"),
     "test-alone": ({**NOTHING, "test": (X, Y)}, "give data, too"),
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
-    "unlike-test": ({"test": (X[:, :2], Y)}, "are not like data"),
+    "unlike-test": ({"test": (X[:, :2], Y)}, "give both the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
                "no .csv file: name one"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
@@ -500,7 +500,7 @@ def test_samples_that_differ_from_process_to_process_are_refused() -> None:
     unseeded = config_of(drawn := rng())
     told = resolve(unseeded)
     assert build_worker(told.with_objects(config_of(rng()).given), 0).shard.size
-    with pytest.raises(InputError, match="seed it"):
+    with pytest.raises(InputError, match="set its seed"):
         build_worker(told.with_objects(config_of(drawn).given), 0)
 
 
@@ -539,7 +539,7 @@ def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
     fedmuon.run(tables(), **PLAIN, out=tmp_path)
-    refused("with out=, or go on with it by resume=True", tables(), **PLAIN, out=tmp_path)
+    refused("with out=, or resume it with resume=True", tables(), **PLAIN, out=tmp_path)
     assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
     refused("another experiment", None, **PLAIN, recipe="sgd", out=tmp_path, resume=True)
 
@@ -588,7 +588,7 @@ def test_commands_tell_which_object_fails(
     said = refused_command(f"{key}={file}:{kind}", tmp_path / "run", capsys)
     table, _, name = key.partition(".")
     assert f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
-    assert "line " in said or "fix its parameters" in said
+    assert "line " in said or "change its parameters" in said
 
 
 def test_modules_of_a_project_are_looked_for(
@@ -597,7 +597,7 @@ def test_modules_of_a_project_are_looked_for(
     (tmp_path / "unpacked" / "unpacked").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match="give the command in the folder of its project, install that"
+        InputError, match="Run the command in the project's folder, install the module"
     ):
         fedmuon.run({"data": {"name": "unpacked.data:samples"}})
 
@@ -607,7 +607,8 @@ def test_a_bound_of_given_objects(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as ended:
         main(["bound", str(tmp_path / "a")])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "handed over in Python: there, fedmuon.bound(result)" in said
+    assert ended.value.code == 2 and "was passed in Python" in said
+    assert "use fedmuon.bound(result)" in said
 
 
 def test_python_is_told_of_keywords(tmp_path: Path) -> None:
@@ -698,7 +699,7 @@ def test_a_constant_is_a_number_of_any_kind() -> None:
 
 @pytest.mark.parametrize(("table", "words"), [
     ("a,b\n1,2", "no column 'label': choose one of a, b"),
-    ("a,label\nx,1\ny,0", "column 'a' holds words"),
+    ("a,label\nx,1\ny,0", "column 'a' contains words"),
     ("a,label\n1,1\n2", "no readable table"),
     ("", "no readable table"),
 ])  # fmt: skip

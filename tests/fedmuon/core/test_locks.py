@@ -129,7 +129,7 @@ def test_two_private_runs_release_each_round_once(forks: Nursery, tmp_path: Path
     assert sorted(ended.code for ended in ends) == [0, 2], ends
     (refusal,) = [ended.err for ended in ends if ended.code]
     assert refusal.startswith("fedmuon: ") and refusal.count("\n") == 1
-    assert "is being written by process" in refusal or "is not empty" in refusal
+    assert "is in use by process" in refusal or "is not empty" in refusal
     lines = (out / "ledger.jsonl").read_text().splitlines()[1:]
     assert [json.loads(line)["round"] for line in lines] == list(range(15))
 

@@ -157,7 +157,7 @@ def test_load_maps_everything() -> None:
 @pytest.mark.parametrize(("name", "options", "words"), [
     ("minst", {}, "did you mean mnist[?]"),
     ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10"),
-    ("digits", {"folder": "x"}, "'folder' is no option of digits"),
+    ("digits", {"folder": "x"}, "digits has no option 'folder'"),
     ("synthetic", {"n": 0}, "n = 0"),
     ("synthetic", {"separation": float("nan")}, "separation = nan"),
     ("idx", {}, "needs a folder"),
@@ -221,7 +221,7 @@ def test_one_pair_of_files_has_no_split(tmp_path: Path) -> None:
     source = read("idx", folder=str(tmp_path))
     assert len(source.labels) == 7 and source.official_test is None
     write_idx(tmp_path, {"other-": 7})
-    with pytest.raises(InputError, match="must hold one file"):
+    with pytest.raises(InputError, match="must contain exactly one file"):
         read("idx", folder=tmp_path)
 
 
@@ -229,9 +229,9 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
     file, good = tmp_path / "file", idx_bytes(np.arange(24, dtype=np.uint8).reshape(4, 6))
     packed = gzip.compress(good)
     damaged = {
-        "35 bytes where .* asks for 36": good[:-1],
-        "37 bytes where": good + b"x",
-        "9 bytes where": good[:9],
+        "35 bytes, but .* announces 36": good[:-1],
+        "37 bytes, but": good + b"x",
+        "9 bytes, but": good[:9],
         "not an IDX file": b"\x89PNG" + good,
         "not an IDX file .*nothing": b"",
         "not an IDX file .*00000a02": b"\0\0\x0a\x02" + good[4:],
@@ -365,7 +365,7 @@ def test_a_hostile_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
     batch = {b"data": Hostile(target), b"labels": [0]}
     write_cifar(tmp_path, 2)
     (tmp_path / "data_batch_3").write_bytes(pickle.dumps(batch, protocol=protocol))
-    with pytest.raises(InputError, match="data_batch_3 is refused"):
+    with pytest.raises(InputError, match="data_batch_3 cannot be read as a CIFAR-10 batch"):
         read("cifar10", folder=tmp_path)
     assert not target.exists()
     pickle.loads(pickle.dumps(batch, protocol=protocol))
@@ -376,11 +376,11 @@ ONE = np.zeros((1, 3072), np.uint8)
 
 
 @pytest.mark.parametrize(("batch", "words"), [
-    (None, "is refused"),
+    (None, "cannot be read as a CIFAR-10 batch"),
     ({b"data": 1, b"labels": [0]}, "no CIFAR-10 batch"),
     ({b"data": ONE.astype(float), b"labels": [0]}, "no CIFAR-10 batch"),
     ({b"data": ONE}, "no CIFAR-10 batch"),
-    ({b"data": ONE, b"labels": [0]}, "of one size"),
+    ({b"data": ONE, b"labels": [0]}, "the same size"),
     ([1, 2], "no CIFAR-10 batch"),
 ])  # fmt: skip
 def test_damaged_cifar_is_refused(tmp_path: Path, batch: Any, words: str) -> None:
@@ -482,7 +482,7 @@ def test_a_larger_train_part_extends_the_smaller() -> None:
 
 
 def test_a_split_too_large_is_refused() -> None:
-    for train, words in ((70, "train = 70 and test = 40 do not fit in 100"), (-1, "negative")):
+    for train, words in ((70, "train = 70 and test = 40 need more than the 100"), (-1, "negative")):
         with pytest.raises(InputError, match=words):
             split(np.zeros(100), None, train, 40, 0)
 

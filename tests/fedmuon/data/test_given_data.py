@@ -137,7 +137,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "array alone": (lambda: X[:, :2], "data is a ndarray alone.*give data=.inputs, labels"),
     "tensor alone": (lambda: TENSOR[:, :2], "data is a Tensor alone"),
     "sparse alone": (lambda: scipy.sparse.csr_array(X), "data is a csr_array alone"),
-    "dict": (lambda: {"a": X, "b": Y}, "dict of a, b without the entries 'data' and 'target'"),
+    "dict": (lambda: {"a": X, "b": Y}, "entries a, b but without 'data' and 'target'"),
     "words": (lambda: (FRAME.assign(w="a"), Y), "inputs of data have a column 'w' of type"),
     "dates": (lambda: (FRAME.assign(d=pd.Timestamp(0)), Y), "column 'd' of type datetime64"),
     "labels in words": (lambda: (X, pd.Series(["a"] * 12)), "number the classes from 0"),
@@ -160,19 +160,19 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "rows by key": (lambda: (dict(enumerate(X)), Y), "inputs of data are a dict"),
     "set": (lambda: ({*range(12)}, Y), "inputs of data are a set"),
     "triples": (lambda: TensorDataset(TENSOR, LABELS, LABELS), "tuple of 3 values, not a pair"),
-    "dataset of dicts": (lambda: Items([{"x": x} for x in X]), "entries x, which leave open what"),
-    "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "which leave open what"),
+    "dataset of dicts": (lambda: Items([{"x": x} for x in X]), "entries x, and it is unclear"),
+    "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "it is unclear which one"),
     "two inputs": (lambda: [{"x": x, "z": x, "y": 1} for x in X], "entries x, z: leave one input"),
     "no input": (lambda: [{"y": 1}] * 3, "entries none: leave one input"),
-    "text": (lambda: [{"x": "words", "y": 1}] * 3, "data holds values of type str: convert"),
-    "words for labels": (lambda: [(x, "cat") for x in X], "labels of type str are no numbers"),
+    "text": (lambda: [{"x": "words", "y": 1}] * 3, "data contains values of type str: convert"),
+    "words for labels": (lambda: [(x, "cat") for x in X], "labels of type str are not numbers"),
     "a dict without": (lambda: [*ITEMS, {"x": X[0]}], "sample 12 of data is a dict of 1"),
     "a pair among dicts": (lambda: [*ITEMS, (X[0], 1)], "sample 12 of data is a tuple of 2 values"),
     "a triple": (lambda: [*PAIRS, (1, 2, 3)], "sample 12 of data is a tuple of 3 values"),
     "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "dict of train, test without"),
-    "a stream": (lambda: iter(PAIRS), "generator|iterator are no samples: give .inputs, labels."),
-    "no samples": (lambda: Items([]), "data holds no values"),
-    "no rows": (lambda: (X[:0], Y[:0]), "data holds no values"),
+    "a stream": (lambda: iter(PAIRS), "(generator|iterator), which .*: give .inputs, labels."),
+    "no samples": (lambda: Items([]), "data contains no values"),
+    "no rows": (lambda: (X[:0], Y[:0]), "data contains no values"),
     "lengths": (lambda: (X, Y[1:]), "12, 12. but labels of shape .11,.: give one label for each"),
     "ragged": (lambda: [(x[:k], 0) for k, x in enumerate(X)], "sample 1 has .1,.*to one shape"),
     "images": (lambda: [(image, 0) for image in (*IMAGES, Image.new("L", (2, 3)))],
@@ -183,14 +183,14 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "target", "words"), [
-    (LABELLED, "Label", "'Label' names no column of data, which has 0, 1, "),
+    (LABELLED, "Label", "'Label' matches no column of data, which has 0, 1, "),
     (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "names several columns"),
     (LABELLED[["label"]], "label", "without columns"),
     (LABELLED.assign(label="a"), "label", "'label' of type .*: number the classes"),
-    (ITEMS, "kind", "'kind' is no entry of the samples of data, which have x, y: set it"),
-    (PAIRS, "y", "no effect: the samples of data are no dicts"),
+    (ITEMS, "kind", "'kind' is not an entry of the samples of data, which have x, y: set it"),
+    (PAIRS, "y", "no effect, because the samples of data are not dicts"),
     ((X, Y), "y", "no effect: data is a tuple, which has neither columns nor dict items"),
-    (as_source((X, Y)), "y", "no effect, because a Source has its labels"),
+    (as_source((X, Y)), "y", "no effect, because a Source already has labels"),
 ])  # fmt: skip
 def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as rejected:
@@ -200,7 +200,7 @@ def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str
 
 @pytest.mark.parametrize("data", [FRAME, TWICE, LABELLED])
 def test_no_table_trains_on_its_column_names(data: pd.DataFrame) -> None:
-    with pytest.raises(InputError, match="none is named as the labels"):
+    with pytest.raises(InputError, match="it is unclear which one is the label"):
         fedmuon.run(data=data)
 
 
@@ -234,7 +234,9 @@ def test_test_samples_are_aligned_by_name(kind: Callable[..., Any]) -> None:
     found = as_source(train, renamed({}, "cab"), target=target)
     np.testing.assert_array_equal(found.inputs, expected.inputs)
     np.testing.assert_array_equal(found.labels, expected.labels)
-    with pytest.raises(InputError, match="test have no input b and the further input z: give them"):
+    with pytest.raises(
+        InputError, match="test have no input b and the further input z: use the same names"
+    ):
         as_source(train, renamed({"b": "z"}, "abc"), target=target)
 
 

@@ -72,7 +72,9 @@ def test_folders_are_read_as_they_were_published(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no column sentence, label in its first line"):
         glue("sst-2", folder_of("qqp", tmp_path / "other"), 24)
     for label in ("2", "-", ""):
-        with pytest.raises(InputError, match="line 3: sentence and a label of 0, 1 are needed"):
+        with pytest.raises(
+            InputError, match="line 3 is incomplete: each line needs sentence and a label of 0, 1"
+        ):
             glue("sst-2", folder_of("sst-2", tmp_path / "bad", ["a\t1", f"b\t{label}"]), 24)
 
 

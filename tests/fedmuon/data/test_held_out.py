@@ -110,7 +110,7 @@ def test_early_stopping_and_resuming_see_validation(tmp_path: Path) -> None:
     again = fedmuon.run(out=tmp_path / "run", resume=True)
     assert again.summary == result.summary
     del config["data"]["validation"]
-    with pytest.raises(InputError, match="validation_loss, which no round has"):
+    with pytest.raises(InputError, match="validation_loss, which the rounds do not record"):
         fedmuon.run(config, out=tmp_path / "other")
 
 
@@ -129,14 +129,14 @@ def test_samples_of_a_user_leave_room_for_validation() -> None:
     assert len(held["test_index"]) == 25
     assert sorted([*held["test_index"], *held["validation_index"]]) == [*range(30, 60)]
     config["data"]["validation"] = 6
-    with pytest.raises(InputError, match=r"asks for 6 samples, and train and test leave 5"):
+    with pytest.raises(InputError, match=r"asks for 6 samples, but train and test leave only 5"):
         fedmuon.run(config, data=(x, y), partition=parts)
 
 
 @pytest.mark.parametrize(("value", "words"), [
     (2.5, "give a share below 1, or a whole number of samples"),
     (-1, "give a number of at least 0"),
-    (1398, "asks for 1398 samples, and train and test leave 1397: lower"),
+    (1398, "asks for 1398 samples, but train and test leave only 1397: lower"),
 ])  # fmt: skip
 def test_impossible_validation_is_refused(value: float, words: str) -> None:
     with pytest.raises(InputError, match=words):

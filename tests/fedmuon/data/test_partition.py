@@ -153,7 +153,7 @@ def test_the_draw_is_a_function_of_the_generator_and_not_of_the_names_of_classes
 
 
 @pytest.mark.parametrize(("clients", "alpha", "minimum", "words"), [
-    (11, 0.5, 10, "need 110 train samples and there are 100"),
+    (11, 0.5, 10, "need 110 train samples, but there are 100"),
     (0, 0.5, 1, "at least one client"),
     (5, 0.5, -1, "minimum of 0 or more"),
     (5, 0.0, 1, "alpha = 0.0"),
@@ -249,13 +249,13 @@ def test_it_deals_a_copy_of_the_samples() -> None:
 
 @pytest.mark.usefixtures("datasets")
 def test_what_cannot_be_dealt_is_an_error_with_its_fix() -> None:
-    with pytest.raises(InputError, match="clients = 4, and the partitioner deals to 3"):
+    with pytest.raises(InputError, match="clients = 4, but the partitioner makes 3 parts"):
         by_partitioner(Striped(3), LABELS, 4)
     broken, taken = Striped(3), Striped(3)
     broken.fails, taken.dataset = True, Rows({})
-    with pytest.raises(InputError, match=r"Striped cannot deal .*\(too few samples of a class\)"):
+    with pytest.raises(InputError, match=r"Striped cannot split .*\(too few samples of a class\)"):
         by_partitioner(broken, LABELS, 3)
-    with pytest.raises(InputError, match="has a data set already"):
+    with pytest.raises(InputError, match="already has a data set"):
         by_partitioner(taken, LABELS, 3)
 
 

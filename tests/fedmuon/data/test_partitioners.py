@@ -61,9 +61,9 @@ def holding() -> Any:
 
 @pytest.mark.parametrize(("config", "make", "mend"), [
     (ANY, holding, "before it is given one"),
-    (ANY, lambda: makers.NaturalIdPartitioner("user"), "a partition of your own"),
+    (ANY, lambda: makers.NaturalIdPartitioner("user"), "give your own partition"),
     (named("IidPartitioner", 4), lambda: makers.IidPartitioner(3), "leave clients out"),
-    (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "make them the same"),
+    (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "make the two numbers equal"),
     (named("PathologicalPartitioner"), None, "num_classes_per_partition.*federation.options"),
     (named("IidPartitioner", nonsense=3), None, "leave it out"),
 ])  # fmt: skip

@@ -174,7 +174,7 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
     assert source.labels.tolist() == [1, 1, 0, 2] and source.vocabulary == 257
     short = read("e2e", folder=tmp_path, context=40)
     assert len(short.labels) == 3 and "1 longer pairs left out" in short.where
-    with pytest.raises(InputError, match=r"at most \[data\] context = 9"):
+    with pytest.raises(InputError, match=r"fit into \[data\] context = 9"):
         read("e2e", folder=tmp_path, context=9)
 
 
@@ -200,7 +200,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, text: object, words: 
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="make some up by `fedmuon make-text`"):
+    with pytest.raises(InputError, match="create synthetic ones with `fedmuon make-text`"):
         read("dart", folder=tmp_path)
     (tmp_path / "train.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"):
@@ -224,7 +224,7 @@ def test_made_up_text_has_the_format(form: str, tmp_path: Path) -> None:
     assert all(any(name.split("]")[0] in pair.sentence for pair in parts["test"]) for name in named)
     with pytest.raises(InputError, match="tables = 5 is out of range"):
         make_text(tmp_path, form, 5)
-    with pytest.raises(InputError, match="no synthetic text of the format xml"):
+    with pytest.raises(InputError, match="synthetic text with format xml"):
         make_text(tmp_path, "xml")
 
 

@@ -462,7 +462,7 @@ UNFIT = {
     ),
     "ef21": (
         {"compression": {"uplink": "top-k", "feedback": "ef21"}},
-        "no weight of \\[devices\\] mode = 'fedbuff'",
+        "\\[devices\\] mode = 'fedbuff' cannot weight",
     ),
     "ef21-muon": ({"local": {"recipe": "ef21-muon"}}, "recipe = 'ef21-muon' return directions"),
 }
@@ -480,7 +480,7 @@ def test_fedbuff_rejects_what_has_no_weighted_move(name: str) -> None:
 OWN_UNFIT = {
     "a second moment": (
         dict.fromkeys(("sent", "returned", "kept"), ("moments",)),
-        "the state 'moments' of this recipe may not survive",
+        "can break the state 'moments' of this recipe",
     ),
     "directions": ({"direction": True}, "the clients of this recipe return directions"),
 }
@@ -745,7 +745,11 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 WRONG = [
     ("trace", ["0,1,1,1"], "has no line of client 1 (5 of 6 clients are missing)"),
-    ("trace", [f"{i},{i - 3},1,1" for i in range(6)], "-3 is no speed or bandwidth of client 0"),
+    (
+        "trace",
+        [f"{i},{i - 3},1,1" for i in range(6)],
+        "-3 is not a valid speed or bandwidth for client 0",
+    ),
     ("trace", ["0,1,1"], "line 2: '0,1,1' is not a client's number and 3 finite numbers"),
     ("trace", ["0,1,1,nan"], "finite numbers"),
     ("trace", ["inf,1,1,1"], "'inf,1,1,1' is not a client's number"),
@@ -756,8 +760,8 @@ WRONG = [
         [f"{i},{'1e-320' if i == 4 else '1'},1,1" for i in range(6)],
         "client 4 takes inf s for a round, more than 1e+15: raise speeds",
     ),
-    ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 has a line before"),
-    ("availability-trace", ["0,5,4"], "client 0 is there from 5 to 4 s"),
+    ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 already has an earlier line"),
+    ("availability-trace", ["0,5,4"], "client 0 is available from 5 to 4 s"),
     ("availability-trace", ["0,1,2"], "has no line of client 1"),
     ("availability-trace", [f"{i},{s},{s + 2}" for i in range(6) for s in (0, 1)], "overlap"),
 ]
@@ -771,11 +775,11 @@ def test_wrong_traces_are_rejected(tmp_path: Path, key: str, lines: list[str], s
 
 
 REFUSED = {
-    "speed=-1": "[devices] speed = -1 is refused: give a number above 0",
-    "mode=deadline": "needs deadline, or select above",
-    "mode=deadline select=2": "select = 2 must be from per-round = 5 to clients = 20",
-    "mode=deadline deadline=0.01": "is met by none of the 20 clients",
-    "availability=trace": "availability-trace names no file",
+    "speed=-1": "[devices] speed = -1 is not valid: give a number above 0",
+    "mode=deadline": "needs a deadline, or select above",
+    "mode=deadline select=2": "select = 2 must lie between [federation] per-round = 5 and clients",
+    "mode=deadline deadline=0.01": "s is too short for all 20 clients",
+    "availability=trace": "availability-trace does not name a file",
     "speeds=trace trace=missing.csv": "cannot read",
     "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
@@ -824,9 +828,9 @@ def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
         {"mode": "deadline", "deadline": 9.0},
         {"mode": "fedbuff"},
     ):
-        with pytest.raises(InputError, match="the account of a private run"):
+        with pytest.raises(InputError, match="the privacy account assumes"):
             small(devices=table, **secret)
-    with pytest.raises(InputError, match="tell how many samples"):
+    with pytest.raises(InputError, match="reveal how many samples"):
         small(devices={"mode": "synchronous"}, local={"recipe": "fedavg"},
               privacy={"level": "client", "noise": 1.0, "bound": 1.0})  # fmt: skip
     ends = [

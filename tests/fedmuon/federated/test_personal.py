@@ -226,7 +226,9 @@ def test_ditto_with_running_statistics_is_rejected() -> None:
     """Nobody would keep those of the personal models."""
     module = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     tables = {"task": {"name": "given"}, "local": {"recipe": "ditto"}}
-    with pytest.raises(InputError, match="keeps no running statistics of BatchNorm: use GroupNorm"):
+    with pytest.raises(
+        InputError, match="cannot store the running statistics of BatchNorm: use GroupNorm"
+    ):
         build_experiment(small({}, **tables).with_objects(UserObjects(task=module)))
 
 
@@ -376,7 +378,7 @@ def test_ditto_decays_both_models() -> None:
 
 
 def test_ditto_is_not_private() -> None:
-    with pytest.raises(InputError, match="clips and noises what a client returns"):
+    with pytest.raises(InputError, match="clips what a client returns and adds noise"):
         build_experiment(config(local=DITTO, privacy={"level": "client", "noise": 1.0}))
 
 
@@ -493,12 +495,15 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, name: str) -> None
     [
         (
             {"local": {"personal": "3.*"}},
-            r"'3\.\*' .*matches none of the model, which has 0\.weight",
+            r"'3\.\*' .*matches no parameter of the model, which has 0\.weight",
         ),
         ({"local": {"personal": "*"}}, "match every parameter"),
         ({"local": {"personal": "0.*, 2.*"}}, "match every parameter"),
-        ({"local": {"personal": " , "}}, "does not know which: set"),
-        ({"privacy": {"level": "client", "noise": 1.0}}, "level = 'client' clips and noises"),
+        ({"local": {"personal": " , "}}, "needs to know which part .*: set"),
+        (
+            {"privacy": {"level": "client", "noise": 1.0}},
+            "level = 'client' clips what a client returns and adds noise",
+        ),
     ],
 )
 def test_what_fedper_rejects(tables: dict[str, Any], words: str) -> None:

@@ -97,7 +97,7 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     for entry in [*lines(tmp_path)[:2], *map(json.loads, whole[-2:])]:
         other._append({key: value for key, value in entry.items() if key != "head"})
     ledger.write_bytes(other.path.read_bytes())
-    with pytest.raises(InputError, match="not the ledger that the model was saved with"):
+    with pytest.raises(InputError, match="not the ledger that was saved with the model"):
         execute(None, tmp_path, resume=True)
     ledger.write_text("".join(whole))
     assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0

@@ -21,7 +21,7 @@ DIGITS = "9" * 5000
 GPT = "task.name=network task.model=gpt data.name=pydoc "
 CLOUD = "data.name=synthetic "
 REFUSED = {
-    "data.train=1000000000000": "[data] train = 1000000000000 is refused",
+    "data.train=1000000000000": "[data] train = 1000000000000 is not valid",
     CLOUD + "data.train=1000000000": "[data] train, test or dimension",
     CLOUD + "data.dimension=1000000000": "of it for its samples, and the machine has",
     CLOUD + "data.train=20 data.test=10 federation.clients=1 federation.per-round=1 "
@@ -40,14 +40,14 @@ REFUSED = {
     f"local.lr={'[' * 5000}": "nested too deeply",
     "local.weight-decay=1e300": "[local] weight-decay = 1e+300",
     "local.lr=1e300": "[local] lr = 1e+300",
-    "local.recipe=dp-sgd privacy.noise=1e-320 privacy.lot=8": "less than an account computes with",
+    "local.recipe=dp-sgd privacy.noise=1e-320 privacy.lot=8": "too small for the accountant",
     "local.recipe=dp-sgd privacy.lot=1e-320": "[privacy] lot = 1e-320",
     "engine.device=mps": "[engine] device = 'mps'",
     "engine.device=meta": "[engine] device = 'meta'",
-    "engine.device=cuda:4096": "is not on this machine",
-    "engine.device=cpu:3": "[engine] device = 'cpu:3' is not on this machine",
+    "engine.device=cuda:4096": "is not available on this machine",
+    "engine.device=cpu:3": "[engine] device = 'cpu:3' is not available on this machine",
     "engine.device=cpu:99999999999999999999": "is unknown",
-    'data.name=idx data.folder="a\\u0000b"': "[data] folder = 'a\\x00b' is refused",
+    'data.name=idx data.folder="a\\u0000b"': "[data] folder = 'a\\x00b' is not valid",
     "local.recipe=disk-muon privacy.noise=1 privacy.lot=8 orthogonalizer.name=randomized-polar "
     + CLOUD
     + "data.dimension=1": "rank + oversample <= 1",

@@ -222,7 +222,7 @@ def test_every_private_recipe_runs_with_several_clients(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"privacy": {"level": "client"}}, "an account of another unit"),
+        ({"privacy": {"level": "client"}}, "adds noise to each step to protect single examples"),
         ({"local": {"batch": 8}}, "shuffled batch of fixed size"),
         ({"privacy": {"bound": math.inf, "noise": 1.0}}, "finite bound"),
         ({"local": {"momentum-form": "nesterov"}}, "no bias correction"),

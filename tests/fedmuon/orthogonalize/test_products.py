@@ -106,7 +106,7 @@ def test_what_it_is_not_for() -> None:
     case = CertifiedSetting(parse({"orthogonalizer": table}), np.full(20, 200), Uniform(5, 0.05))
     found = certify(case)
     assert found.bound is None and "products = 'bfloat16' has no certificate" in found.refusal
-    with pytest.raises(InputError, match="rounded more coarsely"):
+    with pytest.raises(InputError, match="rounding of products in bfloat16"):
         require_smooth(case.config)
     with pytest.raises(InputError, match="rounds away the small difference"):
         parse({"orthogonalizer": table, "local": {"recipe": "dp-muonbc"},

@@ -156,9 +156,9 @@ def test_three_ends_share_what_the_confidence_leaves() -> None:
 
 def test_what_trials_cannot_show() -> None:
     for given, why in (
-        ({"trials": 1000}, "cannot show delta = 1e-05"),
-        ({"trials": 0}, "are none or too many"),
-        ({"trials": 10**12}, "are none or too many"),
+        ({"trials": 1000}, "are too few to show delta = 1e-05"),
+        ({"trials": 0}, "are too few or too many"),
+        ({"trials": 10**12}, "are too few or too many"),
         ({"bins": 4001}, "4,001 bins are too many"),
         ({"confidence": 1.0}, "must lie in"),
         ({"noise": 0.0}, "must be positive"),

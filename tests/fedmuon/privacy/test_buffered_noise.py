@@ -282,7 +282,7 @@ def test_a_run_has_the_noise_of_its_buffers(tmp_path: Path) -> None:
 
 def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**BLT), tmp_path, at=3)
-    with pytest.raises(InputError, match="no file keeps it, as it is secret"):
+    with pytest.raises(InputError, match="that noise is secret and in no file"):
         execute(None, tmp_path, resume=True)
     turns = FixedOrderSampling("cyclic", 0, buffers=optimized(12, 4, 2))
     exact = gaussian_epsilon(2.0 / turns.sensitivity(9, 4), 1e-3)
@@ -290,12 +290,12 @@ def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "why"), [
-    ({"noise-correlation": "blt-momentum"}, "or filters it: set blt$"),
+    ({"noise-correlation": "blt-momentum"}, "or filters what it releases: set blt$"),
     ({**BLT, "band": 3}, "band = 3 has no effect"),
     ({"noise-correlation": "sqrt-toeplitz", "buffers": 3}, "buffers = 3 has no effect"),
     ({**BLT, "sampling": "shuffle"}, "has no effect"),
-    ({**BLT, "clients": 2}, "no mean over others"),
-    ({**BLT, "local": {"recipe": "dp-muonbc"}}, "independent from step"),
+    ({**BLT, "clients": 2}, "a mean over several clients breaks this"),
+    ({**BLT, "local": {"recipe": "dp-muonbc"}}, "independent between steps"),
     ({**BLT, "buffers": 9}, "buffers = 9"),
 ])  # fmt: skip
 def test_what_cannot_be_combined_with_buffers(changes: dict[str, Any], why: str) -> None:

@@ -228,7 +228,10 @@ def test_a_run_of_every_recipe(recipe: str, privacy: dict[str, Any], tmp_path: P
     assert spent["sampling"] == ("poisson" if poisson else "none")
     taken = 2 if poisson else max(np.bincount(np.load(tmp_path / "schedule.npy").ravel()))
     assert spent["upper"] == epsilon(1.0, 0.5 if poisson else 1.0, int(taken), 1e-5).upper
-    assert "no seed repeats" in spent["note"] and ("Who took part" in spent["note"]) == poisson
+    assert (
+        "no seed repeats" in spent["note"]
+        and ("Amplification holds only if" in spent["note"]) == poisson
+    )
     assert "client_loss" not in (tmp_path / "rounds.jsonl").read_text()
     said = standing(spent)
     assert spent["trust"] in said and spent["adjacency"] in said and "clients whole" in said

@@ -210,7 +210,7 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
     sent = [own.perturbed(held, held, 0, k) for k in range(3)]
     own.released(held, sent, 0)
     full = {"model": {"a": torch.full((1, 40), 2**62 + 1)}}
-    with pytest.raises(InputError, match="beyond what clipped updates"):
+    with pytest.raises(InputError, match="larger than clipped updates"):
         own.released(held, [full] * 3, 0)  # 3 (2^62 + 1) = -2^62 + 3
     hidden = masked(sent, 40)
     own.released(held, hidden, 0)
@@ -461,8 +461,8 @@ def _ended(kind: str, client: int = 3) -> Callable[[Message], Message]:
 
 
 @pytest.mark.parametrize(("kind", "why"), [
-    ("query.key", "client 3 gave no key for its mask \\(it is gone\\)"),
-    ("train", "no sound reply of 1 of 3 participants"),
+    ("query.key", "client 3 sent no key for its mask \\(it is gone\\)"),
+    ("train", "no valid reply from 1 of 3 participants"),
 ])  # fmt: skip
 def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
     kind: str, why: str, tmp_path: Path

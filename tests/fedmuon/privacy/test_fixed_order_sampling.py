@@ -226,7 +226,7 @@ def test_a_run_with_noise_for_its_momentum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["dp-sgd", "dp-adam", "disk-sgd", "disk-muon"])
 def test_noise_for_a_momentum_is_for_what_adds_nothing_up(recipe: str) -> None:
-    with pytest.raises(InputError, match="adds up what it releases, or filters it"):
+    with pytest.raises(InputError, match="adds up or filters what it releases"):
         private(local={"recipe": recipe}, **{"noise-correlation": "momentum", "band": 3})
 
 
@@ -380,7 +380,7 @@ def test_a_repeated_round_of_shuffled_lots_counts_again(tmp_path: Path) -> None:
 
 def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**CORRELATED), tmp_path, at=3)
-    with pytest.raises(InputError, match="no file keeps it, as it is secret"):
+    with pytest.raises(InputError, match="that noise is secret and in no file"):
         execute(None, tmp_path, resume=True)
     exact = gaussian_epsilon(2.0 / FixedOrderSampling("cyclic", 3).sensitivity(9, 4), 1e-3)
     assert spent(tmp_path)["epsilon"] == pytest.approx(exact, rel=2e-3)
@@ -389,9 +389,9 @@ def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None
 def test_the_past_is_in_one_process_and_in_order() -> None:
     past = Past(square_root(3))
     past.at(0, lambda shape, block: torch.ones(shape))((2,), 0)
-    with pytest.raises(InputError, match="the noise of step 2 is to cancel"):
+    with pytest.raises(InputError, match="the noise of step 2 must cancel"):
         past.at(2, lambda shape, block: torch.ones(shape))
-    with pytest.raises(InputError, match="stays where it was drawn"):
+    with pytest.raises(InputError, match="cannot be copied to another process"):
         pickle.dumps(past)
     assert "tensor" not in repr(past)
 

@@ -359,7 +359,7 @@ def test_a_statistical_generator_is_not_certified(tmp_path: Path) -> None:
     summary = execute(private(noise=1.0, **{"noise-source": "pcg64"}), tmp_path)
     told = spending.spent(tmp_path)
     for found in (summary["privacy"], told):
-        assert not found["certified"] and "no cryptographic generator" in found["note"]
+        assert not found["certified"] and "not a cryptographic generator" in found["note"]
     assert told["epsilon"] == summary["privacy"]["epsilon"] > 0
 
 

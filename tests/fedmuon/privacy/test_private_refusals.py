@@ -60,9 +60,9 @@ BASES: dict[str, dict[str, Any]] = {
 CORRELATED = {"noise-correlation": "sqrt-toeplitz", "band": 3}
 RAY = {"engine": {"name": "ray"}}
 IMPOSSIBLE = [
-    ("client", {"local": {"recipe": "dp-sgd"}}, "an account of another unit"),
-    ("client", {"local": {"recipe": "adamw"}}, "second moment would be negative"),
-    ("client", {"federation": {"aggregate": "median"}}, "no bounded part of each client"),
+    ("client", {"local": {"recipe": "dp-sgd"}}, "noise to each step to protect single examples"),
+    ("client", {"local": {"recipe": "adamw"}}, "second moment negative"),
+    ("client", {"federation": {"aggregate": "median"}}, "does not bound the influence of each"),
     ("client", {"privacy": {"bound": math.inf}}, "clips no update"),
     ("client", {"privacy": {"delta": 1e-15}}, "raise it"),
     ("client", {"privacy": {"trust": "local"}}, "set cohorts = 'fixed'"),
@@ -71,8 +71,8 @@ IMPOSSIBLE = [
     ("client", {"output": {"checkpoint-every": 3}}, "checkpoint-every = 3 has no effect"),
     ("client", {"privacy": {"trust": "local", "cohorts": "fixed"}, **RAY}, "retries = 0"),
     ("shares", {"privacy": {"cohorts": "poisson"}}, "knows who answers: set cohorts = 'fixed'"),
-    ("shares", {"privacy": {"noise": 0.0}}, "bare sums: set noise or epsilon"),
-    ("shares", {"privacy": {"arithmetic": "continuous"}}, "set auto or grid"),
+    ("shares", {"privacy": {"noise": 0.0}}, "clients' updates: set noise or epsilon"),
+    ("shares", {"privacy": {"arithmetic": "continuous"}}, "set arithmetic to auto or grid"),
     ("shares", {**RAY, "faults": {"policy": "drop", "retries": 0}}, "policy = 'strict'"),
     ("shares", RAY, "retries = 0"),
     ("shares", {"privacy": {"trust": "local"}}, "honest = 1.0 has no effect"),
@@ -80,26 +80,26 @@ IMPOSSIBLE = [
     ("public", {"privacy": {"rate": 0.1, "population": 60}}, "leave one of them out"),
     ("public", {"privacy": {"population": 5}}, "lot = 6 exceeds population = 5"),
     ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "by-samples"}},
-     "which .* is to hide"),
+     "which .* must hide"),
     ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "statistics:mean"}},
-     "which .* is to hide"),
+     "which .* must hide"),
     ("public", {"privacy": {"rate": 1.5}}, "rate"),
-    ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 is n.-1.1, and rate = 1e-12 says that n"),
+    ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 is n.-1.1, and rate = 1e-12 implies n"),
     ("public", {"privacy": {"delta": 1e-20}}, "delta = 1e-20 is below"),
     ("public", {"privacy": {"noise-source": "pcg64", "insecure-reproducible-noise": True}},
      "only secret noise reads it"),
     ("order", {"privacy": {"sampling": "shuffle", **CORRELATED}}, "only lots in one order read"),
     ("order", {"privacy": {"sampling": "poisson", **CORRELATED}}, "only lots in one order read"),
     ("order", {"privacy": {"lot": 2.5}}, "give a whole number"),
-    ("order", {"privacy": {"rate": 0.1}}, "have no rate that could be public"),
-    ("order", {"privacy": {"population": 100}}, "have no rate that could be public"),
-    ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "no mean over others leaves"),
-    ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "is independent from st"),
+    ("order", {"privacy": {"rate": 0.1}}, "have no sampling rate"),
+    ("order", {"privacy": {"population": 100}}, "have no sampling rate"),
+    ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "a mean over several clients"),
+    ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "independent between"),
     ("order", {"privacy": CORRELATED, **RAY, "faults": {"retries": 0}}, "memory of one process"),
     ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' does not hold"),
     ("quantile", {"privacy": {"clipping": "automatic-flat"}}, "scales every gradient"),
-    ("quantile", {"local": {"recipe": "dp-muonbc"}}, "as wide at every step"),
-    ("quantile", {"privacy": {"bound": math.inf, "noise": 0.0}}, "must be finite then"),
+    ("quantile", {"local": {"recipe": "dp-muonbc"}}, "of the same scale at every step"),
+    ("quantile", {"privacy": {"bound": math.inf, "noise": 0.0}}, "to a finite number"),
     ("quantile", {"privacy": {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz"}},
      "noise of one scale"),
     ("quantile", {"privacy": {"quantile": 0.0, "count-noise": 1.0}}, "set quantile above 0"),
@@ -149,8 +149,11 @@ def test_the_controls_of_it_are_read() -> None:
         (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 leaves nothing"),
         (private(noise=1e9), "too coarse for the lattice"),
         (private("fedmuon", level="client", noise=1e9), "too coarse for the lattice"),
-        (private(noise=1e-9), "noise = 1e-09 is less than an account.* noise = 1e-06 or more"),
-        (private("fedmuon", level="client", noise=1e-9), "noise = 1e-09 is less than an account"),
+        (private(noise=1e-9), "noise = 1e-09 is too small for the account.* noise = 1e-06 or more"),
+        (
+            private("fedmuon", level="client", noise=1e-9),
+            "noise = 1e-09 is too small for the account",
+        ),
         (private(rate=1e-18, delta=1e-5), "probability 1e-18 must lie in"),
     ],
 )
@@ -185,7 +188,7 @@ def test_a_followed_bound_stays_a_bound() -> None:
     ("config", "why"),
     [
         (private("fedmuon", **CLIENT), "share its participants.* cohorts = 'fixed'"),
-        (small(stability={"realized": True}, local={"recipe": "fedavg"}), "follows FedMuon"),
+        (small(stability={"realized": True}, local={"recipe": "fedavg"}), "supports only FedMuon"),
         (small(stability={"neighbours": "worst"}, orthogonalizer={"name": "exact-sign"}), "jumps"),
         (small(stability={"neighbours": "worst"}, federation={"aggregate": "median"}), "chooses"),
         (small(stability={"neighbours": "worst"}, local={"recipe": "adamw"}), "AdamW"),
@@ -197,7 +200,7 @@ def test_a_followed_bound_stays_a_bound() -> None:
             ),
             "its noise hides it",
         ),
-        (small(engine={"name": "deployment"}), "a deployment runs one model"),
+        (small(engine={"name": "deployment"}), "a deployment runs only one model"),
     ],
 )
 def test_neighbours_that_cannot_be_are_refused_before_the_run(
@@ -245,7 +248,11 @@ def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
     file.write_text(dump(dp_ftrl()))
     broken_off(["run", str(file), "--out", str(out)], monkeypatch)
     said = capsys.readouterr().err
-    assert "no file keeps it" in said and "another folder" in said and "--resume" not in said
+    assert (
+        "that noise is secret and in no file" in said
+        and "another folder" in said
+        and "--resume" not in said
+    )
     (out / ".config.toml.x.part").write_bytes(b"a draft")
     ledger = out / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-1])  # a kill in the midst of its last line
@@ -285,7 +292,7 @@ def test_an_audit_that_was_interrupted_is_begun_anew(
     again = ["privacy", "audit", "--one-run", str(file), "--canaries", "20", "--out", str(out)]
     broken_off(again, monkeypatch, where)
     said = capsys.readouterr().err
-    assert "coins of its canaries are gone" in said and "another folder" in said
+    assert "coins of its canaries are lost" in said and "another folder" in said
     assert "--resume" not in said
     before = contents(out)
     assert "audit" not in spent(out)
@@ -364,11 +371,11 @@ def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
     """Each sentence's mend, taken at its word, is the last one."""
     turns = {"noise": 1.0, "sampling": "cyclic"}
     why = refused("dp-muon", turns | {"adjacency": "add-remove"})
-    assert "adjacency = 'zero-out', or sampling = 'poisson' and a public population or rate" in why
+    assert "adjacency = 'zero-out', or sampling = 'poisson' with a public population or rate" in why
     assert not refused("dp-muon", turns | {"adjacency": "zero-out"})
     assert not refused("dp-muon", {"noise": 1.0, "adjacency": "add-remove", "population": 1000})
     why = refused("dp-muon", turns | {"adjacency": "add-remove", "population": 1000})
-    assert "leave rate and population out, and adjacency = 'add-remove' with them" in why
+    assert "have no sampling rate: leave the three out" in why
     assert not refused("dp-muon", turns)
 
 

@@ -49,7 +49,7 @@ def test_the_whole_release_has_the_multiplier_that_is_asked_for() -> None:
     theirs = (1.0**-2 - (2 * 3.2) ** -2) ** -0.5
     assert Quantile(0.5, 0.2, 3.2).of_sums(1.0, 1) == pytest.approx(theirs, rel=1e-14)
     for count_noise in (0.0, 0.3, 0.5):
-        with pytest.raises(InputError, match=r"raise it above 0\.5"):
+        with pytest.raises(InputError, match=r"raise count-noise above 0\.5"):
             Quantile(0.5, 0.2, count_noise).of_sums(1.0, 1)
 
 
@@ -166,6 +166,9 @@ def test_a_release_at_the_bounds_of_another_cohort_is_refused() -> None:
     task = MatrixTask(4, 3, torch.float64, torch.device("cpu"), "torch", "zero")
     mechanism = Mechanism(Clipping(), 1.0, 2.0, True, quantile=Quantile(0.5, 0.2, 2.0))
     batch = Batch(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.long))
-    for bounds, match in ((torch.ones(2), "one model"), (None, "a link that keeps it")):
+    for bounds, match in (
+        (torch.ones(2), "one model"),
+        (None, "a link that stores the clipping bounds"),
+    ):
         with pytest.raises(InputError, match=match):
             mechanism.releases(task, [batch], DRAWS)([(1.0, stack)], bounds)

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="unknown: use logarithmic or geometric"):
         tuning.gamma_for("fixed", 10)
     for runs in (1.0, 0.0, math.nan, math.inf):
-        with pytest.raises(InputError, match="must lie above 1"):
+        with pytest.raises(InputError, match="is out of range: give a number above 1"):
             tuning.gamma_for("geometric", runs)
 
 

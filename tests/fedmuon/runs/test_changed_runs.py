@@ -246,9 +246,9 @@ def test_a_private_run_that_ended_is_not_run_again_for_want_of_its_summary(tmp_p
     ledger, model = ((out / name).read_bytes() for name in ("ledger.jsonl", "model.safetensors"))
     (out / "summary.json").unlink()
     said = asked("ls", str(tmp_path)).output
-    assert "lost" in said and "summary.json is gone" in " ".join(said.split())
+    assert "lost" in said and "summary.json is missing" in " ".join(said.split())
     assert "--resume" not in said
-    with pytest.raises(InputError, match=r"summary\.json is gone: what it released is spent"):
+    with pytest.raises(InputError, match=r"summary\.json is missing: what it released is spent"):
         execute(None, out, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == ledger
     assert (out / "model.safetensors").read_bytes() == model
@@ -278,7 +278,7 @@ def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
         said = f"{bad / name} is {'' if (bad / name).exists() else 'missing or '}not as"
         for one in ("show", "report", "compare"):
             told = why(one, str(bad))
-            assert said in told and told.endswith("start afresh in another folder with --out")
+            assert said in told and told.endswith("start a new run in another folder with --out")
         assert about("x", bad)["state"] == "damaged" and said in about("x", bad)["why"]
         with pytest.raises(InputError, match=r"with out=$"):
             fedmuon.compare([bad])

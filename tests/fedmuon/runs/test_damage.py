@@ -101,7 +101,9 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     flipped(last, last.stat().st_size - 3)  # within the tensors: safetensors alone sees nothing
     shutil.copytree(tmp_path / "x", tmp_path / "y")
     assert finished(tmp_path / "x", whole)
-    assert "checkpoint.safetensors is damaged, so the checkpoint before it is used" in caplog.text
+    assert (
+        "checkpoint.safetensors is damaged. The previous checkpoint is used instead" in caplog.text
+    )
     flipped(tmp_path / "y" / previous.name, 200)
     caplog.clear()
     with pytest.raises(InputError, match=r"every checkpoint in .* is damaged or of"):
@@ -155,7 +157,7 @@ def test_rounds_that_a_checkpoint_has_behind_it_are_not_made_up(cut: Path, tmp_p
     log = tmp_path / "x" / "rounds.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*lines[:2], *lines[3:]]))
-    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or of"):
+    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or from"):
         execute(None, tmp_path / "x", resume=True)
 
 

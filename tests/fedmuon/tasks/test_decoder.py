@@ -253,11 +253,14 @@ def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"task": {"model": "mlp"}}, "cannot read [data] name = 'pydoc'"),
-        ({"task": {"name": "matrix"}}, "text is for [task] name = 'network'"),
-        ({"data": {"name": "digits"}}, "cannot read [data] name = 'digits'"),
-        ({"data": {"normalize": "unit"}}, "normalize = 'unit' is not for name = 'pydoc': use auto"),
-        ({"task": {"heads": 3}}, "width = 16 cannot be shared by heads = 3"),
+        ({"task": {"model": "mlp"}}, "cannot train on [data] name = 'pydoc'"),
+        ({"task": {"name": "matrix"}}, "text needs [task] name = 'network'"),
+        ({"data": {"name": "digits"}}, "cannot train on [data] name = 'digits'"),
+        (
+            {"data": {"normalize": "unit"}},
+            "normalize = 'unit' does not apply to name = 'pydoc': set normalize = 'auto'",
+        ),
+        ({"task": {"heads": 3}}, "width = 16 is not divisible by heads = 3"),
         ({"data": {"context": 0}}, "[data] context = 0"),
     ],
 )
@@ -507,7 +510,7 @@ def test_a_run_learns_adapters_alone_and_knows_its_weights_again(
     numbers["transformer.ln_f.bias"] = numbers["transformer.ln_f.bias"] + 1e-9
     save_file(numbers, file)
     assert known != weights_digest(file)
-    with pytest.raises(InputError, match="the weights are others than"):
+    with pytest.raises(InputError, match="the weights are not those that"):
         execute(lora(file), tmp_path / "run", resume=True)
 
 

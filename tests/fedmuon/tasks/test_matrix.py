@@ -378,7 +378,9 @@ def test_labels_of_four_bytes_are_as_good() -> None:
 def test_without_the_compiler_its_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmuon.tasks.matrix.find_spec", lambda name: None)
     config = load(None, ("engine.kernel=fused", "engine.device=cpu"))
-    with pytest.raises(InputError, match="'fused' cannot run float32 on cpu: choose one of torch"):
+    with pytest.raises(
+        InputError, match="'fused' does not support float32 on cpu: choose one of torch"
+    ):
         resolve(config)
     long = load(None, ("engine.kernel=auto", "engine.device=cpu", "federation.rounds=1000000"))
     assert resolve(long).engine.kernel != "fused"
