@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmuon.core.errors import InputError, Interrupted
-from fedmuon.core.files import mendable
+from fedmuon.core.files import disk_full, mendable
 from fedmuon.core.signals import ENDS
 from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder
 from fedmuon.experiments.engines.processes import importable
@@ -255,11 +255,9 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     with mendable(Path("/tmp"), "write to"):
         folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
     try:
-        if (free := shutil.disk_usage(folder.path).free) < LEAST:  # Ray would wait for a minute
+        if shutil.disk_usage(folder.path).free < LEAST:  # Ray would wait for a minute
             raise InputError(
-                f"Ray needs room for its logs and sockets, and {folder.path.parent} has {free:,} "
-                "bytes free: free space there and give the command again, with --resume if it "
-                "began a run"
+                f"Ray needs room for its logs and sockets {disk_full(folder.path.parent)}"
             )
         token = folder.path / "token"
         token.touch(mode=0o600)

@@ -6,10 +6,10 @@ Importing this module loads Ray and Flower, which read their settings then: call
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -21,6 +21,7 @@ from fedmuon.clients import client_app as clients
 from fedmuon.config.load import NAMING, Config
 from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import disk_full
 from fedmuon.core.signals import deferred, interruptible
 from fedmuon.experiments.engines.ray_cluster import connected, spare_workers
 from fedmuon.server import stopping
@@ -28,10 +29,7 @@ from fedmuon.server.ray.grid import RayGrid
 from fedmuon.server.ray.worker_pool import died, is_full, why
 
 Result = TypeVar("Result")
-ROOM = (
-    "Free space there (on the node that is full), or give a cluster larger stores with `ray start "
-    "--object-store-memory`"
-)
+STORES = "A cluster can have larger stores with `ray start --object-store-memory`."
 
 
 def with_ray_grid(
@@ -98,11 +96,10 @@ def _why(error: RayError, config: Config) -> str:
             "--resume"
         )
     if is_full(error):
-        free = ""
-        with contextlib.suppress(Exception):  # a part of the message only
-            place = ray.get_runtime_context().get_temp_dir()
-            free = f". On this machine, {place} has {shutil.disk_usage(place).free:,} bytes free"
-        return f"the Ray engine stopped: {why(error)}{free}. {ROOM}, then resume with --resume"
+        place = None
+        with contextlib.suppress(Exception):  # Ray may have gone
+            place = Path(ray.get_runtime_context().get_temp_dir())
+        return f"the Ray engine stopped: {why(error)} {disk_full(place)}. {STORES}"
     said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
     if isinstance(error, ActorUnschedulableError | TaskUnschedulableError):
         return (

@@ -49,11 +49,16 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
         raise InputError(f"cannot {doing} {path} {why_and_remedy(error, path)}") from None
 
 
-def why_and_remedy(error: OSError, path: Path | None = None) -> str:
+def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = True) -> str:
     """The end of a message about an error of the operating system: `(WHY): WHAT TO DO`.
 
-    Where a disk is full, it says how much is free in the folder of `path`.
+    Args:
+        error: The error.
+        path: A place on the disk. Where a disk is full, the message has the free bytes of its
+            folder.
+        elsewhere: Whether the user can choose another place.
     """
+    other = ", or choose another place" if elsewhere else ""
     if error.errno not in FULL:
         return f"({error.strerror}): choose another place, which is writable and has room"
     free = ""
@@ -63,8 +68,14 @@ def why_and_remedy(error: OSError, path: Path | None = None) -> str:
             free = f"; {folder} has {shutil.disk_usage(folder).free:,} bytes free"
     return (
         f"({error.strerror}{free}): {FULL[error.errno]} and run the command again, with --resume "
-        "if it began a run, or choose another place"
+        f"if it began a run{other}"
     )
+
+
+def disk_full(path: Path | None = None) -> str:
+    """The end of a message about a full disk where only its owner chooses the place."""
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return why_and_remedy(error, path, elsewhere=False)
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:

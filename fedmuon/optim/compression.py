@@ -80,6 +80,13 @@ def _index_type(size: int) -> torch.dtype:
     return torch.int16 if size <= 1 << 15 else torch.int32 if size <= 1 << 31 else torch.int64
 
 
+def _pays(like: Tensor, taken: int, of: int) -> bool:
+    """Whether sending `taken` of `of` equal pieces with their positions takes fewer bytes than
+    sending the tensor [S, ...] as it is."""
+    piece = like[0].numel() // of * like.element_size()
+    return taken * (piece + _index_type(of).itemsize) < of * piece
+
+
 def _positions(indices: Tensor, size: int) -> Tensor:
     """Positions from a message, which may hold anything."""
     found = indices.long()
@@ -107,24 +114,42 @@ def _sparse(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """A compressor that sends k of d entries with their positions."""
+    """A compressor that sends k of d entries with their positions, or the whole tensor where this
+    takes no more bytes."""
     _require_share(name, share)
 
+    def count(like: Tensor) -> int:
+        """k, or 0 for the whole tensor."""
+        k, size = _count(share, like[0].numel()), like[0].numel()
+        return k if _pays(like, k, size) else 0
+
+    def encode_or_whole(value: Tensor, rng: np.random.Generator) -> Parts:
+        return encode(value, rng) if count(value) else {WHOLE: value}
+
     def decode(parts: Parts, like: Tensor) -> Tensor:
+        if WHOLE in parts:
+            return parts[WHOLE]
         found = like.new_zeros(like.flatten(1).shape)
         where = _positions(parts["indices"].to(like.device), found.shape[1])
         return found.scatter_(1, where, parts["values"].to(like.device)).view(like.shape)
 
     def template(like: Tensor) -> Parts:
-        size = like[0].numel()
-        values = like.new_empty((len(like), _count(share, size)))
-        return {"values": values, "indices": values.to(_index_type(size))}
+        if not (k := count(like)):
+            return {WHOLE: like}
+        values = like.new_empty((len(like), k))
+        return {"values": values, "indices": values.to(_index_type(like[0].numel()))}
 
-    return Compressor(name, encode, decode, template, error, unbiased)
+    def error_or_none(like: Tensor) -> float:
+        return error(like) if count(like) else 0.0
+
+    return Compressor(name, encode_or_whole, decode, template, error_or_none, unbiased)
 
 
 def top_k(share: float) -> Compressor:
-    """Send the entries of largest absolute value, a share of all, with their positions."""
+    """Send the entries of largest absolute value, a share of all, with their positions.
+
+    A tensor is sent as it is where this takes no more bytes.
+    """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
         flat = value.flatten(1)
@@ -138,7 +163,10 @@ def top_k(share: float) -> Compressor:
 
 
 def random_k(share: float) -> Compressor:
-    """Send k of the d entries, drawn uniformly, times d / k, with their positions."""
+    """Send k of the d entries, drawn uniformly, times d / k, with their positions.
+
+    A tensor is sent as it is where this takes no more bytes.
+    """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
         flat = value.flatten(1)
@@ -161,17 +189,22 @@ def _is_matrix(like: Tensor) -> bool:
 def rows(share: float) -> Compressor:
     """Send the rows of largest Euclidean norm, a share of all, with their numbers.
 
-    A tensor [S, m, ...] is a stack of matrices with m rows; vectors are sent as they are. Dion2
-    (arXiv:2512.16928) selects rows of the momentum like this, and keeps the others for later steps,
-    as error feedback does.
+    A tensor [S, m, ...] is a stack of matrices with m rows. Vectors are sent as they are, and
+    matrices too, where this takes no more bytes. Dion2 (arXiv:2512.16928) selects rows of the
+    momentum like this, and keeps the others for later steps, as error feedback does.
     """
     _require_share("rows", share)
 
+    def count(like: Tensor) -> int:
+        """k, or 0 for the whole tensor."""
+        k = _count(share, like.shape[1]) if _is_matrix(like) else 0
+        return k if k and _pays(like, k, like.shape[1]) else 0
+
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
-        if not _is_matrix(value):
+        if not (k := count(value)):
             return {WHOLE: value}
         matrix = value.flatten(2)
-        where = _largest(matrix.square().sum(2), _count(share, matrix.shape[1]))
+        where = _largest(matrix.square().sum(2), k)
         taken = matrix.gather(1, where[..., None].expand(-1, -1, matrix.shape[2]))
         return {"rows": taken, "indices": where.to(_index_type(matrix.shape[1]))}
 
@@ -184,14 +217,14 @@ def rows(share: float) -> Compressor:
         return found.scatter_(1, where, parts["rows"].to(like.device)).view(like.shape)
 
     def template(like: Tensor) -> Parts:
-        if not _is_matrix(like):
+        if not (k := count(like)):
             return {WHOLE: like}
         m, n = like.shape[1], like[0, 0].numel()
-        taken = like.new_empty((len(like), _count(share, m), n))
+        taken = like.new_empty((len(like), k, n))
         return {"rows": taken, "indices": taken[..., 0].to(_index_type(m))}
 
     def error(like: Tensor) -> float:
-        return 1 - _count(share, like.shape[1]) / like.shape[1] if _is_matrix(like) else 0.0
+        return 1 - k / like.shape[1] if (k := count(like)) else 0.0
 
     return Compressor("rows", encode, decode, template, error)
 
@@ -238,11 +271,26 @@ def _scaled_codes(
     return Compressor(name, encode, decode, template, error, unbiased)
 
 
+def _norms(flat: Tensor) -> Tensor:
+    """Norms [S, 1] of rows [S, d]. Where the squares of finite numbers overflow or vanish, the norm
+    comes from scaled numbers, and is at most the largest number of the type."""
+    norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    if (sound := (norm > 0) & norm.isfinite()).all():
+        return norm
+    wide = flat.double()
+    largest = wide.abs().amax(1, keepdim=True)
+    scaled = wide / torch.where(largest > 0, largest, 1)
+    found = largest * torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    found = found.clamp(max=torch.finfo(flat.dtype).max).to(flat.dtype)
+    return torch.where(sound | ~largest.isfinite(), norm, found)
+
+
 def qsgd(levels: int) -> Compressor:
     """QSGD: send the norm, and each entry rounded at random to one of s levels and its sign.
 
     |x_j| / ||x|| lies between two multiples of 1/s, and one of them is drawn so that its mean is
-    right (Alistarh et al. 2017, section 3.1). An entry has ceil(log2(2 s + 1)) bits.
+    right (Alistarh et al. 2017, section 3.1). An entry has ceil(log2(2 s + 1)) bits. A norm that
+    overflows is replaced by the largest number of the type, which keeps the means right.
 
     Args:
         levels: s.
@@ -253,7 +301,7 @@ def qsgd(levels: int) -> Compressor:
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
         flat = value.flatten(1)
-        scale = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        scale = _norms(flat)
         ratio = (flat / torch.where(scale > 0, scale, 1)).double()
         drawn = torch.from_numpy(rng.random(flat.shape[1])).to(flat.device)
         level = (ratio.abs() * levels + drawn).floor().clamp(max=levels)

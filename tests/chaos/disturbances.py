@@ -48,7 +48,7 @@ def _killed(lab: Laboratory, job: Job, number: int, count: int) -> None:
 # Ctrl-C and SIGTERM at random moments: one sentence names the command to resume, which works
 
 INTERRUPTS = 6  # of each signal and job
-AFRESH = "give the command again"  # which these jobs say before they write anything
+AFRESH = "run the command again"  # which these jobs say before they write anything
 COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)\b")
 
 

@@ -21,6 +21,7 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     ActorUnschedulableError,
+    OutOfDiskError,
     RayError,
     RayTaskError,
 )
@@ -223,10 +224,22 @@ def unloadable() -> ActorDiedError:
     (AWAY, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
     (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
     (ActorUnschedulableError("no node"), "no room.*cpus-per-client = 1", "--resume"),
+    (OutOfDiskError(), "store is full.*No space left on device.*free space there and run the "
+     "command again, with --resume.*--object-store-memory", "another place"),
 ])  # fmt: skip
 def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) -> None:
     found = ray_engine._why(error, small(engine={"name": "ray"}))
     assert re.search(said, found) and unsaid not in found and "\n" not in found
+
+
+def test_a_full_place_for_logs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait there for a minute."""
+    monkeypatch.setattr(ray_cluster, "LEAST", 1 << 62)
+    with pytest.raises(InputError) as full, ray_cluster.connected(ray_cluster.LOCAL):
+        pass
+    said = str(full.value)
+    assert re.search(r"No space left on device; /tmp has [\d,]+ bytes free\): free space", said)
+    assert said.endswith("with --resume if it began a run") and "\n" not in said
 
 
 class Hired(worker_pool.WorkerPool):

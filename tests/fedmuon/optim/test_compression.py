@@ -167,6 +167,60 @@ def test_bytes_are_what_the_formulas_say() -> None:
     assert bytes_of(top_k(0.1), value[:, :10, :20]) == 20 * (4 + 2)
 
 
+@pytest.mark.parametrize("make", [top_k, random_k, rows])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 10, 20), (2, 3, 1), (1, 300, 200), (2, 5)], ids=str)
+def test_no_selection_sends_more_than_the_whole(
+    make: Callable[[float], Compressor], dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """From some share on, the tensor itself has fewer bytes, and is sent without an error."""
+    value = matrices(6, shape).to(dtype)
+    whole = bytes_of(identity(), value)
+    for share in (0.3, 0.5, 0.6, 0.7, 0.9, 1.0):
+        one = make(share)
+        taken = bytes_of(one, value)
+        assert taken <= whole and set(one.template(value)) == set(
+            one.encode(value, np.random.default_rng(0))
+        )
+        if taken == whole:
+            assert (through(one, value) == value).all() and one.error(value) == 0
+        else:
+            assert one.error(value) > 0
+    assert bytes_of(make(1.0), value) == whole  # not vacuous
+    few = make(0.3)
+    assert bytes_of(few, value) < whole or (make is rows and value.ndim < 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [0.55, 0.99, -0.8])
+def test_norms_out_of_range_leave_qsgd_sound(dtype: torch.dtype, exponent: float) -> None:
+    """Squares that overflow, norms that do, and squares that vanish: finite, and right on average.
+
+    The control: the norm of such numbers, without a scale, is infinite or 0.
+    """
+    top = math.log10(torch.finfo(dtype).max)
+    value = (torch.randn(1, 40, 30).clamp(-3, 3).double() / 3).to(dtype)
+    value = value * torch.tensor(10.0 ** (exponent * top), dtype=dtype)
+    norm = float(torch.linalg.vector_norm(value))
+    assert norm == 0 or norm == math.inf
+    rng = np.random.default_rng(1)
+    found = torch.stack(
+        [qsgd(40).decode(qsgd(40).encode(value, rng), value) for _ in range(200)]
+    ).double()
+    assert found.isfinite().all()
+    scale = value.double().abs().max()
+    errors = (found / scale).mean(0) - value.double() / scale
+    spread = (found / scale).std(0).clamp(min=1e-300) / math.sqrt(200)
+    assert (errors / spread).abs().max() < 6
+    assert (value.double() / scale - found[0] / scale).abs().max() < 2
+
+
+def test_values_that_are_not_finite_stay_visible_in_qsgd() -> None:
+    value = torch.ones(1, 3, 4)
+    value[0, 0, 0] = math.inf
+    assert not through(qsgd(3), value).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: top_k(0.0), lambda: random_k(1.5), lambda: rows(math.nan), lambda: qsgd(0),
