@@ -342,9 +342,7 @@ def missing_noise(config: Config) -> Iterator[str]:
 def noise_advice(config: Config) -> str:
     """Say that a private run needs noise or a target epsilon."""
     named = f"[local] recipe = '{config.local.recipe}'"
-    named = (
-        f"[local] recipe = '{config.local.recipe}'" if config.privacy.level == "client" else named
-    )
+    named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
         f"{named} adds no noise by default, so epsilon would be infinite. Set [privacy] epsilon, "
         "such as 8, or noise, such as 1 (noise = 0 is for tests without privacy)."

@@ -94,14 +94,14 @@ class Source:
             place = int(finite.argmin())
             return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
         if held.dtype.kind not in "uif":
-            return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
+            return f"contains values of type {type_of(held)}: convert them to real numbers"
         if held.dtype.kind == "f":
             with np.errstate(over="ignore"):  # wider floats are rounded to doubles
                 held = held.astype(np.float64) if held.itemsize > 8 else held
             finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
             if not finite.all():
                 place = int(finite.argmin())
-                return f"holds NaN or infinity in sample {place}: correct or remove it"
+                return f"contains NaN or infinity in sample {place}: correct or remove it"
         return ""
 
 

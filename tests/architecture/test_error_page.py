@@ -1,0 +1,105 @@
+"""docs/reference/errors.md has every error class and exit code, and quotes messages that exist."""
+
+import ast
+import re
+import signal
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("fedmuon", "clients", "server", "analysis", "experiments")
+PAGE = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+CLASSES, MESSAGES = PAGE.split("## Error classes")[1].split("## Messages")
+SHORT = 12  # characters: shorter pieces of a message would be found anywhere
+
+
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+
+
+def module_of(file: Path) -> str:
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    return name if name.startswith("fedmuon") else f"fedmuon.{name}"
+
+
+def error_classes() -> dict[str, str]:
+    """Class -> module, for every class that derives from an exception."""
+    bases = {"Exception", "BaseException", "ValueError", "RuntimeError", "TypeError", "OSError"}
+    found: dict[str, str] = {}
+    while True:
+        before = len(found)
+        for file, tree in trees():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    above = {one.id for one in node.bases if isinstance(one, ast.Name)}
+                    if above & (bases | {*found}):
+                        found[node.name] = module_of(file)
+        if len(found) == before:
+            return found
+
+
+def exit_codes() -> set[int]:
+    """0, 1 for what nobody caught, the numbers that the command line raises, and signals."""
+    found = {0, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+    for file, tree in trees():
+        if "cli" not in file.parts:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Exit"):
+                found |= {one.value for one in node.args if isinstance(one, ast.Constant)}  # type: ignore[misc]
+    return found
+
+
+@cache
+def said() -> list[str]:
+    """Every string of the product, with ... for its values."""
+    found = []
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = [one.value if isinstance(one, ast.Constant) else "…" for one in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def is_said(message: str) -> bool:
+    """Whether each piece of a message between two values is a part of some string."""
+    pieces = [one.strip(" :") for one in message.split("…")]
+    return all(any(one in text for text in said()) for one in pieces if len(one) >= SHORT)
+
+
+def test_every_error_class_is_on_the_page_with_its_module() -> None:
+    listed = dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)`", CLASSES, re.MULTILINE))
+    found = error_classes()
+    assert "InputError" in found and len(found) >= 6
+    assert listed.keys() == found.keys()
+    for name, module in found.items():
+        public = module.startswith(listed[name])
+        assert public, f"{name} is in {module}, not in {listed[name]}"
+
+
+def test_every_exit_code_is_on_the_page() -> None:
+    table = PAGE.split("## Exit codes")[1].split("## Error classes")[0]
+    listed = {int(one) for one in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert listed == exit_codes()
+
+
+def quoted() -> list[str]:
+    cells = re.findall(r"^\| (`.+?) \| ", MESSAGES, re.MULTILINE)
+    return [one for cell in cells for one in re.findall(r"`(.+?)`", cell)]
+
+
+@pytest.mark.parametrize("message", quoted(), ids=lambda one: one[:60])
+def test_a_quoted_message_exists(message: str) -> None:
+    assert is_said(message)
+
+
+def test_a_message_that_nothing_says_is_seen() -> None:
+    assert len(quoted()) > 30
+    assert not is_said("the … of no program says this sentence") and not is_said("never raised …")
