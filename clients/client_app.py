@@ -19,7 +19,7 @@ def _training() -> Any:
 
 
 def query(message: Message, context: Context) -> Message:
-    """Which partition this node holds: node ids are random, partition ids are not."""
+    """The partition of this node: node ids are random, partition ids are not."""
     return answer(message, {"who": ConfigRecord({"partition": partition(context)})})
 
 

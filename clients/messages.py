@@ -1,4 +1,4 @@
-"""How a client reads a message, without loading what trains on it."""
+"""Read messages in a client, without importing what training needs."""
 
 import math
 from collections.abc import Callable

@@ -3,11 +3,11 @@ node's disk.
 
 A state is known by the round that the client took part in. The server says of which round the
 client's state must be, and which checkpoints it may return to, so a run that is resumed reads what
-was there at its checkpoint. A node that cannot give that state is at fault: nobody begins anew in
-silence.
+was there at its checkpoint. A node that does not have that state reports an error, and never starts
+again silently.
 
 Each run has an id of its own, so a run never reads the states of another one, even of the same
-config. A node that begins another run removes those that nobody used for a week.
+config. A node that begins another run removes states that were not used for a week.
 """
 
 import os
@@ -42,7 +42,7 @@ def states_of(held: RecordDict, round: int) -> States:
 
 
 class Memory:
-    """What a message says of its client's states, and where they are."""
+    """The states that a message asks for, and their place."""
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
         with distrusted():

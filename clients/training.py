@@ -1,4 +1,4 @@
-"""How a client answers a message: unpack it, call the core, mask and pack the reply.
+"""Answer messages in a client: unpack them, call the core, mask and pack the reply.
 
 Clients store nothing between rounds except what can be computed again, the samples of the
 partitions that this process has served and the objects that the config describes, and a recipe's
@@ -150,7 +150,7 @@ def train_together(
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """Measure the model on this client's own samples, per replica.
 
-    A private client refuses: no ledger would count the measurement.
+    A private client raises an error, because the ledger would not count the measurement.
     """
     number = partition(context)
     with distrusted():
@@ -181,7 +181,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
-    """What one client needs, cached for its next rounds."""
+    """The objects of one client, cached for its next rounds."""
     return build_worker(_config(config, own), client)
 
 

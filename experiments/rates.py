@@ -38,7 +38,7 @@ READ = {
 
 
 def require_read(paper: str, given: Sequence[str]) -> None:
-    """Refuse a paper that is not known, and options that its bound does not look at."""
+    """Reject a paper without a bound, and options that its bound does not use."""
     if paper not in READ:
         raise InputError(f"paper {paper!r} has no bound in fedmuon: use 000, 002, 003 or 004")
     if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
@@ -55,7 +55,7 @@ def require_read(paper: str, given: Sequence[str]) -> None:
 
 
 def _require_one_map(given: set[str]) -> None:
-    """Refuse what says twice, or says in vain, how good the map of 002 is."""
+    """Reject options that set the quality of the orthogonalizer of 002 twice, or without effect."""
     if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
         raise InputError(f"{twice[0]} follows from --singular: leave one of them out")
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
@@ -70,7 +70,7 @@ def _require_one_map(given: set[str]) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
+    """The parameters of a problem in the papers; `sides` is min(m, n), which bounds every rank."""
 
     steps: int
     gap: float
@@ -151,7 +151,8 @@ def newton_schulz(
 
 @dataclass(frozen=True)
 class Private:
-    """What 000 needs in addition: the noise multiplier, the larger side, and how gradients are cut.
+    """The further parameters of paper 000: the noise multiplier, the larger side, and the clipping
+    of gradients.
 
     `clip` is C, by default that of the light-tailed rule for K = `tail`, or for `moment` = G_2 > 0
     of Corollary B.6's; `excess` bounds E(||G||_F - C)_+, by default as the tail or moment does.

@@ -1,4 +1,4 @@
-"""What private runs have spent: from a run's folder, and as columns of a suite's tables."""
+"""The epsilon of private runs: from a run's folder, and as columns of a suite's tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
 
 
 def _audited(folder: Path) -> Record:
-    """What an audit of this run showed, if there was one."""
+    """The result of an audit of this run, if there was one."""
     if not (folder / AUDIT).exists():
         return {}
     from fedmuon.experiments.auditing import one_run  # imports scipy, which accounts do not need
@@ -158,7 +158,7 @@ def _shown(value: float | None) -> str:
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
-    """What a suite stores of the summary of a private run; empty for other runs."""
+    """The part of a private run's summary that a suite stores; empty for other runs."""
     private = summary.get("privacy")
     if private is None:
         return {}

@@ -1,4 +1,4 @@
-"""What an optimizer step costs on a model, beside Table 2 of Nesterov Muon (002).
+"""The cost of an optimizer step on a model, compared with Table 2 of Nesterov Muon (002).
 
 The shapes of 002's two models, which it does not print, are those of its public code
 (github.com/Xiaoran-Cheng/muon-randomized-svd). With them all fourteen printed numbers come out, to

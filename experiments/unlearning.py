@@ -129,7 +129,7 @@ def sensitivities(
 
 
 def _require_covered(case: certificates.CertifiedSetting) -> None:
-    """What removal needs beyond what replacement does."""
+    """The conditions of removal in addition to those of replacement."""
     if case.config.local.batch:
         raise InputError(
             "the rows of a mini-batch depend on how many samples its client has, so removal is "

@@ -42,8 +42,8 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
 
 
 def require_noise(config: Config, folder: Path) -> None:
-    """Reject a new private run without noise: in Flower's run config every key is set, so nobody
-    chose noise = 0."""
+    """Reject a new private run without noise. Flower's run config sets every key, so noise = 0 may
+    not be a choice of the user."""
     if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
             f"{noise_advice(config)} Under Flower, noise = 0 counts as not set, because the run "

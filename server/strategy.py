@@ -153,7 +153,8 @@ class FedMuonStrategy(Strategy):
             memory.write(reply.client, round, own)
 
     def arrays(self) -> ArrayRecord:
-        """What participants receive: the model, and the states that the optimizer sends."""
+        """The content of messages to participants: the model, and the states that the optimizer
+        sends."""
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
@@ -282,7 +283,8 @@ class FedMuonStrategy(Strategy):
             record = content.array_records["arrays"]
             params, states = received({name: one.data for name, one in record.items()}, *like)
             found = [one for tree in (params, *states.values()) for one in tree.values()]
-            clipped = recipe.client_level is not None  # clipping makes them 0; a fault would tell
+            # Clipping turns values that are not finite into 0; an error would reveal them.
+            clipped = recipe.client_level is not None
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
                 raise InputError("it returned values that are not finite")
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
@@ -298,7 +300,7 @@ class FedMuonStrategy(Strategy):
 
 
 def _metrics(content: RecordDict) -> Mapping[str, float]:
-    """What a client says that it measured."""
+    """The measurements in a client's reply."""
     if MEASURED not in content.metric_records:
         raise InputError(
             "it sent no measurements, which [output] clients = true needs: install the same "

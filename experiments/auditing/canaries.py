@@ -374,7 +374,7 @@ class ClientAuditor:
 
     @property
     def adjacency(self) -> str:
-        """What a coin changes between two federations."""
+        """The difference that a coin makes between two federations."""
         return self.level.adjacency
 
     @property

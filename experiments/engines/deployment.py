@@ -58,7 +58,7 @@ COMPONENTS = {
 }
 HOST, LINK = "127.0.0.1", "demo"
 START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
-PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
+PATIENCE = 10.0  # seconds for leftover processes of a killed driver to end
 LIFE = datetime.timedelta(days=1)  # of a certificate, before and after now
 SETTINGS = {
     **QUIET,
@@ -66,7 +66,7 @@ SETTINGS = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
     "PYTHONUNBUFFERED": "1",
 }
-DEMO = (  # one process a message and two cores: small, or nobody waits for it
+DEMO = (  # one process per message: small messages, or no one waits
     "data.name=synthetic",
     "data.train=300",
     "data.test=300",
@@ -95,7 +95,7 @@ def deploy(
         try:
             with held(out):
                 pass
-        except InputError as error:  # the server of a driver that was killed may still write
+        except InputError as error:  # the server of a killed driver may still write
             logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
             with held(out, patience=PATIENCE):
                 pass
@@ -110,7 +110,7 @@ def deploy(
 
 @contextlib.contextmanager
 def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator["Deployment"]:
-    """A running deployment; at the end it is gone, but for its logs if a folder is given."""
+    """A running deployment. It is removed at the end, except for its logs if a folder is given."""
     with interruptible():
         processes = Processes({**SETTINGS, "PYTHONPATH": importable()})
         try:
@@ -119,7 +119,7 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
             try:
                 if logs is not None:
                     shutil.copytree(processes.logs, logs, dirs_exist_ok=True)
-            except OSError:  # why the run ended is still the news
+            except OSError:  # keep the error that ended the run
                 logger.warning("fedmuon: the logs cannot be written to %s", logs)
             finally:
                 processes.stop()
@@ -132,7 +132,7 @@ class Deployment:
         self.processes, self.nodes = processes, nodes
         self._files = make_server_files(processes.folder) if secure else None
         self._control_key = make_secret(processes.folder / "control.key")
-        # Whom a client of the SuperLink believes.
+        # The certificate that a client of the SuperLink trusts.
         self._trust: list[str | Path] = ["--insecure"]
         if self._files is not None:
             self._trust = ["--root-certificates", self._files.authority]
@@ -201,7 +201,7 @@ class Deployment:
             time.sleep(PAUSE)
 
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
-        """A SuperNode that holds partition `number`; what starts its apps runs beside it."""
+        """A SuperNode with partition `number`, and the process that starts its apps."""
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
@@ -222,13 +222,14 @@ class Deployment:
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
     def _start_superexec(self, name: str, port: int) -> None:
-        """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
+        """The command that starts the apps of the SuperLink or SuperNode of this name, with its
+        secret."""
         command = [*_auth("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
         self.processes.start(executor(name), [*command, *self._trust])
 
     def _await_superlink(self) -> None:
-        """Until it answers over HTTP."""
+        """Wait until it answers over HTTP."""
         end = time.monotonic() + START
         url = f"{'https' if self._files else 'http'}://{HOST}:{self.port}/health"
         trust = ssl.create_default_context(cafile=self._files.authority) if self._files else None
@@ -247,7 +248,7 @@ class Deployment:
             raise InputError(f"the SuperLink ended (exit code {code}): {last}")
 
     def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """A Flower command that knows this SuperLink, and nothing of the user's own."""
+        """A Flower command that knows only this SuperLink, and not the user's own ones."""
         link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
         if self._files is not None:
             link["root-certificates"] = str(self._files.authority)
@@ -260,7 +261,7 @@ class Deployment:
 
 
 def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
-    """A Flower app without code of its own: its processes have the fedmuon that runs here."""
+    """A Flower app without its own code: its processes use the fedmuon of this process."""
     project = {"name": "fedmuon", "version": "0", "description": "as installed", "license": "None"}
     app = {"publisher": "fedmuon", "components": COMPONENTS, "config": run_config}
     folder.mkdir(exist_ok=True)
@@ -270,17 +271,17 @@ def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
 
 
 def executor(name: str) -> str:
-    """What the SuperExec of the SuperLink or SuperNode of this name is called."""
+    """The name of the SuperExec of the SuperLink or SuperNode of this name."""
     return f"{name}-exec"
 
 
 def _auth(role: str) -> list[str | Path]:
-    """A program of `superlink_auth`; -P, because its folder is none to import from."""
+    """A program of `superlink_auth`. -P keeps its folder out of the import path."""
     return [sys.executable, "-P", AUTH, role]
 
 
 def _longest_silence(config: Config) -> float:
-    """Seconds within which the ServerApp itself gives up, and then some."""
+    """The seconds after which the ServerApp itself gives up, and a margin."""
     faults = config.faults
     return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline
 
@@ -290,7 +291,7 @@ def _longest_silence(config: Config) -> float:
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """PEM files: who to trust, and what a server on loopback shows."""
+    """PEM files: the trusted authority, and the certificate of a server on loopback."""
 
     authority: Path
     certificate: Path
@@ -304,7 +305,7 @@ class ServerFiles:
 
 
 def make_server_files(folder: Path) -> ServerFiles:
-    """An authority, whose key is forgotten, and its certificate for 127.0.0.1 and localhost."""
+    """An authority, whose key is not stored, and its certificate for 127.0.0.1 and localhost."""
     signer, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _certificate("fedmuon demo authority", signer, signer, None)
     server = _certificate("localhost", key, signer, authority)

@@ -85,7 +85,7 @@ def simulate(
 
 
 def _modules() -> tuple[Any, Any]:
-    """What imports Ray and Flower, which read their settings then."""
+    """Import Ray and Flower late, because they read their settings then."""
     quiet_ray()
     from fedmuon.server.ray import flower_internals, grid
 

@@ -1,10 +1,12 @@
-"""A folder whose processes do not outlive its owner, however that ends.
+"""A folder whose processes end with its owner, even if that is killed.
 
-What the owner starts names the folder in its environment. A guard, a process in a session of its
-own, waits until the owner's end of a pipe is closed (kill -9 closes it, too), then kills all that
-belongs to the folder and removes it. If the guard was killed as well, whoever makes the next such
-folder clears away those without an owner. The guard runs this file as a program, without the
-packages of the environment, hence only the standard library.
+Processes that the owner starts name the folder in their environment. A guard, a process in a
+session of its own, waits until the owner's end of a pipe is closed (kill -9 closes it, too). Then
+it kills all processes of the folder and removes it. If the guard was killed as well, the next call
+that makes a folder removes those without an owner.
+
+The guard runs this file as a program, without the packages of the environment, hence only the
+standard library.
 """
 
 import contextlib
@@ -26,12 +28,13 @@ PAUSE = 0.02
 
 
 class GuardedFolder:
-    """A folder for its owner's eyes alone (0700); `close` ends what belongs to it."""
+    """A folder that only its owner can read (0700). `close` ends its processes."""
 
     def __init__(self, prefix: str, place: str | None = None) -> None:
         clear_abandoned(Path(place or tempfile.gettempdir()), prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        # The locked file appears when it is locked, so that nobody takes a new folder for old.
+        # The file is locked before it appears, so that a new folder is never taken for an abandoned
+        # one.
         new, flags = self.path / f"{OWNER}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
         self._held = os.open(new, flags, 0o600)
         fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,7 +50,7 @@ class GuardedFolder:
         )
 
     def close(self) -> None:
-        """Kill all that belongs to the folder and remove it: the guard's work, or ours."""
+        """Kill all processes of the folder and remove it, by the guard or here."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._guard.communicate(timeout=PATIENCE)
         end(self.path)
@@ -77,7 +80,7 @@ def end(folder: Path) -> None:
         kill(found)
         quiet = 0 if found else quiet + 1
         time.sleep(PAUSE if found else 0)
-    with contextlib.suppress(OSError):  # its mark goes last, so that half of a folder is found
+    with contextlib.suppress(OSError):  # its mark goes last, so that a half-removed folder is found
         for held in [one for one in folder.iterdir() if one.name != OWNER]:
             if held.is_dir() and not held.is_symlink():
                 shutil.rmtree(held, ignore_errors=True)
@@ -102,7 +105,7 @@ def processes_of(folder: Path) -> set[int]:
         with contextlib.suppress(OSError):
             number = int(entry.name)
             line = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if line[0] in b"ZX":  # dead, but nobody has asked how it ended
+            if line[0] in b"ZX":  # a zombie: dead, but not waited for
                 continue
             parents[number] = int(line[1])
             if named.search((entry / "environ").read_bytes()):

@@ -1,4 +1,4 @@
-"""Processes that are started together and leave nothing behind: no process, port or folder."""
+"""Start processes together, and end them without leaving a process, port or folder."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ class Processes:
             (self.folder / name).mkdir()
 
     def start(self, name: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-        """Start a command of this environment; what it says goes to logs/name.log."""
+        """Start a command of this environment, with its output in logs/name.log."""
         with open(self.logs / f"{name}.log", "ab", opener=regular) as log:
             process = subprocess.Popen(
                 [Path(SCRIPTS, command[0]), *command[1:]],
@@ -52,7 +52,7 @@ class Processes:
         return self.folder / "home" / name
 
     def log(self, name: str) -> str:
-        """What a process has said so far."""
+        """The output of a process so far."""
         return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def kill(self, *names: str) -> None:
@@ -61,7 +61,7 @@ class Processes:
             kill(processes_of(self.home(name)))
 
     def running(self, name: str, command: str) -> set[int]:
-        """Those processes of this name that run the given command."""
+        """The processes of this name that run the given command."""
         found, line = set(), command.encode()
         for one in processes_of(self.home(name)):
             with contextlib.suppress(OSError):
@@ -85,15 +85,15 @@ class Processes:
 
 
 def importable() -> str:
-    """PYTHONPATH by which another process finds all that we can import, in our order; what lies
-    in this folder comes last."""
+    """A PYTHONPATH with which another process can import the same modules, in the same order; the
+    current folder comes last."""
     places = [*sys.path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     places = [*filter(None, places), "."]
     return os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in places))
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
+    """Free ports of the loopback."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

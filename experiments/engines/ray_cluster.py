@@ -1,9 +1,8 @@
-"""The Ray that a run computes on: a cluster that is joined and left, or a Ray of our own.
+"""The Ray of a run: a cluster that is joined and left, or a local Ray.
 
-Our own listens on loopback alone, asks every caller for a token that is made for it, keeps its
-files in a folder for this user alone, and ends with this process, however that ends. A cluster
-belongs to whoever runs it; its `RAY_AUTH_MODE` and token, if it has one, are taken from the
-environment.
+A local Ray listens only on loopback, requires a new token from every caller, stores its files in a
+folder that only this user can read, and ends with this process. A cluster belongs to whoever runs
+it; its `RAY_AUTH_MODE` and token, if it has one, are taken from the environment.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ QUIET = {
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
-    "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
+    "RAY_worker_niceness": "0",  # its default leaves workers little time on busy machines
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
 }
 THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
@@ -53,11 +52,11 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def quiet_ray() -> None:
-    """Tell Ray and Flower, before they are imported, what they are not wanted to do or say."""
+    """Turn off unwanted output and services of Ray and Flower before they are imported."""
     os.environ.update(QUIET)
     # Bytes that travel with a call; more than that are quicker by Ray's store.
     os.environ.setdefault("RAY_max_direct_call_object_size", "500000")
-    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # which it would like in notebooks
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # Ray would use it in notebooks
 
 
 @contextlib.contextmanager
@@ -71,7 +70,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
     """
     quiet_ray()
     address = "" if address == LOCAL else address
-    # A process is the driver of one Ray, which nobody else in it may end meanwhile.
+    # A process is the driver of one Ray, which no other thread may end meanwhile.
     if not _driving.acquire(blocking=False):
         raise InputError(TAKEN)
     with contextlib.ExitStack() as until:
@@ -244,11 +243,10 @@ def _unreachable(error: Exception, address: str) -> str:
 
 @contextlib.contextmanager
 def _own(verbose: bool) -> Iterator[dict[str, Any]]:
-    """Arguments that start a Ray on loopback with a new token, which its processes inherit; its
-    folder and its processes are gone afterwards.
+    """Arguments that start a Ray on loopback with a new token, which its processes inherit.
 
-    It adds no machines and, unless `verbose`, nobody reads its logs: two processes that would take
-    a second of each run are not started.
+    Its folder and processes are removed afterwards. Two processes of Ray are not started, because
+    they would take a second of each run: the monitor and, unless `verbose`, the log monitor.
     """
     # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
     # it makes to everyone (0777), hence a folder within the folder.
@@ -266,7 +264,7 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
             LOOPBACK: "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
-            "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
+            "SPT_NOENV": "1",  # keeps agents from overwriting the environment that names them
             "PYTHONPATH": importable(),
             "RAY_AUTH_TOKEN": None,
             "RAY_ADDRESS": None,

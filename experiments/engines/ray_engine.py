@@ -63,26 +63,26 @@ def with_ray_grid(
                     most=config.federation.per_round,
                     resources=_resources(config),
                     again=config.faults.retries > 0,
-                    shows_errors=False,  # the strategy says what it refuses
+                    shows_errors=False,  # the strategy reports errors itself
                     seed=config.federation.seed,
                     spare=spare,
                 ) as grid,
             ):
                 done = work(grid)
-                stopping.pause(0.0)  # a wish that came too late to be heard there
+                stopping.pause(0.0)  # handle a request to stop that came too late
                 return done
         except RayError as error:
             raise InputError(_why(error, config)) from error
 
 
 def _resources(config: Config) -> dict[str, float]:
-    """What Ray sets aside for a worker."""
+    """The resources that Ray reserves for a worker."""
     return {"num_cpus": config.engine.cpus_per_client, "num_gpus": config.engine.gpus_per_client}
 
 
 def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
-    """What tells workers that may serve another run of this process; None for those that load the
-    caller's objects or files, which may change from run to run."""
+    """A key of workers that can serve another run of this process. None for workers that load the
+    caller's objects or files, which may change between runs."""
     named = (getattr(getattr(config, table), key) for table, key in NAMING)
     return None if any(map(is_own, named)) or config.given else (*_resources(config).items(),)
 
@@ -110,7 +110,7 @@ def _why(error: RayError, config: Config) -> str:
 
 
 def machines() -> int:
-    """Those of the Ray that is connected."""
+    """The number of machines of the connected Ray."""
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
@@ -122,7 +122,7 @@ class Handed:
 
     @classmethod
     def over(cls, held: Any) -> "Handed":
-        """Put it there; what cannot travel is refused."""
+        """Put it there, or reject an object that cannot be sent."""
         try:
             return cls(ray.put(held))
         except RayError:

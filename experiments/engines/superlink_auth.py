@@ -28,13 +28,13 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class OneKey(ControlAuthnPlugin):
-    """Whoever has the key is the one account there is; there is nothing to log in with."""
+    """An authentication with one account: the holder of the key. There is no login."""
 
     def __init__(self, key: str = "") -> None:
         self._key = key.encode()
 
     def get_login_details(self) -> AccountAuthLoginDetails | None:
-        """None: the key is not handed out."""
+        """None, because the key is never given out."""
         return None
 
     def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, AccountInfo | None]:
@@ -50,7 +50,7 @@ class OneKey(ControlAuthnPlugin):
         return None
 
     def refresh_tokens(self, metadata: Metadata) -> tuple[Metadata | None, AccountInfo | None]:
-        """Nothing: the key lasts as long as the SuperLink."""
+        """Nothing, because the key is valid as long as the SuperLink runs."""
         return None, None
 
 

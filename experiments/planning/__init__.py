@@ -1,1 +1,1 @@
-"""What a run will cost, told before it is paid: from its set-up and a few seconds of its work."""
+"""Estimate the cost of a run in advance, from its set-up and a few seconds of its work."""

@@ -50,8 +50,8 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine adds to its rounds: seconds to start and to stop, the number of workers, the
-    maximum memory of one, and the bytes that a round sends down and up."""
+    """The costs of the engine: seconds to start and to stop, the number of workers, the maximum
+    memory of one, and the bytes that a round sends down and up."""
 
     pace: Pace
     start: float = 0.0

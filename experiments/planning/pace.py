@@ -44,7 +44,7 @@ NUMBER = 36  # bytes of a client's number in a Python list
 
 @dataclass(frozen=True)
 class Pace:
-    """What trial rounds say about the rounds of a run.
+    """Estimates for the rounds of a run from trial rounds.
 
     Attributes:
         extra: Seconds that the first round takes more than the others.

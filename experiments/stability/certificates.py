@@ -1,9 +1,9 @@
-"""What the Stability note (001) promises of a run: the result that covers it, and its bound.
+"""The guarantees of the Stability note (001) for a run: the result that covers it, and its bound.
 
 `fedmuon.analysis` holds the formulas. Here a config and what is known of its run become a
-`CertifiedSetting`, and `certify` returns its `Certificate`. A run that no result covers gets a
-refusal with the reason. `report` and `table` show a certificate, as `fedmuon bound` does. All this
-needs NumPy only; `finished_run.py` reads the folder of a run.
+`CertifiedSetting`, and `certify` returns its `Certificate`. A run that no result covers gets the
+reason instead of a bound. `report` and `table` show a certificate, as `fedmuon bound` does. All
+this needs NumPy only; `finished_run.py` reads the folder of a run.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 from fedmuon.tasks.constants import Constants, constants
 
-MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # the second is the first by definition
+MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # muon equals fedmuon by definition
 MAPLESS = ("fedavg", "fedavgm", "sgd")  # step along gradients or momenta: L = 1
 AVERAGES = ("mean", "by-samples")
-HEAVY = "heavy-tailed"  # a run resolves it to constant steps
+HEAVY = "heavy-tailed"  # a run replaces it by constant steps
 WHY = {
     "adamw": "AdamW divides by the root of a second moment, which the recursion does not have",
     "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
@@ -189,7 +189,7 @@ def _require_plain_steps(config: Config) -> None:
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:
-    """How large the output of the map gets; None if that is not known."""
+    """A bound on the size of the orthogonalizer's output; None if it is not known."""
     return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **_schulz(table))
 
 
@@ -199,10 +199,7 @@ def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
-    """What is known of X0 [d, c] and, if `source` is given, of the samples.
-
-    None for a single class.
-    """
+    """The facts on X0 [d, c] and, if `source` is given, on the samples. None for a single class."""
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
@@ -317,7 +314,7 @@ class CertifiedSetting:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """What rests on estimates, or on the caller's word."""
+        """The parts of the certificate that are estimated, or claimed by the caller."""
         named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
         said = (CALLER.format(name, value) for name, value in named if value is not None)
         return (*self.caveats, *said)
@@ -325,7 +322,7 @@ class CertifiedSetting:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the theory promises of a run.
+    """The guarantees of the theory for a run.
 
     Attributes:
         l_orth: The Lipschitz constant of the map.
@@ -357,7 +354,7 @@ class Certificate:
 
 
 def certify(case: CertifiedSetting) -> Certificate:
-    """Return what the theory promises of this run, or the reason why it promises nothing."""
+    """Return the guarantees for this run, or the reason why there are none."""
     l_orth, exact_sign = None, case.config.orthogonalizer.name == "exact-sign"
     try:
         method = method_of(case.config)
@@ -480,7 +477,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:
-    """What R E roundings of the whole model in float64 can add up to.
+    """A bound on the sum of R E roundings of the whole model in float64.
 
     Weight decay with |1 - lr decay| > 1 makes each of them grow. Gradients are sums over n samples,
     whose roundings are a random walk, so moves are off by sqrt(n) of them. Certificates have this
@@ -592,7 +589,7 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
 
 
 def _note(case: CertifiedSetting, certificate: Certificate) -> str:
-    """Why a bound says nothing, or of which clients nothing is known; may be empty."""
+    """Why a bound is vacuous, or for which clients it is trivial; may be empty."""
     found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (
@@ -612,7 +609,7 @@ def _note(case: CertifiedSetting, certificate: Certificate) -> str:
 
 
 def constant_of(record: dict[str, Any]) -> str:
-    """The constants that a bound stands on."""
+    """The constants of a bound."""
     return f"C_hp = {record['c_hp']}, {record['kind']} L_orth, {record['constants']} constants"
 
 

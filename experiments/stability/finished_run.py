@@ -110,7 +110,7 @@ def from_directory(
     rho: float | None = None,
     given: UserObjects = NOTHING,
 ) -> CertifiedSetting:
-    """What the theory needs of a finished run.
+    """Collect the facts that the theory needs from a finished run.
 
     Args:
         folder: The run's folder.
@@ -309,7 +309,8 @@ def observe_momenta(
 
 
 def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
-    """How far the momenta keep from where the exact sign jumps: s_q(M) at all calls [R, E, K].
+    """The distance of the momenta to the nearest jump of the exact sign: s_q(M) at all calls [R, E,
+    K].
 
     The rows of a softmax's gradients sum to 0, so those of the momentum M [d, c] do. In the
     quotient by the ones vector it has q = min(d, c - 1) singular values, the q largest of M. What

@@ -45,7 +45,7 @@ ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 
 def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certificate) -> Record:
-    """What bound.json says of the gap: gap, gap_low and gap_high, F at the clients' label shares.
+    """The gap in bound.json: gap, gap_low and gap_high, F at the clients' label shares.
 
     They are null, with a `gap_refusal`, where no interval can be had.
     """
@@ -86,7 +86,7 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:
-    """What `beside_start` found, for people; nothing of versions that did not look."""
+    """The result of `beside_start` as rows of a table; empty for folders of earlier versions."""
     before, certified = record.get("start_loss"), record.get("certified_loss")
     if before is None or certified is None:
         return []
@@ -154,7 +154,7 @@ def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
 
 
 def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
-    """Whose iterates have no ball, and which keys would have one, if any would."""
+    """The setting whose iterates have no ball, and the keys that would give one, if any would."""
     local = case.config.local
     aligned = bool(local.recipe == "fedmuon-aligned" and local.alignment)
     names = ["weight decay"] * bool(local.weight_decay) + ["alignment"] * aligned
@@ -184,7 +184,8 @@ def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
 
 
 def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
-    """What several runs lack, each sentence and change once, and their verdicts after changes."""
+    """The missing conditions of several runs, each sentence and change once, and their verdicts
+    after changes."""
     found = list(every)
     return {
         "gap_notes": [*dict.fromkeys(one.note for one in found if one.note)],

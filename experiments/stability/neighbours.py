@@ -173,7 +173,7 @@ def measure(
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
-        unknown = np.full(len(moved), np.nan)  # where the certificate is refused
+        unknown = np.full(len(moved), np.nan)  # where there is no certificate
         each = [unknown if one is None else one[drawn[part, 0]] for one in promised]
         numbers = np.stack([moved, *each], 1).tolist()
         lines = [f"{head}{a!r},{b!r},{c!r}\n"
@@ -227,7 +227,7 @@ def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.nda
 
 
 def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
-    """Where the replaced samples [T] are in the source."""
+    """The indices of the replaced samples [T] in the source."""
     return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
 
 

@@ -1,4 +1,4 @@
-"""What the report says of a finished `fedmuon stability`: claims and numbers."""
+"""The report of a finished `fedmuon stability`: claims and numbers."""
 
 import contextlib
 import functools
@@ -89,7 +89,7 @@ def findings(folder: Path) -> Findings:
 
 
 def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
-    """What makes the run again in a folder of that ending, with these changes."""
+    """The call that repeats the run in a folder with that ending, with these changes."""
     if any(map(handed_over, config)):
         also = f" and {' and '.join(changes)}" if changes else ""
         call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
@@ -100,7 +100,7 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
-    """What stands beside a bound: bound / B, accuracy and both losses of the last model."""
+    """The numbers next to a bound: bound / B, accuracy and both losses of the last model."""
     top, value = record.get("range", 1.0), record["value"]
     share = value / top if value is not None and top else None
     own = [] if "share" in record else [("bound over B", number(share))]
@@ -118,7 +118,7 @@ def _note(record: Mapping[str, Any]) -> str:
 
 
 def account(private: Mapping[str, Any] | None) -> str:
-    """What a private run has spent; nothing of others."""
+    """The epsilon of a private run; empty for other runs."""
     if private is None:
         return ""
     spent = "Epsilon is infinite."
@@ -130,7 +130,7 @@ def account(private: Mapping[str, Any] | None) -> str:
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:
-    """[stability] neighbours of the run; a census that lacks samples is refused."""
+    """[stability] neighbours of the run; an incomplete census is rejected."""
     require_sound(folder, ["config.toml", "partition.npz"])
     try:
         config = tomllib.loads(read_text(folder / "config.toml"))

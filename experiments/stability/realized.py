@@ -39,7 +39,7 @@ FIRST = 8  # vectors: fewer have no room to turn
 
 
 def require_covered(config: Config) -> None:
-    """Reject all but what the recursion is about: FedMuon as the Stability note (001) has it."""
+    """Reject all runs except those of the recursion: FedMuon as in the Stability note (001)."""
     plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
     wanted = {
         "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,

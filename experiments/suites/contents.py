@@ -33,7 +33,7 @@ Nested = dict[str, dict[str, Scalar]]
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What the command line asks for; `data` is empty if the suite has no data set.
+    """The request of the command line; `data` is empty if the suite has no data set.
 
     `changes` are config tables that override the suite's own; a `seed` is the only one, `seeds` is
     how many there are.

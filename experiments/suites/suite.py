@@ -97,7 +97,7 @@ class Work(ABC):
 
     @abstractmethod
     def summary(self, records: list[Record]) -> Record:
-        """What suite.json holds in addition to what all kinds share."""
+        """The content of suite.json in addition to that of all kinds."""
 
     def within(self, out: Path) -> Sequence[Cell]:
         """The cells; each dataclass with a `folder` gets its own folder in `out`."""

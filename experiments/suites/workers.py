@@ -126,7 +126,7 @@ class Workers:
             ours.send_bytes(content)
 
     def _answer(self, ours: Connection, cell: Cell) -> Record:
-        """What the worker found; its error is raised here."""
+        """The result of the worker, or its error, which is raised here."""
         try:
             record, error = pickle.loads(ours.recv_bytes())
         except (EOFError, OSError):

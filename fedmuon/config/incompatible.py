@@ -7,7 +7,7 @@ from typing import Any
 from fedmuon.core.choices import GLUE, ORTHOGONALIZED, PRIVATE, TEXTS, is_own
 from fedmuon.orthogonalize.coefficients import schedule
 
-LEAST_DELTA = 1e-12  # of the accountant
+LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
 UNTRUE = (
     "[privacy] adjacency = 'add-remove' does not hold for the rates lot / n_i, because adding "
     "one sample changes all of them. Set a public population or rate, or adjacency = 'zero-out'."
@@ -44,7 +44,7 @@ CUT = (
     "same in both data sets. Leave rate and population out and set adjacency to 'zero-out' or "
     "'replace-one', or set max-lot = 0."
 )
-Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
+Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
 
 def problems(config: Config) -> Iterator[str]:
@@ -55,7 +55,7 @@ def problems(config: Config) -> Iterator[str]:
             f"[federation] per-round = {federation.per_round} exceeds clients = "
             f"{federation.clients}: lower per-round or raise clients"
         )
-    dealt = not (is_own(federation.partition) or is_own(data.name))  # of others not known yet
+    dealt = not (is_own(federation.partition) or is_own(data.name))  # others: not known yet
     if dealt and federation.clients * data.minimum > data.train:
         yield (
             f"[data] train = {data.train} is too small to give each of {federation.clients} "
@@ -151,8 +151,7 @@ def _compression_problems(config: Config) -> Iterator[str]:
 
 
 def _step_problems(config: Config) -> Iterator[str]:
-    """What does not go with NorMuon's running sizes of rows, with MuonBP's two kinds of step, with
-    steps on the server, or with products in bfloat16."""
+    """Settings that NorMuon, MuonBP, steps on the server, or products in bfloat16 exclude."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
     drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
     if local.recipe == "ef21-muon" and drawn:
@@ -174,7 +173,7 @@ def _step_problems(config: Config) -> Iterator[str]:
     ]
     if not stateful or local.recipe not in ORTHOGONALIZED:
         return
-    lasts = local.recipe in ("muon", "ef21-muon")  # and so counts the steps of all rounds
+    lasts = local.recipe in ("muon", "ef21-muon")  # whose state lasts over all rounds
     alone = local.steps == 1 and not local.epochs and not lasts
     if table.shards > 1 and (table.full_every == 1 or alone):
         yield (
@@ -252,7 +251,7 @@ def _device_problems(config: Config) -> Iterator[str]:
 
 
 def _buffer_problems(config: Config) -> Iterator[str]:
-    """What has no meaning for updates from older models."""
+    """Settings that FedBuff's updates from older models exclude."""
     local, table = config.local, config.orthogonalizer
     if local.recipe == "ef21-muon":
         yield (
@@ -294,7 +293,7 @@ def _buffer_problems(config: Config) -> Iterator[str]:
 
 
 def _text_problems(config: Config) -> Iterator[str]:
-    """Text without a decoder, a decoder without text."""
+    """Text without a decoder, or a decoder without text."""
     data, task = config.data, config.task
     is_text = data.name in TEXTS
     own = is_own(data.name) or is_own(task.name) or is_own(task.model)
@@ -350,7 +349,7 @@ def noise_advice(config: Config) -> str:
 
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
-    """What a private recipe, built-in or custom, cannot be combined with."""
+    """Settings that a private recipe, built-in or custom, excludes."""
     if config.output.clients:
         yield RELEASES
     yield from mechanism_problems(config.privacy, config.local)
@@ -373,7 +372,7 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
 
 
 def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
-    """What [privacy] and [local] cannot say with a private recipe."""
+    """Settings of [privacy] and [local] that a private recipe excludes."""
     if privacy.level == "client":
         yield (
             "[privacy] level = 'client' cannot be combined with a recipe that releases each "
@@ -411,7 +410,7 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Why lots cannot be cut from an order; empty where they can."""
+    """Why lots cannot be cut from a fixed order of samples; empty if they can."""
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):
@@ -429,7 +428,7 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
 
 
 def _lot_problems(privacy: Any) -> Iterator[str]:
-    """Lots that cannot be drawn, or that no account covers."""
+    """Lots that cannot be drawn, or that the accountant does not cover."""
     if privacy.sampling != "poisson":
         if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
             yield why
@@ -449,7 +448,7 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
-    """What cannot be combined with correlated noise, or a bound that follows a quantile."""
+    """Settings that correlated noise, or a clipping bound that follows a quantile, excludes."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:
@@ -477,7 +476,7 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
 
 
 def _delta_problems(privacy: Any) -> Iterator[str]:
-    """A delta that no accountant can resolve."""
+    """A delta that is too small for the accountant."""
     if 0 < privacy.delta < LEAST_DELTA:
         yield (
             f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where the accountant's "
@@ -492,7 +491,7 @@ def _delta_problems(privacy: Any) -> Iterator[str]:
 
 
 def client_level_problems(config: Config) -> Iterator[str]:
-    """What cannot be combined with a release of the sum of clients' clipped updates."""
+    """Settings that client-level privacy excludes."""
     if config.output.clients:
         yield RELEASES
     privacy, local, federation = config.privacy, config.local, config.federation

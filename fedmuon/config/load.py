@@ -37,7 +37,7 @@ OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mec
 NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
          ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip
-UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
+UNFINISHED = {"unfinished": True}  # tables that are checked only after further changes
 
 
 class Config(Table):
@@ -184,8 +184,8 @@ def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
 
 
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Nested tables without the keys that nothing reads: settings that several configs share apply
-    only where they are read."""
+    """Nested tables without the keys that have no effect, so that several configs can share
+    settings."""
     left_out = unread(validate(Config, tables, UNFINISHED))
     return {
         table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
@@ -199,7 +199,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def to_resume(folder: Path) -> Path:
-    """The config.toml of a run to resume. It must exist: otherwise a command that does not name the
+    """The config.toml of a run to resume. It must exist. Otherwise a command that does not name the
     whole experiment would begin one with the defaults."""
     if not (file := folder / "config.toml").exists():
         raise InputError(
@@ -257,7 +257,7 @@ def unflatten(flat: Mapping[str, Scalar]) -> Config:
 
 
 def absolute_paths(config: Config, files: bool = True) -> Config:
-    """The config with whole paths, which workers in other folders find.
+    """The config with absolute paths, for workers in other folders.
 
     Args:
         config: The config.

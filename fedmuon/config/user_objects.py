@@ -1,4 +1,4 @@
-"""Custom objects, one of each kind: handed over in Python, or named in the config.
+"""Custom objects, one of each kind: passed in Python, or named in the config.
 
 An object is the value itself, or a function that makes the value. The names of its parameters say
 what it asks for: keys of its own table, options (`[local.options]`), and facts such as the shape of
@@ -33,7 +33,7 @@ from fedmuon.core.tables import attribute
 
 Config = Any  # a `fedmuon.config.load.Config`, which holds what was given
 
-IN_PYTHON = " in Python, with its objects"  # how a run goes on whose config cannot name them
+IN_PYTHON = " in Python, with its objects"  # how to resume a run whose config cannot name them
 # Kind -> the table and key that name it.
 NAMED = {
     "data": ("data", "name"),
@@ -45,8 +45,7 @@ NAMED = {
     "orthogonalizer": ("orthogonalizer", "name"),
     "callback": ("output", "callback"),
 }
-# Keys of the table `PLACE[kind]` that the object may ask for; those that it does not ask for must
-# be left alone.
+# Keys of the table `PLACE[kind]` that the object may ask for. Other keys must keep their defaults.
 OFFERED = {
     "data": ("folder", "context", "tokenizer", "dimension", "classes"),
     "partition": ("alpha",),
@@ -120,13 +119,13 @@ def make_named(
         if kind in CALLED and takes_anything(found):
             return found
         result = make(found, facts_for(config, kind) | dict(facts or {}), values)
-        if result is None and own is not None:  # else it would stand for "none was given"
+        if result is None and own is not None:  # None means that no object was given
             raise TypeError("it returns None")
         return result
 
 
 def guard(config: Config, kind: str) -> Guard:
-    """The guard within which the user's object of that kind is called."""
+    """The guard for calls of the user's object of that kind."""
     table, key = NAMED[kind]
     name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):
@@ -142,13 +141,14 @@ def facts_for(config: Config, kind: str) -> dict[str, Any]:
     held = getattr(with_defaults(config), PLACE[kind])
     keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
     facts = {parameter(key): getattr(held, attribute(type(held), key)) for key in keys}
-    if kind != "callback":  # those pass on to trackers what they do not know
+    if kind != "callback":  # trackers get all options that a callback does not know
         facts |= {"seed": config.federation.seed, "rounds": config.federation.rounds}
     return facts | object_options(config, table)
 
 
 def with_defaults(config: Config) -> Config:
-    """The config in which keys that nobody set are what the objects that ask for them say."""
+    """The config in which keys that are not set have the defaults of the object that asks for
+    them."""
     own, changes = user_objects(config), {}
     for kind, keys in OFFERED.items():
         held = changes.get(PLACE[kind], getattr(config, PLACE[kind]))
@@ -157,7 +157,7 @@ def with_defaults(config: Config) -> Config:
             with Guard(kind, getattr(own, kind)):
                 usual = default_of(getattr(own, kind), parameter(key))
             if usual is not None and name not in held.model_fields_set:
-                with contextlib.suppress(ValidationError):  # a default that no config can hold
+                with contextlib.suppress(ValidationError):  # a default that a config cannot contain
                     found = getattr(type(held).model_validate({name: usual}), name)
                     changes[PLACE[kind]] = held = held.model_copy(update={name: found})
     return config.model_copy(update=changes) if changes else config
@@ -167,7 +167,7 @@ Named = tuple[str, str, str, Stamp]  # kind, absolute name, key, the file's stam
 
 
 def user_objects(config: Config) -> UserObjects:
-    """What was given beside the config, and what the config names.
+    """The objects passed in Python, and those that the config names.
 
     Raises:
         InputError: Where something is set that no object asks for.
@@ -216,8 +216,8 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
-    """One value for what was given and named, in which the samples of a run are read once; a caller
-    who gives the same objects again gives a new one, as they may have changed."""
+    """The given and the named objects, cached so that samples are read once per run. New calls from
+    Python make a new entry, because the objects may have changed."""
     found = {kind: import_object(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given
 
@@ -228,7 +228,7 @@ def object_options(config: Config, table: str) -> dict[str, Any]:
 
 
 def parameter(key: str) -> str:
-    """The parameter by which an object asks for a key; `lambda` is a word of Python's."""
+    """The name of the parameter for a key; `lambda` is a reserved word of Python."""
     return "lam" if key == "lambda" else key.replace("-", "_")
 
 
@@ -241,7 +241,7 @@ def asks(kind: str, found: Any, key: str) -> bool:
 
 
 def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
-    """Reject options that nothing named in the table takes, and values of another type."""
+    """Reject options that no object of the table takes, and values of another type."""
     # Packages below this one, which register their values when they are imported; and numpy, which
     # few configs need: most have no options.
     from fedmuon.data.partition import PARTITIONS

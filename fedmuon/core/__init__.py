@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, keyed draws, files, locks, threads, tables."""
+"""The basis of all other packages: errors, keyed draws, files, locks, threads, tables."""

@@ -1,7 +1,7 @@
 """Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors.
 
-Tensors are written as the numpy arrays that share their memory, so that only who reads tensors
-loads torch. Only who writes loads numpy: a command that shows a run reads numbers.
+Tensors are written as numpy arrays that share their memory, so torch is imported only to read
+tensors. NumPy is imported only to write, so commands that show a run stay fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
     """Arrays as the bytes of an .npz; the same arrays give the same bytes."""
-    import numpy as np  # not to show a run
+    import numpy as np  # slow to import, and not needed to show a run
 
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)

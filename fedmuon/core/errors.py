@@ -25,7 +25,7 @@ KEYWORDS = {
 }
 AGAIN = "run the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # where no command began, or its folder is empty
-NEAR = 0.75  # of difflib's ratio: one wrong letter in four; suggestions below it are guesses
+NEAR = 0.75  # difflib ratio of one wrong letter in four; below it, suggestions are guesses
 LONG = 120  # characters of a value in a message
 
 
@@ -82,7 +82,7 @@ def shown(value: Any) -> str:
     """A value as part of a message: its repr on one line, shortened in the middle."""
     try:
         text = repr(value)
-    except ValueError:  # Python prints no number of more than 4300 digits
+    except ValueError:  # Python does not print numbers of more than 4300 digits
         return "a number with thousands of digits"
     except Exception:  # in a custom object
         return f"a {type(value).__name__}"

@@ -32,17 +32,17 @@ KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "fol
 # Errors of a full disk, a full quota and a limit on files -> what to do.
 FULL = {errno.ENOSPC: "free space there", errno.EDQUOT: "free some of your quota",
         errno.EFBIG: "raise the maximum file size (ulimit -f)"}  # fmt: skip
-STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened for this process by its caller
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # the caller of this process opened them
 
 
 def finite(value: float | None) -> float | None:
-    """None for what overflowed, as JSON has no infinity."""
+    """The number, or None if it is not finite, because JSON has no infinity."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 @contextlib.contextmanager
 def mendable(path: Path, doing: str) -> Iterator[None]:
-    """Turn an error of the operating system into one sentence."""
+    """Turn an error of the operating system into an InputError."""
     try:
         yield
     except OSError as error:
@@ -150,7 +150,8 @@ def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what killed calls of `write_bytes` left; only the holder of the folder's lock may."""
+    """Remove the leftovers of killed calls of `write_bytes`. Call it only while holding the
+    folder's lock."""
     with mendable(folder, "write to"):
         for draft in folder.glob(f".*{PART}"):
             draft.unlink(missing_ok=True)
@@ -179,7 +180,7 @@ def crc(text: str, before: int = 0) -> int:
 def whole_lines(path: Path) -> list[str]:
     """The lines of a text file, each with its end; none where there is no file.
 
-    A last line without its end is left out. Bytes that are no text become characters that fail
+    A last line without its end is left out. Bytes that are not UTF-8 become characters that fail
     every check.
     """
     if not path.exists():

@@ -1,8 +1,9 @@
-"""Who writes to a folder: one thread of one process at a time, for as long as it lives.
+"""Locks of folders: one thread of one process writes to a folder at a time.
 
-The lock is the operating system's (flock), so it ends with its holder, however that ends. The file
-that carries it says who holds it, and is gone when it was given back. The package `filelock` is no
-substitute: it does not name the holder, and does not notice that the locked folder was replaced.
+The lock is the operating system's (flock), so it ends when its process ends, even if that is
+killed. The locked file names the holder, and is removed when the lock is released. The package
+`filelock` is no substitute: it does not name the holder, and does not notice that the locked folder
+was replaced.
 """
 
 import contextlib
@@ -28,10 +29,10 @@ _handles: dict[tuple[Path, int], int] = {}  # by lock and thread
 
 @contextlib.contextmanager
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
-    """Be the only one that writes to the folder, which is made if need be.
+    """Hold the lock of the folder, which is created if it does not exist.
 
-    A thread may take its own lock again. Another holder is waited for at most `patience` seconds;
-    then the error names it.
+    A thread may take its own lock again. If another holder keeps the lock for `patience` seconds,
+    an error names it.
     """
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
@@ -44,7 +45,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
         with mendable(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
         while True:
-            with whole():  # a signal in its midst would leave a lock that nobody gives back
+            with whole():  # a signal here would leave a lock that is never released
                 if (handle := _try(file)) is not None:
                     _handles[mine] = handle
                     break
@@ -63,7 +64,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
     finally:
         try:
             _give_back(mine, made)
-        finally:  # a signal may have come before the first was begun
+        finally:  # a signal may have interrupted the first call
             _give_back(mine, made)
 
 
@@ -81,7 +82,7 @@ def _give_back(mine: tuple[Path, int], made: bool) -> None:
 
 
 def _try(file: Path) -> int | None:
-    """A handle that holds the lock, or None while somebody else does."""
+    """A handle that holds the lock, or None if another process holds it."""
     with mendable(file, "lock"):
         handle = regular(file, os.O_RDWR | os.O_CREAT)
         try:
@@ -119,7 +120,7 @@ def require_place(folder: Path) -> None:
 
 
 def _holder(file: Path) -> str:
-    """Who holds the lock, in words."""
+    """The holder of the lock, in words."""
     try:
         return read_text(file, errors="replace").strip() or "another process"
     except OSError:
@@ -127,14 +128,14 @@ def _holder(file: Path) -> str:
 
 
 def writer(folder: Path) -> str:
-    """Who writes to the folder now, in words; empty if nobody does. A process on another machine
-    counts as alive."""
+    """The process that writes to the folder now, in words; empty if there is none. A process on
+    another machine counts as alive."""
     said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
     found = re.match(r"process (\d+) on (.+) \(", said)
     if found and found[2] == socket.gethostname():
         try:
             os.kill(int(found[1]), 0)
-        except PermissionError:  # it lives, and is somebody else's
+        except PermissionError:  # it is alive and belongs to another user
             pass
         except (ProcessLookupError, OverflowError):
             return ""

@@ -1,8 +1,8 @@
-"""Values by name: built-in ones and the user's own, found by one call.
+"""Find values by name, built-in or custom, with one call.
 
-Whatever a config can name is a value: a source, partition, task, recipe, map, aggregator, schedule.
-Its name is one that was added here, or `package.module:object`, or `./file.py:object`. `given` is
-what a caller handed over in Python; a config only remembers that it was.
+A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. The
+name is registered here, or is `package.module:object` or `./file.py:object`. The name `given`
+stands for an object that was passed in Python.
 """
 
 import ast
@@ -27,16 +27,16 @@ from fedmuon.core.errors import InputError, plain
 Value = TypeVar("Value")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # known by their names
-USED: dict[str, list[tuple[str, Any]]] = {}  # file -> what a config names there, and the objects
+USED: dict[str, list[tuple[str, Any]]] = {}  # file -> names in configs, with objects
 Stamp = tuple[tuple[str, int, int], ...]  # file, its time and size
 READ: dict[Path, tuple[Stamp, ModuleType]] = {}  # local modules, and their stamps when we read them
 
 
 class Registry(dict[str, Callable[..., Value]], Generic[Value]):
-    """What makes each value of one kind, by its name."""
+    """The functions that make values of one kind, by name."""
 
     def add(self, name: str) -> Callable[[Maker], Maker]:
-        """Decorate what makes, or is, the value of that name."""
+        """Register the decorated function, which makes or is the value of that name."""
 
         def keep(maker: Maker) -> Maker:
             self[name] = maker
@@ -68,7 +68,7 @@ def import_object(name: str, key: str) -> Any:
         if place.endswith(".py"):
             found: Any = _read_module(Path(place).expanduser().resolve())
         else:
-            here = str(Path.cwd())  # where a module may lie that is not installed
+            here = str(Path.cwd())  # for modules that are not installed
             if here not in sys.path:
                 sys.path.append(here)
             found = importlib.import_module(place)
@@ -92,7 +92,7 @@ def import_object(name: str, key: str) -> Any:
 
 
 def absolute_name(name: str) -> str:
-    """The name under which every folder finds the same object: a file gets its whole path."""
+    """The name with an absolute path if it is in a file, so that it works in every folder."""
     place, _, path = name.rpartition(":")
     return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
@@ -135,7 +135,7 @@ def blame(error: BaseException) -> str | None:
 
 
 def _attribute(one: Any, attribute: str) -> str:
-    """A name of the user's object, which may raise anything when it is asked."""
+    """An attribute of the user's object as text; empty if reading it raises an error."""
     try:
         return str(getattr(one, attribute, ""))
     except Exception:
@@ -193,7 +193,8 @@ def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str
 
 
 def stamp(file: Path) -> Stamp:
-    """What changes when a file or one of its local imports does; nothing where there is no file."""
+    """The times and sizes of a file and its local imports, to detect changes; empty if there is no
+    file."""
     if file.suffix != ".py" or not file.is_file():
         return ()
     files = dict.fromkeys([file, *local_imports(file).values()])
@@ -244,7 +245,7 @@ def _local_modules(file: Path) -> Iterator[None]:
     for name, path in ours.items():
         held, there = READ.get(path), sys.modules.get(name)
         if held is not None and held[0] == stamp(path):
-            sys.modules[name] = held[1]  # as we read it
+            sys.modules[name] = held[1]  # the version that was read before
         elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
             del sys.modules[name]  # read again; the caller's own module of this file stays
     written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # which can be stale
@@ -253,7 +254,7 @@ def _local_modules(file: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # where the user's module took it away
+        with contextlib.suppress(ValueError):  # the user's module may have removed it
             sys.path.remove(str(file.parent))
         sys.dont_write_bytecode = written
         for name, path in ours.items():
@@ -273,7 +274,7 @@ def _file_of(module: ModuleType) -> Path | None:
     return Path(file).resolve() if file else None
 
 
-# What an object asks for by the names of its parameters
+# The facts that an object asks for by the names of its parameters
 
 
 class Filled(partial):
@@ -281,7 +282,7 @@ class Filled(partial):
 
 
 def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
-    """The value that an object is, or that it makes of the facts that it takes.
+    """The object itself if it is a value, else the value that it returns for the facts.
 
     Objects of the types `values` are values. A function that can be called with the facts alone
     makes the value; one that needs more is the value, with the facts filled in.
@@ -299,8 +300,8 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the known facts that the object has a parameter for; a torch module, which passes
-    all that it is called with to its `forward`, takes nothing."""
+    """The known facts that the object has a parameter for. A torch module takes none, because it
+    passes all arguments to its `forward`."""
     parameters = {} if _is_module(found) else _parameters(found)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
@@ -328,7 +329,7 @@ def takes_anything(found: Any) -> bool:
 
 
 def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
-    if not callable(found):  # inspect would refuse it by writing out what may be a data set
+    if not callable(found):  # inspect's error would print all of it
         return {}
     try:
         return inspect.signature(found).parameters
@@ -337,7 +338,7 @@ def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_module(found: Any) -> bool:
-    torch = sys.modules.get("torch")  # without which there is none
+    torch = sys.modules.get("torch")  # without torch there are no modules
     return torch is not None and isinstance(found, torch.nn.Module)
 
 
@@ -349,8 +350,8 @@ def require_callable(found: Any, kind: str, wanted: str) -> Any:
 
 
 def unfit(found: Any, kind: str, wanted: str) -> InputError:
-    """The error that rejects an object that is no value of its kind."""
-    if isinstance(found, Filled):  # it asks for more than there is to fill in
+    """The error for an object that cannot be used as a value of its kind."""
+    if isinstance(found, Filled):  # it needs more arguments than there are facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(f"{said} cannot make a {kind} from the facts of a config: give {wanted}")
     return InputError(f"a {type(found).__name__} cannot be used as a {kind}: give {wanted}")

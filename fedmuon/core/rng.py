@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw(IntEnum):
-    """What a draw is for. Codes are part of the file format: append, never renumber."""
+    """The purpose of a draw. Codes are part of the file format: append, never renumber."""
 
     SYNTHETIC = 1
     SPLIT = 2
@@ -73,7 +73,7 @@ class Normals(Protocol):
 def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
     """Standard normal entries [K S, ...] in float64: one draw per client, shared by its S
     replicas, because runs that are compared must see one realization."""
-    import torch  # accountants and bounds draw seeds without it, and start two seconds sooner
+    import torch  # accountants and bounds work without torch, which takes two seconds to import
 
     each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
     return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)

@@ -56,7 +56,7 @@ def _sent_again() -> Iterator[None]:
 def deferred(ask: Callable[[int], None]) -> Iterator[None]:
     """Pass the first of these signals to `ask`; a second one does what the system does.
 
-    Some code, for example Ray's, does not survive an exception that is raised in its midst.
+    Some code, such as Ray's, does not survive an exception that a signal raises inside it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -114,7 +114,7 @@ def _unwind(number: int, frame: FrameType | None) -> None:
     ends = _ours()
     for end in ends:
         signal.signal(end, lambda number, frame: None)  # several signals at once are one request
-    signal.raise_signal(number)  # what came at the same time is heard while somebody hears it
+    signal.raise_signal(number)  # handle signals that arrive together while a handler is set
     for end in ends:
         signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)

@@ -1,4 +1,4 @@
-"""Typed tables and TOML. One sentence says which key is wrong, and what to do."""
+"""Typed tables and TOML. Errors name the wrong key and say what to do."""
 
 import re
 import tomllib
@@ -23,7 +23,7 @@ RENAMED: dict[tuple[str, ...], str] = {
     ("privacy", "gamma"): "lookahead",
     ("stability", "kind"): "lipschitz",
 }
-ELSEWHERE: dict[tuple[str, ...], str] = {  # what people look for here, and where it is
+ELSEWHERE: dict[tuple[str, ...], str] = {  # keys that users may expect, and what to set instead
     ("engine", "threads"): "set OMP_NUM_THREADS in the environment, or cpus-per-client for Ray",
     ("engine", "workers"): "Ray starts as many as fit: set cpus-per-client, the CPUs of each",
 }
@@ -38,7 +38,7 @@ TINY = 1e-9  # a least number that means "above 0"
 
 
 class Table(BaseModel):
-    """A table: keys are kebab-case in files; unknown keys and silent conversions are refused."""
+    """A table. Keys are kebab-case in files; unknown keys and silent conversions are rejected."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -55,8 +55,7 @@ def validate(
     """Make a model of nested tables.
 
     Raises:
-        InputError: With one sentence on what is wrong. The model's own checks may look at the
-            context.
+        InputError: If a key or value is not valid. The model's own checks may use the context.
     """
     try:
         return model.model_validate(dict(tables), context=context)
@@ -103,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as nested tables."""
     try:
         return tomllib.loads(read_text(path))
-    except InputError:  # it is no file
+    except InputError:  # it is not a regular file
         raise
     except OSError as error:
         why = f"cannot read the config {path} ({error.strerror}): check the path"
@@ -115,7 +114,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
-    """What is wrong with which key, and what to give instead, in the words of docs/config.md."""
+    """The message: the key, its value, and what to give instead."""
     place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
     if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
@@ -148,12 +147,13 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
 
 @cache
 def attribute(model: type[BaseModel], key: str) -> str:
-    """The attribute that files spell `key`; every config asks for some hundred."""
+    """The attribute of the model for `key` in files. Cached, because every config needs
+    hundreds."""
     return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
-    """What to write in place of an unknown key."""
+    """Advice for an unknown key."""
     if where := ELSEWHERE.get(tuple(place)):
         return where
     kind: Any = model

@@ -22,7 +22,7 @@ import torch
 Found = TypeVar("Found")
 LEAST = sys.float_info.min  # half of it is subnormal
 LEAVE = 20.0  # seconds that a piece may still take when the program ends
-_here = threading.local()  # `crew`: those who work with this thread
+_here = threading.local()  # `crew`: the threads that work with this one
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
@@ -103,7 +103,7 @@ class PerThread(Generic[Found]):
         return self._local.found
 
     def __reduce__(self) -> tuple[type, tuple[Callable[[], Found]]]:
-        """Copies, and other processes, make their own."""
+        """Copies and other processes create their own objects."""
         return PerThread, (self._make,)
 
 
@@ -177,7 +177,7 @@ class _Job:
             self.help()
 
     def help(self) -> None:
-        """Work on what nobody has taken yet."""
+        """Take pieces until none is left."""
         while True:
             with self._change:
                 if self._errors or self._taken == self._count:
@@ -186,7 +186,7 @@ class _Job:
                 self._taken += 1
             try:
                 self._found[number] = self._pieces[number]()
-            except BaseException as error:  # told by `results`, once nobody works any more
+            except BaseException as error:  # `results` raises it when all threads have ended
                 self._errors[number] = error
             finally:
                 with self._change:

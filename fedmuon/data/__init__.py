@@ -1,4 +1,4 @@
-"""Samples: where they come from, who holds which, and the data sets that differ in one of them."""
+"""Samples: sources, partitions over clients, and data sets that differ in one sample."""
 
 from fedmuon.data.readers import available, load, read
 

@@ -249,7 +249,8 @@ def is_partitioner(found: Any) -> bool:
 
 
 def partitioner_clients(found: Any) -> int | None:
-    """The number of clients of a partitioner; None if it is none or cannot say before it deals."""
+    """The number of clients of a partitioner; None if it is no partitioner, or if the number is not
+    known in advance."""
     if not is_partitioner(found) or isinstance(found, type):
         return None
     count = getattr(found, "_num_partitions", None)  # the public property needs a data set

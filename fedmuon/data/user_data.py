@@ -48,7 +48,7 @@ def pair_of(
     if _is_sequence(data):
         inputs, labels = _parts_of_items(data, name, target, like)
     else:
-        if target and name != "test":  # which may be a pair beside a table
+        if target and name != "test":  # a pair may also be a table
             raise InputError(
                 f"[data] target = '{target}' has no effect: {name} is a {type(data).__name__}, "
                 "which has neither columns nor dict items, so leave target out"
@@ -216,7 +216,7 @@ def as_array(part: Any, what: str) -> np.ndarray:
 
 def _unlike(part: Any) -> str:
     """Which sample has another shape than the first; empty if none has."""
-    with contextlib.suppress(Exception):  # of any library; also of what is ragged itself
+    with contextlib.suppress(Exception):  # errors of any library, also for ragged input
         shapes = [np.shape(one) for one in part]
         for number, shape in enumerate(shapes):
             if shape != shapes[0]:

@@ -60,7 +60,7 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
-AIMED = 1e-4  # by how much less than a target is aimed at where lots are cut, for two accounts
+AIMED = 1e-4  # share of a target that is left for lots that are cut
 LOW_BITS = (
     "The noise has floating-point values. Epsilon does not cover what their low bits can reveal."
 )
@@ -69,10 +69,9 @@ DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released. Publishing them would cost privacy that the ledger does not count."
 )
-# Noise was added to these files, or they follow from files that have it. No other file of a run is
-# for publication.
+# Only these files may be published: they contain noise, or follow from files that do.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
-cached_noise_for = cache(noise_for)  # takes a second, and all runs of a suite ask for the same
+cached_noise_for = cache(noise_for)  # takes a second, and the runs of a suite repeat it
 
 
 class Demand(NamedTuple):
@@ -102,7 +101,7 @@ class PerExample:
 
     @property
     def ledger_about(self) -> tuple[str, Record | None]:
-        """Where the rates of the ledger are from, and what else holds for all its lines."""
+        """How the rates of the ledger are known, and further facts that hold for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
         fixed_order, most = self.released.fixed_order, self.released.max_lot
         if most:
@@ -110,7 +109,7 @@ class PerExample:
         return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
-        """How many blocks a release has, each clipped to the bound."""
+        """The number of blocks of a release, each clipped to the bound."""
         return self.released.clipping.blocks(params)
 
     def require_possible(self) -> None:
@@ -128,7 +127,7 @@ class PerExample:
                 raise InputError(ONE_CLIENT)
 
     def cut(self) -> float:
-        """At least the probability that one of a client's lots exceeds their maximum."""
+        """An upper bound on the probability that one of a client's lots exceeds the maximum."""
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
@@ -146,7 +145,7 @@ class PerExample:
         )
 
     def demands(self) -> list[Demand]:
-        """The demands of the clients that no other client exceeds."""
+        """The demands of those clients that spend most."""
         mechanism, steps = self.released, self.experiment.plan.steps
         worst = hardest(  # at noise 1, because all clients have the same noise
             Event(mechanism.rate(int(self.sizes[client])), 1.0, int(rounds))
@@ -262,7 +261,7 @@ class PerClient:
 def unit_of(
     config: Config, experiment: Experiment, sizes: np.ndarray
 ) -> PerExample | PerClient | None:
-    """What a run protects; None if it is not private."""
+    """The strategy for the unit that a run protects; None if it is not private."""
     recipe = experiment.recipe
     if recipe.client_level is not None:
         return PerClient(config, experiment, sizes, recipe.client_level)
@@ -290,7 +289,7 @@ def with_noise(
     """
     if (unit := unit_of(config, experiment, sizes)) is None:
         return config
-    if isinstance(unit, PerExample):  # of client level, the checks of the config suffice
+    if isinstance(unit, PerExample):  # at client level, the checks of the config suffice
         unit.require_possible()
     privacy, adjacency = config.privacy, unit.released.adjacency
     if not privacy.epsilon:
@@ -319,7 +318,8 @@ def with_noise(
 def require_accountable(
     config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
 ) -> None:
-    """Reject, before anything is written, what a release or the end of the run would reject."""
+    """Reject a private run before anything is written, if a release or the end of the run would
+    fail."""
     if (unit := unit_of(config, experiment, sizes)) is None:
         return
     delta = delta_of(config, sizes, experiment.recipe.mechanism)
@@ -378,7 +378,8 @@ def require_counted(
     delta: float,
     tensors: Sequence[Tensor],
 ) -> None:
-    """Reject releases that no account covers, and noise that no lattice holds in these tensors."""
+    """Reject releases that the accountant does not cover, and noise that does not fit the lattice
+    of these tensors."""
     counted, shared = 1.0, False
     if isinstance(released, ClientLevel):  # shares of noise have a lattice of their own
         counted, shared = released.counted, released.shared
@@ -393,7 +394,7 @@ def require_counted(
 
 
 def _too_little(released: Mechanism | ClientLevel) -> str:
-    """Which keys give the account its noise, and how much of each is enough."""
+    """The message for too little noise: the keys that set it, and values that are enough."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
             f"[privacy] noise = {released.noise:g} is too small for the accountant: set noise = "
@@ -413,7 +414,7 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
 
 
 def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """How many clients, or examples of a client, an epsilon protects each of.
+    """The number of clients, or of examples of a client, that an epsilon protects.
 
     Args:
         config: It may give a public population of examples.
@@ -455,7 +456,7 @@ def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int,
 
 
 def client_name(client: int) -> int | str:
-    """A client of a ledger, as people read it."""
+    """The name of a ledger's client in messages."""
     return EACH if client == EVERYONE else client
 
 
@@ -493,7 +494,7 @@ class RunAccountant:
         unit = unit_of(config, experiment, sizes)
         assert unit is not None
         released, (rate_from, about) = unit.released, unit.ledger_about
-        # Of the run's file where there is one: an earlier version's has fewer keys.
+        # From the run's file if there is one, because earlier versions wrote fewer keys.
         held = path.parent / "config.toml"
         content = read_bytes(held) if held.exists() else dump(config).encode()
         fingerprint = hashlib.sha256(content).hexdigest()

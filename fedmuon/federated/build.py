@@ -61,15 +61,15 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.user_task import Task as OwnTask
 from fedmuon.tasks.user_task import as_task, user_network
 
-COMPILED = 2e7  # gradients of samples in a run, from which seconds of compilation are nothing
-ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
+COMPILED = 2e7  # gradients per run from which on compiling pays off
+ROUNDING = 1e-9  # tolerance for squared norms of rows in the ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 ResolvedConfig = NewType("ResolvedConfig", Config)
 """A config that says what a run really uses; nothing rewrites it, and config.toml holds it."""
 
 
-# What the config leaves open
+# Settings that the config leaves open
 
 
 def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
@@ -181,7 +181,7 @@ def build_experiment(
         held_out = data.test_inputs, data.validation_inputs, data.client_test_inputs
         for rows in (data.inputs, *held_out):
             squares = np.einsum("nd,nd->n", rows, rows)
-            if not (squares <= 1 + ROUNDING).all():  # NaN neither
+            if not (squares <= 1 + ROUNDING).all():  # also rejects NaN
                 raise InputError(
                     "the constants of the matrix task hold for samples in the unit ball, but one "
                     f"sample has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = "
@@ -216,7 +216,7 @@ def _timetable(
 
 
 def build_plan(config: Config) -> RandomnessPlan:
-    """The run's randomness, and what its step sizes are times."""
+    """The run's randomness, and the factors of its step sizes."""
     federation, local, privacy = config.federation, config.local, config.privacy
     return RandomnessPlan(
         federation.seed,
@@ -283,7 +283,7 @@ def _user_task(
 ) -> NetworkTask:
     """The user's, made once for all clients of a worker process."""
     known = dict(facts)
-    with torch.random.fork_rng(devices=[]):  # the caller's draws go on as they would have
+    with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
         torch.manual_seed(config.federation.seed)  # a class draws its first weights when called
         made = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
     within = guard(config, "task")
@@ -347,12 +347,12 @@ def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> For
     return Form(*sizes, tied=table.head == "tied", padded=padded)
 
 
-# What one client needs in another process
+# The objects of a client in another process
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What is the same for all clients of a worker process: rules, samples, and whose they are.
+    """The objects that all clients of a worker process share: rules, samples, and their owners.
 
     Client i's samples are those at rows[offsets[i]:offsets[i + 1]].
     """
@@ -366,19 +366,19 @@ class WorkerSetup:
     normalize: str
     partition_digest: str
     measured: bool = False  # whether clients measure themselves
-    tests: tuple[np.ndarray, np.ndarray] | None = None  # their test samples, and whose these are
+    tests: tuple[np.ndarray, np.ndarray] | None = None  # test samples and owners
 
 
 @dataclass(frozen=True)
 class LocalClient:
-    """One client: everybody's rules, and its own samples."""
+    """One client: the shared rules, and its own samples."""
 
     client: int
     shard: Shard
     setup: WorkerSetup
 
     def require_same_partition(self, digest: str) -> None:
-        """Reject samples that this process deals otherwise than the server."""
+        """Reject a partition that differs between this process and the server."""
         if self.setup.partition_digest != digest:
             raise InputError(
                 "your partition gives a different result in each process, but this engine has "
@@ -444,7 +444,7 @@ def _worker_setup(config: Config) -> WorkerSetup:
     about = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
     task = build_task(bare, *about)
     recipe = build_recipe(resolved, task)
-    if recipe.personalizes and bare != resolved:  # what is personal begins as the first model
+    if recipe.personalizes and bare != resolved:  # personal parameters begin as in the first model
         task = build_task(resolved, *about)
     return WorkerSetup(
         recipe,

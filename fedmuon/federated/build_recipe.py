@@ -1,7 +1,7 @@
 """From a config to a recipe: the local chain, the server's rule, the aggregate and the release.
 
 A custom recipe or aggregate makes a first round on drawn tensors here, before any samples are
-touched. A trial proves nothing: it rejects what is seen to be wrong, and says what links, the
+touched. A trial proves nothing. It rejects visible errors early, with messages on what links, the
 server's rule and an aggregate take and return.
 """
 
@@ -54,9 +54,9 @@ from fedmuon.tasks.base import Params, Points, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
-MOST_TURNS = 10**5  # steps that buffers are optimized for, in seconds
+MOST_TURNS = 10**5  # maximum steps for which buffers are optimized, which takes seconds
 AGGREGATE = "federation.aggregate"
-UNWEIGHTED = ("median", "trimmed-mean", "krum")  # that do not look at how many samples there are
+UNWEIGHTED = ("median", "trimmed-mean", "krum")  # do not use numbers of samples
 LINK = (
     "update(direction, state, context) returns (direction, state), and that of links.stateless, "
     "update(direction, context), a direction: mappings of names to tensors"
@@ -90,11 +90,11 @@ def build_recipe(
             turns=(min(turns[0], MOST_TURNS), turns[1]),
         )
         found = replace(found, thread_safe=mine is None)
-    else:  # its links may keep something between calls
+    else:  # its links may have hidden state between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
     if isinstance(task, NetworkTask) and (found.mechanism is not None or privacy.level == "client"):
         task.require_unmixed()
-    # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
+    # The aggregate of a custom recipe is used if the config has the plain mean, its default.
     if brought.recipe is None or not is_default(AGGREGATE, federation.aggregate):
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
@@ -125,7 +125,7 @@ def build_recipe(
             "fedavg, fedavgm, local-muon or fedmuon"
         )
     for name in found.returned:
-        if name not in found.sent:  # nobody knows how far it moved
+        if name not in found.sent:  # its change is not known, so it cannot be clipped
             raise InputError(
                 f"[privacy] level = 'client' clips the change of the state {name!r}, but your "
                 "recipe returns this state without sending it: name it in sent, too"
@@ -152,8 +152,8 @@ def build_recipe(
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:
-    """The recipe with the compressors of [compression]; the config has rejected what does not go
-    with built-in recipes."""
+    """The recipe with the compressors of [compression]. The config has already checked built-in
+    recipes."""
     table = config.compression
     if table.uplink == table.downlink == "none":
         return recipe
@@ -203,7 +203,7 @@ def _is_centred(config: Config, task: Task) -> bool:
 
 
 def user_map(config: Config) -> Orthogonalizer | None:
-    """The user's map, None if it is one of ours."""
+    """The custom orthogonalizer; None if it is built in."""
     found = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
@@ -255,7 +255,7 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
             f"[federation] aggregate = '{aggregate}' weights clients, but the server's state of "
             "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
         )
-    own = user_objects(config).recipe is not None  # of ours, those with one number do not read it
+    own = user_objects(config).recipe is not None  # built-in ones do not read it
     if own and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
             "[local] epochs lets clients take different numbers of steps, but this recipe needs "
@@ -368,7 +368,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
         raise InputError(problems[0])
     start, _ = split_statistics(task.initial(generator(0, Draw.INITIAL)))
     with within:
-        seen = not private and not found.scaled  # by a probe of the links alone
+        seen = not private and not found.scaled  # found by a trial of the links
         if seen and not is_default("local.schedule", local.schedule):
             one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
             if all(torch.equal(one[name], other[name]) for name in start):
@@ -397,9 +397,9 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
 
 
 def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
-    """The map for a custom recipe that asks for it: the user's, or the one of ours that the config
-    names. Where the config says nothing, the recipe uses its own if it has one. A map that nobody
-    asks for is rejected."""
+    """The orthogonalizer for a custom recipe that asks for it: a custom one, or the built-in one
+    that the config names. If the config has the default, the recipe uses its own, if it has one.
+    One that the recipe does not ask for is rejected."""
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:
         found = getattr(table, attribute(type(table), name))
@@ -453,7 +453,7 @@ def _trial_steps(
 def _context(
     params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
 ) -> Context:
-    """What links may see of half the squared distance to drawn centres, released or not."""
+    """The context of links for half the squared distance to drawn centres, released or not."""
     drawn = torch.Generator().manual_seed(0)
     centres = {}
     for name, value in params.items():  # drawn for two clients, whoever takes part
@@ -480,7 +480,7 @@ def _context(
 
 
 def _require_held(recipe: Recipe) -> None:
-    """Reject a recipe that names states which nobody holds."""
+    """Reject a recipe that names states that do not exist."""
     links = [link.name for link in recipe.chain.links]
     for name in recipe.returned:
         if name not in links and recipe.client is None:
@@ -519,7 +519,7 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
 
 
 def require_round(recipe: Recipe, start: Params) -> None:
-    """Reject a recipe whose states nobody holds, or whose chain or rule cannot make a round from
+    """Reject a recipe whose states do not exist, or whose chain or rule cannot make a round from
     the parameters `start` [1, ...]."""
     _require_held(recipe)
     states = {
@@ -572,7 +572,7 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
-    """What a link makes of its direction and state, which it must leave as they are."""
+    """The result of a link, which must not change its input in place."""
     given = (direction, state, context.params)
     context = context if link.knows_client else replace(context, clients=())
     before = [_copied(one) for one in given]
@@ -604,7 +604,7 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
 
 
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
-    """Reject a custom aggregate that makes another model of the same replies after others."""
+    """Reject a custom aggregate whose result for the same replies depends on earlier calls."""
     brought, count = user_objects(config), config.federation.per_round
     if brought.aggregate is None and brought.recipe is None:
         return

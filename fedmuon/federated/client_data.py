@@ -53,7 +53,7 @@ from fedmuon.federated.size_limits import require_room
 from fedmuon.tasks.base import Batch, Replaced
 
 Facts = tuple[tuple[str, Any], ...]
-TEST = 5  # a fifth of a small source is held out, where nobody says how many
+TEST = 5  # by default, a fifth of a small source is held out
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
@@ -81,7 +81,7 @@ def read_source(config: Config, mapped: bool = False) -> Source:
 
 @contextmanager
 def one_copy() -> Iterator[None]:
-    """Meanwhile sources are memory maps: the processes of a machine share one copy of each."""
+    """Read sources as memory maps within this block, so that processes share one copy."""
     before = _shared.set(True)
     try:
         yield
@@ -173,7 +173,7 @@ def _dealt(config: Config, source: Source) -> Dealt:
     """The same before the clients hold out samples of their own."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
-    if (parts := _index_arrays(config)) is not None:  # what they leave out may be held out
+    if (parts := _index_arrays(config)) is not None:  # samples that they leave out may be held out
         last = n if official is None else official
         with _partition_guard(config):
             train, client = flatten_partition(parts, last)
@@ -202,13 +202,13 @@ def _dealt(config: Config, source: Source) -> Dealt:
         with _partition_guard(config):
             found = _partition(config)(source.labels[train], federation.clients, rng)
             client = clients_of_samples(found, len(train), federation.clients)
-    filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
+    filled = federation.partition in ("dirichlet", "quantity")  # give every client enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return Dealt(train, client, test, held)
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
-    """That of the user's partition, if there is one."""
+    """The number of clients of the user's partition, if there is one."""
     brought = user_objects(config).partition is not None
     return guard(config, "partition") if brought else nullcontext()
 
@@ -420,7 +420,7 @@ class Shards:
 
     @cached_property
     def partition_digest(self) -> str:
-        """A worker must have dealt the samples alike."""
+        """Reject a partition that differs from the server's."""
         return partition_digest(*self.whose) if self.whose else ""
 
     def size(self, client: int) -> int:
@@ -428,7 +428,7 @@ class Shards:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def only(self, kept: np.ndarray) -> "Shards":
-        """Those of the rows [n] that are kept, and of no other data set."""
+        """The chosen rows [n] of the base data set."""
         counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
         there = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])

@@ -1,4 +1,4 @@
-"""What a round tells of each client: the records of `clients.jsonl`.
+"""Measurements of each client in a round: the records of `clients.jsonl`.
 
 A client measures its own part where its samples are: its loss before and after its local steps, how
 far it drifted, the norm of its momentum, and its score on its own test samples. The server adds
@@ -15,15 +15,15 @@ from fedmuon.federated.client_data import Shard
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Batch, Params, Task, split_statistics
 
-PIECE = 1024  # samples that are looked at together
+PIECE = 1024  # samples that are evaluated together
 MOMENTA = ("momentum", "local-momentum")  # links whose state is the momentum of a client
-OWN_TEST = "client_test_"  # and the name of what was measured on a client's own test samples
+OWN_TEST = "client_test_"  # prefix of measurements on a client's own test samples
 
 
 def client_metrics(
     task: Task, shard: Shard, received: Params, local: Params, states: States
 ) -> dict[str, float]:
-    """What a client measures after its local steps.
+    """Measure a client after its local steps.
 
     Args:
         task: The task.

@@ -1,4 +1,4 @@
-"""States that belong to clients and outlast the rounds that these sit out.
+"""States of clients that last while the clients do not take part.
 
 A state is known by its client and by the round that the client took part in. Before round r a
 client has the newest state of an earlier round, so a run that is repeated, or resumed from any
@@ -80,7 +80,7 @@ class ClientStates:
     def write(self, client: int, round: int, states: States) -> None:
         """Keep what the client has after this round."""
         rounds = self._rounds.setdefault(client, [])
-        while rounds and rounds[-1] >= round:  # this round is run again
+        while rounds and rounds[-1] >= round:  # this round is repeated
             self._forget((client, rounds.pop()))
         rounds.append(round)
         self._new[client, round] = flat_states(states)
@@ -112,7 +112,8 @@ class ClientStates:
         self._new.clear()
 
     def commit(self, round: int) -> None:
-        """After a checkpoint of that round: let go of what neither it nor the one before needs."""
+        """After a checkpoint of that round, drop states that neither it nor the previous one
+        needs."""
         self.checkpoints = (*self.checkpoints[-1:], round)
         for client in list(self._several):
             self._prune(client)

@@ -1,4 +1,4 @@
-"""The virtual clock: how long simulated devices take, who is there, and whose replies count.
+"""The virtual clock: times and availability of simulated devices, and the replies that count.
 
 Time is simulated and never measured. It depends on the config, the sizes of messages and the
 numbers of samples only, not on what is learned. So `timetable` knows the whole run before its first
@@ -20,7 +20,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
 HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")  # of a device; block of its draw
-ATTEMPTS = 100  # at a round that nobody answers
+ATTEMPTS = 100  # at a round without replies
 LONGEST = 1e15  # seconds of a client's round, as of the keys of [devices]
 ZONE, THERE = 3, 4  # blocks of the draws of time zones and of availability by chance
 
@@ -194,7 +194,7 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round that it began in
     least = 0  # attempts until the last update
-    working: list[tuple[float, int, int, bool]] = []  # when it ends, who, the round, whether lost
+    working: list[tuple[float, int, int, bool]] = []  # end, client, round, whether lost
     answered, versions, ends, losses = [], [], [], [0]
     while len(ends) < rounds:
         if starts - least > 10 * ATTEMPTS * many:
@@ -207,7 +207,7 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
             now, starts, many - len(busy), barred=(*sorted(busy), *sorted(waiting))
         )
         if then > now and working:
-            chosen = chosen[:0]  # nobody is there yet, and a reply may come before
+            chosen = chosen[:0]  # no client is available yet, and a reply may come earlier
         else:
             now = then
         for client in map(int, chosen):

@@ -1,4 +1,4 @@
-"""The models of single clients, and how they do on their clients' own test samples."""
+"""Personal models of clients, and their results on the clients' own test samples."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ def tests_personal_models(config: Config, recipe: Recipe) -> bool:
 def personal_model(experiment: Experiment, state: ServerState, client: int) -> Params:
     """A client's own model, or the server's with the client's own part: as in the first model if
     the client never took part."""
-    whole = experiment.recipe.personal  # else the state is a whole model
+    whole = experiment.recipe.personal
     start = state.params if whole else first_model(experiment.task, experiment.plan.seed)
     own = experiment.client_states.read(client, state.round).get(PERSONAL, {})
     return {name: own[name].to(one) if name in own else one for name, one in start.items()}
@@ -49,7 +49,7 @@ def fine_tuned(
     The draws are those of the round after the last, and step sizes are the last round's.
     """
     plan, memory = experiment.plan, experiment.client_states
-    # The rule that ends a client's round makes of its model what the server wants.
+    # The rule at the end of a client's round turns its model into the reply.
     recipe = replace(experiment.recipe, client=None, returned=())
     last = plan.factor_at(max(0, state.round - 1))
     factor = None if plan.factor is None else lambda round: last

@@ -41,7 +41,7 @@ def schedule_of(config: Config) -> Callable[[int], float] | None:
 
 @dataclass(frozen=True)
 class RandomnessPlan:
-    """Who takes part when, and what every draw of a run will be."""
+    """The participants of each round, and all random draws of a run."""
 
     seed: int
     clients: int
@@ -51,9 +51,9 @@ class RandomnessPlan:
     batch: int = 0  # 0 is the full batch
     epochs: float = 0.0  # passes over a client's samples instead of `steps`; 0 is `steps`
     fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
-    factor: Callable[[int], float] | None = None  # what step sizes are times, by round
-    poisson: bool = False  # each client with K / N, on its own, drawn round by round
-    secret: str = ""  # of Poisson cohorts: not from the seed, but from this noise source
+    factor: Callable[[int], float] | None = None  # the factor of step sizes, by round
+    poisson: bool = False  # each client independently with probability K / N, drawn round by round
+    secret: str = ""  # Poisson cohorts come from this noise source, not from the seed
     biased: bool = False  # whether simulated devices decide who takes part
     timetable: "Timetable | None" = None  # of simulated devices, once the data are known
     _cohorts: dict[int, np.ndarray] = field(
@@ -61,13 +61,13 @@ class RandomnessPlan:
     )
 
     def factors(self) -> np.ndarray | None:
-        """What step sizes are times in each round [R]; None if they stay as they are."""
+        """The factors of the step sizes in each round [R]; None if they are constant."""
         if self.factor is None:
             return None
         return np.array([self.factor_at(round) for round in range(self.rounds)])
 
     def factor_at(self, round: int) -> float:
-        """What step sizes are times in that round: a number of 0 or more."""
+        """The factor of the step sizes in that round, 0 or more."""
         if self.factor is None:
             return 1.0
         number = as_factor(self.factor(round))
@@ -97,8 +97,8 @@ class RandomnessPlan:
         return self._cohorts[round]
 
     def forget(self, round: int) -> None:
-        """Draw that round's secret cohort anew when it is asked for: a further attempt at a round
-        that released something must not have the same."""
+        """Draw that round's secret cohort anew at the next request, because a new attempt at a
+        round that released something must not repeat its cohort."""
         self._cohorts.pop(round, None)
 
     def schedule(self) -> np.ndarray:
@@ -125,7 +125,7 @@ class RandomnessPlan:
         return max(1, math.ceil(round(self.epochs * size / (self.batch or size), 9)))
 
     def turn(self, round: int, client: int, step: int) -> int:
-        """How many steps a client makes before that one, in all rounds."""
+        """The number of steps of a client before that one, over all rounds."""
         return int((self.schedule()[:round] == client).sum()) * self.steps + step
 
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:

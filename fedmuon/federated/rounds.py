@@ -41,21 +41,21 @@ from fedmuon.optim.recipe import (
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks, split_statistics
 
-LARGE = 1e15  # float32 holds its square, and sums of such squares
+LARGE = 1e15  # float32 can represent its square, and sums of such squares
 CHUNK = 1 << 24  # logits held at once by a thread
 LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too many logits
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What stays the same from round to round; and the clients' states, which know their rounds."""
+    """The parts of a run that all rounds share, and the clients' states by round."""
 
     recipe: Recipe
     task: Task
     plan: RandomnessPlan
     shards: Shards
     client_states: ClientStates = field(default_factory=ClientStates)
-    measured: bool = False  # whether rounds tell what each client measured, of one replica
+    measured: bool = False  # whether rounds record measurements of each client, for one replica
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends: the round, the model, and the states that the recipe shares."""
+    """A message of the server: the round, the model, and the states that the recipe shares."""
 
     round: int
     params: Params
@@ -80,9 +80,9 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client returns; `loss` [S] is that at the start of its last step, `samples` is n_i,
-    `steps` its local steps, `own` its persistent states, which stay with it, and `metrics` what it
-    measured, if it was asked to."""
+    """The reply of a client. `loss` [S] is that at the start of its last step, `samples` is n_i,
+    `steps` its local steps, `own` its persistent states, which stay with it, and `metrics` its
+    measurements, if they were requested."""
 
     client: int
     params: Params
@@ -96,7 +96,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """A participant that gave no sound reply at an attempt, or had to be asked again, and why."""
+    """A participant without a valid reply at an attempt, or one that was asked again, and the
+    reason."""
 
     client: int
     attempt: int
@@ -184,7 +185,7 @@ def run_round(
 def starts(
     plan: RandomnessPlan, state: ServerState, clients: Sequence[int]
 ) -> list[tuple[ServerState, list[int]]]:
-    """The states that clients of the next round began with, and who with which."""
+    """The states that clients of the next round began with, and the clients of each."""
     if plan.timetable is None or not plan.timetable.versions:
         return [(state, [*clients])]
     versions, known = plan.timetable.versions[state.round], (*state.older, state)
@@ -272,7 +273,7 @@ def next_state(
 
 
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
-    """What every participant of the next round receives."""
+    """The message to every participant of the next round."""
     states = {name: state.states[name] for name in recipe.sent}
     params, states = shared_part(recipe, state.params), recipe.encoded(states)
     if recipe.compression is not None and recipe.compression.down:
@@ -429,9 +430,8 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
 def client_records(
     before: ServerState, replies: Sequence[Reply], direction: bool = False
 ) -> tuple[dict[str, Any], ...]:
-    """What is known of each client after a round, in the order of the clients: what it measured,
-    and the cosine of the update that it returned to the mean of all. Numbers that are not finite
-    are left out."""
+    """A record of each client after a round, in the order of the clients: its measurements, and the
+    cosine of its update to the mean of all. Numbers that are not finite are left out."""
     ordered = sorted(replies, key=lambda reply: reply.client)
     base = zeros(before.params) if direction else before.params  # directions are updates
     cosines = cosines_to_mean(base, [split_statistics(one.params)[0] for one in ordered])
@@ -446,7 +446,7 @@ def client_records(
 def _metrics_of_each(
     task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
 ) -> list[dict[str, float]]:
-    """What each client of a stack measures after its local steps from its model at the start."""
+    """The measurements of each client of a stack after its local steps from its first model."""
     starts, models = (blocks(one, len(clients)) for one in (start, local))
     momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
     return [
@@ -627,7 +627,7 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
     return found.pop("model"), found
 
 
-# What a local step may see, and the state that it starts from
+# The context of a local step, and its first state
 
 
 def _context(
@@ -640,7 +640,8 @@ def _context(
     statistics: Params,
     after: Params,
 ) -> Context:
-    """What the links of a step may see: mini-batch gradients, or only what a mechanism releases.
+    """The context of the links of a step: mini-batch gradients, or only the releases of a
+    mechanism.
 
     A gradient begins with the running `statistics`, and puts their next values into `after` if
     it is empty.
@@ -869,7 +870,7 @@ def sums(
 
 
 def _pieces(rows: int, stack: int) -> list[slice]:
-    """The rows that are looked at together."""
+    """Ranges of rows that are evaluated together."""
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
     return [slice(start, start + step) for start in range(0, rows, step)]
 

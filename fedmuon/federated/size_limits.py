@@ -19,7 +19,7 @@ from fedmuon.tasks.networks import NetworkTask
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-DOUBLE, LEAST = 8, 1 << 28  # bytes; a run of less is not worth a look at the machine
+DOUBLE, LEAST = 8, 1 << 28  # bytes; smaller runs are not checked
 BATCHED = 1 << 20  # rows that are evaluated together, as in `evaluate`
 CLIENT, PARTICIPANT = 200, 6500  # bytes that were measured of those with two samples: 100,000 of
 # one kind, 20,000 and 50,000 of the other; what they see, their draws, states and replies

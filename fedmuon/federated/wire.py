@@ -1,7 +1,7 @@
 """A server state as one flat dictionary of named tensors, for messages and for files.
 
-Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once. What comes in a
-message was written by a stranger: it is compared with what is expected before it is read.
+Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once. Messages are not
+trusted: names, shapes and types are checked before arrays are read.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def pack(params: Params, states: States) -> dict[str, Tensor]:
 
 
 def named(params: Params, states: States) -> dict[str, Tensor]:
-    """Model and states under their flat names, wherever they are."""
+    """Model and states under their flat names, on their devices."""
     trees = {"model": params, **states}
     return {
         f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()
@@ -36,7 +36,7 @@ def named(params: Params, states: States) -> dict[str, Tensor]:
 def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tuple[Params, States]:
     """Flat tensors -> model and states of links, shaped and placed like the given ones.
 
-    Anything missing, left over, or of another shape or precision is refused.
+    Missing or additional arrays, other shapes and other precisions are rejected.
     """
     trees = {"model": params, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
@@ -70,11 +70,11 @@ def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple
 
 
 def _read(data: bytes, like: Tensor, name: str) -> Tensor:
-    """The array, if the header says what is expected and the bytes are as many as it says."""
+    """The array, if its header is as expected and its length matches."""
     try:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])
-    except Exception:  # numpy's parser ends in a dozen ways
+    except Exception:  # numpy's parser raises many kinds of errors
         raise InputError(f"the array {name} is not an .npy file") from None
     expected = torch.empty(0, dtype=like.dtype).numpy().dtype
     if shape != tuple(like.shape) or dtype != expected:
@@ -99,7 +99,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 @contextlib.contextmanager
 def distrusted() -> Iterator[None]:
-    """Whatever a stranger's message breaks is the stranger's fault, and one sentence."""
+    """Turn any error in reading a message into an InputError with one line."""
     try:
         yield
     except InputError as error:

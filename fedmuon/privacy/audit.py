@@ -99,7 +99,7 @@ MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
 
 
 class Setting(NamedTuple):
-    """What is audited. The noise is that of one block; the blocks share their lots."""
+    """The setting of an audit. The noise is that of one block; the blocks share their lots."""
 
     noise_multiplier: float
     sampling_probability: float
@@ -349,7 +349,7 @@ def _largest(beyond: Callable[[float], bool]) -> float:
 
 
 def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
-    """What the accountant certifies at `POINTS` epsilons up to `most`.
+    """The accountant's claims at `POINTS` epsilons up to `most`.
 
     The claims hold whether the example is added or removed, and for each of these kinds of
     releases.
@@ -446,8 +446,8 @@ def _ratio(x: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
 
 
 class Claimed(NamedTuple):
-    """What an account will say of a run at `delta`, from the releases of each client that takes
-    part, with canaries or without."""
+    """The expected account of a run at `delta`, from the releases of each participating client,
+    with canaries or without."""
 
     settings: Sequence[Setting]
     delta: float

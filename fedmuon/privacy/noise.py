@@ -1,9 +1,9 @@
 """The randomness of releases: key streams, streams from the run's seed, and what is drawn of them.
 
 A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key of the operating system's
-entropy. Blocks never repeat, so whoever tells n blocks of 16 bytes from uniform ones breaks AES,
-but for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone who
-cannot break AES. A statistical generator such as PCG64 promises nothing like this.
+entropy. Blocks never repeat, so telling n blocks of 16 bytes from uniform ones means breaking AES,
+except for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone
+who cannot break AES. A statistical generator such as PCG64 has no such guarantee.
 """
 
 import dataclasses
@@ -162,7 +162,7 @@ CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 
 
 def secrecy(repeatable: bool, source: NoiseSource) -> str:
-    """Who can know noise of this source: a key of `CAVEATS`."""
+    """The class of this noise source, a key of `CAVEATS`."""
     if repeatable:
         return "repeatable"
     return "secret" if source == "secure" else "predictable"

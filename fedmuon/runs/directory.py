@@ -215,7 +215,7 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """What the owners of clients' states know the run by."""
+        """The id of the run for nodes that store clients' states."""
         file = self.path / RUN_ID
         return files.read_text(file).strip() if file.exists() else self.mark
 

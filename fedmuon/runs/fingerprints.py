@@ -77,7 +77,8 @@ def described(
 
 
 def require_same(folder: Path, found: Record) -> Record:
-    """What the run in `folder` began with; an error if another object is given now."""
+    """Read the digests of the objects that the run in `folder` began with, and reject other
+    objects."""
     if not (folder / FILE).exists():
         return {}
     files.require_sound(folder, [FILE])
@@ -134,7 +135,7 @@ def _digest(config: Config, kind: str, mine: Any) -> str:
 
 
 def _called(found: Any) -> str:
-    """What people call the object: its function's or class's name, or that of what it wraps."""
+    """The name of the object's function or class, or that of the object inside it."""
     if isinstance(found, partial):
         return _called(found.func)
     if isinstance(found, tuple | list) and found:
@@ -147,7 +148,7 @@ def _called(found: Any) -> str:
 
 
 def _reference(mine: Any) -> Callable[[], Any]:
-    """What returns the object, and keeps it only if it cannot be had otherwise."""
+    """A function that returns the object, by weak reference if possible."""
     try:
         return weakref.ref(mine)
     except TypeError:
@@ -156,7 +157,7 @@ def _reference(mine: Any) -> Callable[[], Any]:
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
     """Words that differ where two objects do: of functions their code and what it closes over, of
-    values what they hold; `state` leaves that out. Of what is opaque there is but its type."""
+    values what they hold; `state` leaves that out. Opaque objects contribute only their type."""
     yield f"{type(found).__module__}.{type(found).__qualname__}"
     if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
         yield repr(found)
@@ -168,7 +169,7 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
 
 
 def _held(found: Any, state: bool) -> Iterator[Any]:
-    """What an object is made of."""
+    """The parts of an object."""
     for kinds, held_by in HELD.items():
         if isinstance(found, kinds):
             own = found if state and type(found).__module__ != "builtins" else None
@@ -181,7 +182,7 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _attributes(found: Any) -> Iterator[Any]:
-    """What an object holds by names: in its dictionary, and in slots of the user's classes."""
+    """The named attributes of an object: its dictionary, and slots of the user's classes."""
     yield from getattr(found, "__dict__", {}).items()
     for kind in type(found).__mro__:
         names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
@@ -224,7 +225,7 @@ def _of_value(found: Any, state: bool) -> Iterator[Any]:
     held = list(_attributes(found)) if state else []
     module = type(found).__module__
     known = module.partition(".")[0] in LIBRARIES or hasattr(found, "named_parameters")
-    if not known and _is_installed(module):  # another library's, which may hold anything
+    if not known and _is_installed(module):  # objects of other libraries may contain anything
         held = [pair for pair in held if _is_plain(pair[1])]
     yield from held
     if state and not held and " at 0x" not in (words := repr(found)):
@@ -232,7 +233,7 @@ def _of_value(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    """Of a function or a class."""
+    """Words for a function or a class."""
     ours = _is_ours(found)
     yield "" if ours else found.__qualname__
     if isinstance(found, FunctionType):
@@ -286,8 +287,7 @@ def _content(cell: Any) -> Any:
 
 
 def _of_array(found: Any) -> Iterator[Any]:
-    """What an array holds; of a tensor, however it is stored, and of one without values its
-    type."""
+    """The bytes of an array or tensor, independent of its storage; its type if it has no values."""
     yield str(found.dtype)
     if isinstance(found, np.ndarray):
         yield found.shape

@@ -131,7 +131,7 @@ def prepare(
     if resume:
         directory.require_resumable()
     directory.create(resume)
-    unknown = np.empty((plan.rounds, 0), np.int64)  # nobody knows a Poisson cohort before its round
+    unknown = np.empty((plan.rounds, 0), np.int64)  # a Poisson cohort is not known before its round
     uniform = not plan.poisson and not plan.biased
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
@@ -212,7 +212,7 @@ def train(
         rounds = accountant.ahead(rounds, state.round) if accountant else rounds
         asked = time.monotonic()
         for result in rounds:
-            trained += time.monotonic() - asked  # no evaluation, no writing
+            trained += time.monotonic() - asked  # without evaluation and writing
             record = _record(run, result, trained, time.monotonic() - start)
             directory.append(record, _of_clients(result, seen))
             state = result.state  # now that its record is there: a signal may come at any moment
@@ -299,7 +299,7 @@ def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[
     try:
         yield
     except errors:
-        with contextlib.suppress(InputError):  # what stopped the run is the news
+        with contextlib.suppress(InputError):  # keep the error that stopped the run
             save()
         raise
 
@@ -313,7 +313,7 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
         record["simulated_seconds"] = float(clock.seconds[state.round - 1])
         if clock.versions:
             record["staleness"] = (state.round - 1 - clock.versions[state.round - 1]).tolist()
-    if np.isfinite(result.loss[0]):  # a private client tells no loss
+    if np.isfinite(result.loss[0]):  # a private client reports no loss
         record["client_loss"] = float(result.loss[0])
     if result.faults:
         record["faults"] = [dataclasses.asdict(fault) for fault in result.faults]
@@ -433,8 +433,8 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
 
 
 def _personal_models(run: Run, state: ServerState) -> Mapping[str, bytes]:
-    """What each client that took part has of its own, stacked, with the clients' numbers; nothing
-    where the clients' nodes hold it."""
+    """The personal parameters of each client that took part, stacked, with the clients' numbers;
+    empty if the clients' nodes store them."""
     memory, every = run.experiment.client_states, range(run.config.federation.clients)
     if not run.experiment.recipe.personalizes:
         return NO_FILES

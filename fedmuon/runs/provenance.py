@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, machine, commit."""
+"""The origin of a result: versions, machine, commit."""
 
 import contextlib
 import importlib.metadata
@@ -54,7 +54,7 @@ def machine(threads: int) -> Record:
 
 
 def processor() -> str:
-    """Its name as it calls itself."""
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,11 +63,11 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-# What this process has taken of its machine, its most memory; and what others take.
+# The maximum memory of this process, and the cores that other processes use.
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has held."""
+    """The maximum memory of this process so far, in bytes."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

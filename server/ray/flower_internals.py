@@ -27,7 +27,7 @@ SERVER = SUPERLINK_NODE_ID  # the node that sends a server's messages
 
 
 def identify() -> None:
-    """Tell Flower who makes messages in this process; it makes none before."""
+    """Set the sender of messages in this process, as Flower requires before the first one."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = RUN, RUN, SERVER
 
 

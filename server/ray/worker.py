@@ -87,7 +87,8 @@ class Worker:
         return replies, states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
-        """Replies to all, or none if that fails: one by one, the client at fault is found."""
+        """Replies to all, or none if that fails. The messages are then sent one by one to find the
+        client at fault."""
         if not isinstance(self._app, Together):
             return []
         found = [self._context(message, states) for message in messages]

@@ -1,1 +1,1 @@
-"""What private runs spend: dominating pairs, privacy loss, epsilon, calibration, tuning."""
+"""Privacy accounting: dominating pairs, privacy loss, epsilon, calibration, tuning."""

@@ -1,12 +1,12 @@
-"""What composed releases spend, and the least noise that meets a target.
+"""The epsilon of composed releases, and the least noise that meets a target.
 
 `account` turns events into an epsilon with both ends of its bracket; `noise_for` finds the noise.
 
 The m blocks of a step are clipped to C each and share their lot. Together they are one Gaussian
 release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma / sqrt(m) (DP-Muon,
 Theorem 2.1). This is the mode `joint`, the only one that certifies. The mode `per-release` counts
-m T releases as if each had drawn its own lot. It reproduces DP-Muon's Table 3, and no mechanism
-that was run. Every answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
+m T releases as if each had drawn its own lot. It reproduces DP-Muon's Table 3, but describes no
+real mechanism. Every answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
 """
 
 import math
@@ -174,7 +174,7 @@ def account(
     adjacency: str = "zero-out",
     sampling: str = "poisson",
 ) -> Answer:
-    """What several kinds of releases spend together, as a ledger lists them.
+    """The epsilon of several kinds of releases together, as a ledger lists them.
 
     `sampling` is named in the answer alone: events say at which rate lots are drawn.
     """

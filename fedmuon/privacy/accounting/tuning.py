@@ -1,4 +1,4 @@
-"""What publishing the best of several private runs spends (Papernot, Steinke 2022).
+"""The privacy cost of publishing the best of several private runs (Papernot, Steinke 2022).
 
 Each run draws its settings (step size, seed, optimizer) afresh and is private by itself. The run
 with the best score is published. If the number of runs is fixed, composition counts them all. If it
@@ -96,8 +96,8 @@ def answer(
     shape: str,
     adjacency: str,
 ) -> dict[str, Any]:
-    """What the best of K runs spends, and for comparison one run, and E K runs that are all
-    published."""
+    """The epsilon of the best of K runs, and for comparison that of one run and of E K published
+    runs."""
     gamma_for(shape, runs)
     given = noise_multiplier, sampling_probability
     single = composition.epsilon(*given, steps, delta, blocks, adjacency=adjacency)

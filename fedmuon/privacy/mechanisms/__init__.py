@@ -1,1 +1,1 @@
-"""What is released of the data: clipped sums and their noise."""
+"""Releases of the data: clipped sums and their noise."""

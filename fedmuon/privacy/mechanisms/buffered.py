@@ -177,7 +177,7 @@ def noise_of_buffers(
 
 
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
-    """What the noise of the momentum or of sums exceeds, however it is correlated.
+    """A lower bound on the noise of the momentum or of sums, for any correlation.
 
     In units of `noise_of_buffers`. It takes O(steps^3) operations.
     """

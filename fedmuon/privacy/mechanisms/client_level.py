@@ -120,7 +120,7 @@ class ClientLevel:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise (`fedmuon.privacy.noise`)."""
+        """The class of the noise source (`fedmuon.privacy.noise`)."""
         return secrecy(self.seed is not None, self.source)
 
     @property
@@ -130,7 +130,8 @@ class ClientLevel:
 
     @property
     def adjacency(self) -> str:
-        """What two federations differ in: a client is there or not, or its updates are 0."""
+        """The difference of two neighbouring federations: a client is present or absent, or its
+        updates are 0."""
         return "add-remove" if self.poisson else "zero-out"
 
     @property

@@ -300,7 +300,8 @@ class FixedOrderSampling:
     def spent(
         self, noise: float, blocks: int, lots: int, rounds: Sequence[int], steps: int
     ) -> Event:
-        """What all attempts at a client's rounds released together, at so many steps per round."""
+        """All releases of a client's rounds, with every attempt, at this number of steps per
+        round."""
         done = Counter(rounds)
         if not self.correlated:
             whole = math.sqrt(participations(list(done.values()), steps, lots))

@@ -295,7 +295,7 @@ class Mechanism:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise (`fedmuon.privacy.noise`)."""
+        """The class of the noise source (`fedmuon.privacy.noise`)."""
         return secrecy(self.repeatable, self.source)
 
     @property
