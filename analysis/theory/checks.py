@@ -72,7 +72,7 @@ def entries(name: str, value: int) -> int:
 def memory(beta: float) -> float:
     """Return the momentum; outside [0, 1] the recursion of 001 would need |beta|, |1 - beta|."""
     if not 0 <= beta <= 1:
-        raise InputError(f"beta = {beta} is refused: the memory coefficient lies in [0, 1].")
+        raise InputError(f"beta = {beta} is not valid: the memory coefficient lies in [0, 1].")
     return float(beta)
 
 

@@ -622,7 +622,7 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 def noise_multiplier(epsilon: float, delta: float) -> float:
     """Smallest sigma / Delta for (epsilon, delta), rounded up."""
     if not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon} is refused: give a number of 0 or more")
+        raise InputError(f"epsilon = {epsilon} is not valid: give a number of 0 or more")
     low, high = 1 / FAR, FAR  # of the shift d / sigma
     delta = probability("delta", delta)
     if indistinguishable(low, epsilon) > delta:

@@ -326,7 +326,7 @@ class Method:
         if self.form not in FORMS:
             raise InputError(f"form is {self.form!r}: use one of {', '.join(FORMS)}.")
         if not 0 <= self.alignment <= 1:
-            raise InputError(f"alignment = {self.alignment} is refused: it is a share in [0, 1].")
+            raise InputError(f"alignment = {self.alignment} is not valid: it is a share in [0, 1].")
 
     @property
     def fresh(self) -> float:
@@ -440,7 +440,7 @@ def aligned_amplification(
         [0.103, 0.05]
     """
     if lr == 0:
-        raise InputError("lr = 0 is refused: the global direction divides by it.")
+        raise InputError("lr = 0 is not valid, because the global direction divides by it.")
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     entries("rounds times local_steps", rounds * local_steps)
     rates = np.full(rounds, positive("lr", lr))

@@ -179,7 +179,7 @@ def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
     """
     if not slowdown > 1:
         raise InputError(
-            f"slowdown = {slowdown:g} is refused: the floor is of a slower SVD, above 1"
+            f"slowdown = {slowdown:g} is not valid: the floor is of a slower SVD, above 1"
         )
     return (
         positive("slowdown", slowdown) * whole("steps", steps) * (whole("degree", degree) + 1) / 12

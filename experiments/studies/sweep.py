@@ -129,11 +129,11 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         if not isinstance(values, str | Iterable) or not len([*values]):
             raise InputError(f"grid has {key!r} = {shown(values)}: give a list of several values")
         if key == "federation.seed":
-            raise InputError("--grid federation.seed is refused: give the number of --seeds")
+            raise InputError("--grid federation.seed is not valid: give the number of --seeds")
         if key in MEASURED or (key.startswith("output.") and key != "output.fine-tune"):
             raise InputError(
-                f"--grid {key} is refused: it decides what is measured or written, so points could "
-                "not be compared; use --set"
+                f"--grid {key} is not valid, because it decides what is measured or written and "
+                "points could not be compared: use --set instead"
             )
         table, _, name = key.partition(".")
         if name in settled.get(table, {}):
@@ -145,7 +145,7 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         )
         odd = [one for one in made[key] if not isinstance(one, str | int | float)]
         if odd:
-            raise InputError(f"--grid {key} = {shown(odd[0])} is refused: give plain values")
+            raise InputError(f"--grid {key} = {shown(odd[0])} is not valid: give plain values")
         if len(made[key]) == 1:
             one = _written(made[key][0])
             raise InputError(

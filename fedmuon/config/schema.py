@@ -1242,7 +1242,7 @@ def _constant(value: float | str) -> float | str:
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
-            f"[stability] c-hp = {value!r} is refused: give a positive number, or one of "
+            f"[stability] c-hp = {value!r} is not valid: give a positive number, or one of "
             f"{', '.join(C_HP)}"
         )
     return value

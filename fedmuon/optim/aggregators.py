@@ -301,7 +301,7 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
         {'w': tensor([[2.]])}
     """
     if not 0 <= trim < 0.5:
-        raise InputError(f"[federation.options] trim = {trim} is refused: give a share below 0.5")
+        raise InputError(f"[federation.options] trim = {trim} is not valid: give a share below 0.5")
 
     def trimmed(values: Tensor) -> Tensor:
         cut = int(trim * len(values))

@@ -79,7 +79,7 @@ class Orthogonalizer:
             number = math.nan
         if not 0 <= number < math.inf:
             shown = " ".join(repr(found).split())[:60]
-            raise InputError(f"lipschitz = {shown} is refused: give a number of 0 or more")
+            raise InputError(f"lipschitz = {shown} is not valid: give a number of 0 or more")
         object.__setattr__(self, "lipschitz", number)
 
 

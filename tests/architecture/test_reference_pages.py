@@ -1,4 +1,5 @@
-"""docs/reference/errors.md has every error class and exit code, and quotes messages that exist."""
+"""docs/reference/errors.md has every error class and exit code, and quotes messages that exist;
+docs/reference/files.md has every file of a run folder."""
 
 import ast
 import re
@@ -7,6 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from fedmuon.runs import directory
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fedmuon", "clients", "server", "analysis", "experiments")
@@ -103,3 +106,12 @@ def test_a_quoted_message_exists(message: str) -> None:
 def test_a_message_that_nothing_says_is_seen() -> None:
     assert len(quoted()) > 30
     assert not is_said("the … of no program says this sentence") and not is_said("never raised …")
+
+
+def test_every_file_of_a_run_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
+    listed = {one for cell in re.findall(r"^\| (`.+?) \| ", page, re.MULTILINE)
+              for one in re.findall(r"`(.+?)`", cell)}  # fmt: skip
+    names = {*directory.FIXED, *directory.ENDS, *directory.MAYBE, *directory.CHECKPOINTS}
+    assert names | {directory.AUDIT, directory.FAILED, "SHA256SUMS"} <= listed
+    assert f"{directory.CLIENT_STATES}/" in listed and len(names) > 15
