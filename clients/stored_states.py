@@ -25,8 +25,8 @@ from fedmuon.federated.wire import distrusted
 from fedmuon.optim.chain import States
 
 MEMORY = "memory"  # the record of a message
-PREFIX = "fedmuon-state-"  # and the round: the record of a context
-FOLDER = "state-dir"  # of a node's config
+PREFIX = "fedmuon-state-"  # followed by the round: the record of a context
+FOLDER = "state-dir"  # a key of a node's config
 UNUSED = 7 * 86400.0  # seconds after which the states of another run are removed
 
 

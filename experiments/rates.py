@@ -28,7 +28,7 @@ from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residua
 ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
 NOISE = ("--alpha", "--sigma0", "--sigma1")
 NEWTON_SCHULZ = ("--delta0", "--degree", "--q")
-MAP, SKETCHED = ("--coefficients", "--q"), ("--oversample", "--power")  # of 002
+MAP, SKETCHED = ("--coefficients", "--q"), ("--oversample", "--power")  # options of paper 002
 READ = {
     "000": (*NEWTON_SCHULZ, "--noise", "--columns", "--tail", "--moment", "--clip", "--excess"),
     "002": (*NOISE, "--schedule", "--gamma", "--nu", "--singular", *MAP, *SKETCHED, "--sketch"),
@@ -197,7 +197,7 @@ def dp_muon(
     return {"paper": "000", **record, **more, **_residuals(found, q)}
 
 
-OCTAVES = 40  # of step sizes below 1/L
+OCTAVES = 40  # octaves of step sizes below 1/L
 
 
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:

@@ -39,7 +39,7 @@ def execute(
         callbacks: Called after each round.
         more_files: Files of the folder that grow after the run, and their first bytes.
     """
-    if config is not None and config.engine.name == "deployment":  # whose processes are elsewhere
+    if config is not None and config.engine.name == "deployment":  # with separate processes
         config = absolute_paths(config)
     config = _config_to_resume(config, out) if resume else (config or Config())
     if config.engine.name == "deployment":

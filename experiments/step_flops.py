@@ -39,7 +39,7 @@ OPTIMIZERS = (
     "Rand Muon (Nesterov Gaussian)",
     "Rand Muon (Nesterov Kaczmarz)",
 )
-TABLE_2 = {  # of 002: GFLOP of a step of these optimizers
+TABLE_2 = {  # paper 002: GFLOP per step of these optimizers
     "nanogpt": (7.2621, 3.1123, 2135.5947, 250.8060, 2135.7551, 250.9665, 217.4581),
     "airbench": (0.0237, 0.0118, 14.7920, 8.0723, 14.7960, 8.0763, 7.5373),
 }

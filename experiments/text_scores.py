@@ -19,11 +19,11 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
 
 Sentences = Sequence[str]
-References = Sequence[Sentences]  # of each sentence
+References = Sequence[Sentences]  # the references of each sentence
 Words = tuple[str, ...]
 NIST_WORDS, CIDER_WORDS = 5, 4  # the longest n-grams
-HALF_AT = 2 / 3  # of the references' length, where the brevity factor of NIST is 1/2
-SIGMA = 6.0  # of CIDEr's factor for differences of length
+HALF_AT = 2 / 3  # length ratio at which NIST's brevity factor is 1/2
+SIGMA = 6.0  # width of CIDEr's length penalty
 
 
 def bleu(written: Sentences, references: References) -> float:
@@ -91,7 +91,7 @@ def nist(written: Sentences, references: References) -> float:
     A matched n-gram counts by its information in the references, log2 of how often its beginning
     occurs for each time that it does. A sentence of fewer than n words has no n-gram.
     """
-    counts: list[Counter[Words]] = [Counter() for _ in range(NIST_WORDS + 1)]  # of the references
+    counts: list[Counter[Words]] = [Counter() for _ in range(NIST_WORDS + 1)]
     found, total, length = [Counter[Words]() for _ in range(NIST_WORDS)], [0] * NIST_WORDS, 0.0
     for one, several in zip(written, references, strict=True):
         mine, theirs = _words(one), [_words(each) for each in several]

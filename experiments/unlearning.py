@@ -34,7 +34,7 @@ from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
 KINDS = ("ball", "global")
-DRAWS = 16  # of the noise, for the accuracy that it costs
+DRAWS = 16  # draws of the noise, to measure its cost in accuracy
 MODEL, EVIDENCE = "unlearned.safetensors", "unlearn.json"
 DATA_FREE = ("smoothed-polar", "newton-schulz", "clipped-sign")
 

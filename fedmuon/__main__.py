@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fedmuon.core.errors import NOTHING_SAVED  # which reads no library
+from fedmuon.core.errors import NOTHING_SAVED  # imports no libraries
 
 LEAST, MOST = 20, 1000  # columns, or lines, of a terminal that output is laid out for
 SPELLED = {
@@ -25,7 +25,7 @@ SPELLED = {
 def main() -> Any:
     """The command; Ctrl-C ends it in a sentence, too, while its libraries are still being read."""
     reading = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if reading:  # else it is ignored, as in the background
+    if reading:  # a background process ignores it
         signal.signal(signal.SIGINT, _stop)
     require_room()
     print_anywhere()

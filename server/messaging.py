@@ -17,7 +17,7 @@ from fedmuon.server import stopping
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between polls; small rounds should not wait
 KEY, KEY_LENGTH = f"{MessageType.QUERY}.key", 32  # the question for a public key; its bytes
 OWN, SENTENCE = "OwnError: ", 800  # how a reason begins if a custom object is at fault
-FRAMES, LINES, WIDTH = 3, 20, 200  # of a traceback: calls, lines, and characters of a line
+FRAMES, LINES, WIDTH = 3, 20, 200  # limits of a traceback: calls, lines, characters per line
 
 
 @runtime_checkable

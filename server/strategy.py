@@ -43,7 +43,7 @@ from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
 from fedmuon.tasks.base import split_statistics
 
-MOST_METRICS, LONGEST_NAME = 100, 100  # of what a client measures
+MOST_METRICS, LONGEST_NAME = 100, 100  # limits for the measurements of a client
 PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
 
 
@@ -78,7 +78,7 @@ class FedMuonStrategy(Strategy):
             now, replies, faults = self.state, list[Reply](), list[Fault]()
             self.counts_in = now.round
             for start, clients in starts(self.experiment.plan, now, participants.tolist()):
-                self.state = start  # which these clients are sent
+                self.state = start  # the state sent to these clients
                 found, wrong = self._collect(grid, clients)
                 replies += found
                 faults += wrong

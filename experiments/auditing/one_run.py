@@ -209,7 +209,7 @@ def judge(
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {}
-    for client in ledger.clients():  # whose releases all have one rate and one noise
+    for client in ledger.clients():  # all releases of a client have one rate and noise
         (every[client_name(client)],) = merge(ledger.events(client))
     counted = audit.bounds_by_counts(guesses, delta)
     times = audit.noise_below(

@@ -59,7 +59,7 @@ COMPONENTS = {
 HOST, LINK = "127.0.0.1", "demo"
 START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
 PATIENCE = 10.0  # seconds for leftover processes of a killed driver to end
-LIFE = datetime.timedelta(days=1)  # of a certificate, before and after now
+LIFE = datetime.timedelta(days=1)  # validity of a certificate before and after now
 SETTINGS = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
@@ -206,7 +206,7 @@ class Deployment:
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
         of_node = f"partition-id={number} num-partitions={self.nodes}"
-        states = self.processes.folder / f"{name}-states"  # of its client, between rounds
+        states = self.processes.folder / f"{name}-states"  # states of its client between rounds
         command += ["--node-config", f'{of_node} state-dir="{states}"']
         command += [*self._tasks_for(name), *self._trust]
         if self._files is not None:

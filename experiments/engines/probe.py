@@ -20,7 +20,7 @@ def main() -> None:
     """Do what such a process does, in its order."""
     identify()
     message, nodes = pickle.loads(Path(sys.argv[1]).read_bytes())
-    node = message.metadata.dst_node_id  # which is the number of its partition there
+    node = message.metadata.dst_node_id  # equals its partition number here
     app(message, context(node, (node, nodes), None, {}))
     print(peak())
 

@@ -73,7 +73,7 @@ class Processes:
         """End all, at once since nothing of theirs is kept, and remove the folder."""
         self._guarded.close()
         for process in self._running:
-            if process.poll() is None:  # where there is no /proc, the guard finds nothing
+            if process.poll() is None:  # without /proc, the guard finds no processes
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._running.clear()

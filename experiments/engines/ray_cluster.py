@@ -38,7 +38,7 @@ QUIET = {
     "RAY_worker_niceness": "0",  # its default leaves workers little time on busy machines
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
 }
-THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
+THREADS = "FEDMUON_CLIENT_THREADS"  # threads of a worker
 LOCAL = "local"  # the address that starts a Ray of our own, as none does
 CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
 LEAST = 1 << 18  # bytes of its folder's disk without which Ray does not start

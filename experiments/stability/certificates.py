@@ -521,7 +521,7 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
 
 # What `fedmuon bound` shows, for a run or for parameters alone.
 
-IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # of ten classes
+IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # with ten classes
 
 
 def in_float64(config: Config) -> Config:

@@ -73,7 +73,7 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
                   label=f"0, off the log axis: {(moved == 0).sum()} of {len(moved)}")  # fmt: skip
     style.log_y(axes)
     axes.set_xlim(0.3, len(clients) + 0.7)
-    if len(clients) <= 20:  # their numbers can be read
+    if len(clients) <= 20:  # few enough for readable numbers
         turn = 90 if len(clients) > 10 else 0
         axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
         axes.set_xlabel("client, in rising order of exposure $Y_i(C)$")

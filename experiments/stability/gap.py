@@ -23,7 +23,7 @@ from fedmuon.experiments.stability.finished_run import FinishedRun, measured_los
 from fedmuon.federated.rounds import risk, sample_weights
 from fedmuon.runs.directory import Record
 
-NEARLY = 0.99  # of the range that any loss has: hardly shorter
+NEARLY = 0.99  # share of the full range; above it, the gain is not worth a note
 ANY = "The gap's interval uses the range 1, which holds for any loss 1 − p_y: {}."
 NO_BALL = "no ball is known that {} cannot leave; {}raise [data] test"
 FAR = (

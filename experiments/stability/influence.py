@@ -53,7 +53,7 @@ KEEPING = (
 JUMPS = ("exact-sign", "randomized-polar")
 RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
 PREDICTED = "predicted.csv"
-LEAST = 1e-6  # of the largest perturbation: smaller ones are rounding
+LEAST = 1e-6  # share of the largest perturbation; smaller ones are rounding
 CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estimated)",
                "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
                "spearman": "Spearman's rho of predicted and exact",
@@ -220,7 +220,7 @@ def predictions(
     for some in groups:
         try:
             blocks = [_slopes(experiment, start, part, some, heard) for part in parts]
-        except RuntimeError as error:  # of autograd, in what the user brought
+        except RuntimeError as error:  # autograd may fail in custom objects
             raise InputError(
                 f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
                 "neighbours to own, any or all"
@@ -228,7 +228,7 @@ def predictions(
         for client in blocks[0]:
             if not len(place := some.admitted[client]):
                 continue
-            each = [block[client] for block in blocks]  # of all directions
+            each = [block[client] for block in blocks]  # all directions
             others = [
                 (same[0][0], torch.cat([numbers for _, numbers in same]))
                 for same in zip(*(one.others for one in each), strict=True)

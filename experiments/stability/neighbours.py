@@ -193,7 +193,7 @@ def pick(run: FinishedRun) -> np.ndarray:
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
-    assert table.neighbours != "worst"  # which are ranked, not drawn
+    assert table.neighbours != "worst"  # the worst are ranked, not drawn
     return draw(data, source, table.trials, seed, table.neighbours)
 
 

@@ -42,7 +42,7 @@ def findings(folder: Path) -> Findings:
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode, name = _mode(folder, neighbours), folder.resolve().name
     config: list[Config] = []
-    with contextlib.suppress(InputError):  # of a config that names what is not on this machine
+    with contextlib.suppress(InputError):  # the config may name files that this machine lacks
         config = [load(folder / "config.toml")]
     trained = config[0].data.train if config else None
     if config and config[0].data.client_test:  # a part of them

@@ -21,10 +21,10 @@ from fedmuon.federated.client_data import read_source
 
 FOLDER = Path(__file__).parent
 STUDIES = FOLDER.parent / "studies"
-DATA = "mnist5k"  # of a suite whose file names none
+DATA = "mnist5k"  # default data set
 PUBLISHED_FOR = {"mnist": "mnist", "fashion-mnist": "mnist", "mnist5k": "mnist",
                  "cifar10": "cifar10"}  # fmt: skip
-FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet's begin with
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of spreadsheet formulas
 TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
 Scale = Literal["small", "full"]
 Tables = Mapping[str, Mapping[str, Scalar]]
@@ -45,7 +45,7 @@ class SuiteRequest:
     changes: Tables
     seed: int | None = None
     seeds: int | None = None
-    repeats: Mapping[str, Any] = field(default_factory=dict)  # of the file, for suite.json
+    repeats: Mapping[str, Any] = field(default_factory=dict)  # content of the file, for suite.json
 
     @property
     def stem(self) -> str:
@@ -120,7 +120,7 @@ def _file(name: str) -> Path:
     require_plain(Path(name).stem, "the suite's name")
     file = shipped().get(name) or Path(name)
     with contextlib.suppress(OSError, ValueError):  # no file can be called so
-        if file.exists() and not file.is_dir():  # what no file is, is said when it is read
+        if file.exists() and not file.is_dir():  # other errors are reported when it is read
             return file
     mend = instead(name, sorted(shipped()), "name one of")
     raise InputError(f"suite {name} does not exist, and there is no TOML file of that name: {mend}")

@@ -65,8 +65,8 @@ class Work(ABC):
     title: str
     cells: Sequence[Cell]
     place: ClassVar[str] = "cells"  # the folder of the cells' files
-    counted: ClassVar[str] = "cells"  # what their sizes add up to
-    noun: ClassVar[str] = "suite"  # what messages call it; the summary is in NOUN.json
+    counted: ClassVar[str] = "cells"  # unit of their sizes
+    noun: ClassVar[str] = "suite"  # its name in messages; the summary is NOUN.json
 
     @property
     @abstractmethod
@@ -293,7 +293,7 @@ class Spread:
                     cell = waiting.pop(done)
                     try:
                         record = ray.get(done)
-                    except (InputError, OSError) as error:  # whose text is a traceback, too
+                    except (InputError, OSError) as error:  # the text may be a traceback
                         raise getattr(error, "cause", error) from error
                     except ray.exceptions.RayTaskError:
                         raise

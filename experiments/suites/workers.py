@@ -28,7 +28,7 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.engines.processes import importable
 
-if TYPE_CHECKING:  # it loads torch; a parent starts its workers before it loads that itself
+if TYPE_CHECKING:  # imports torch; workers start before that
     from fedmuon.core.files import Record
     from fedmuon.experiments.suites.suite import Cell
 
@@ -148,17 +148,17 @@ def main() -> None:
     module, threads, *pipes = sys.argv[1:]
     import_module(module)
     ends = [Connection(int(one)) for one in pipes]
-    warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads of libraries
+    warnings.simplefilter("ignore", DeprecationWarning)  # about forks while libraries have threads
     for theirs in ends:
         if os.fork() == 0:
             for other in ends:
                 if other is not theirs:
-                    other.close()  # else nobody would notice that its worker died
+                    other.close()  # so that the death of its worker is noticed
             _serve(theirs, float(threads))
             return
     for one in ends:
         one.close()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which is for the workers
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal is for the workers
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -167,7 +167,7 @@ def main() -> None:
 def _serve(theirs: Connection, cpus: float) -> None:
     """Answer cells until there are no more."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with interruptible(), contextlib.suppress(Interrupted):  # what was saved is the parent's news
+    with interruptible(), contextlib.suppress(Interrupted):  # the parent reports what was saved
         while True:
             try:
                 content = theirs.recv_bytes()

@@ -26,7 +26,7 @@ from torch import Tensor
 Found = TypeVar("Found")
 
 AT_HAND = {"cpu"}  # kinds of devices whose numbers cost nothing to see
-_DOUBTED: set[torch.device] = set()  # those in whose last round a condition did not hold
+_DOUBTED: set[torch.device] = set()  # devices where a condition failed in the last round
 
 
 @dataclass
@@ -104,7 +104,7 @@ def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Fou
         with _collecting(_Round(asks=False)) as noted:
             try:
                 found = work()
-            except Exception:  # such as of a factorization that saw what is not finite
+            except Exception:  # such as a factorization of values that are not finite
                 if noted.held_all():
                     raise
             else:

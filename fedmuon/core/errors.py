@@ -24,7 +24,7 @@ KEYWORDS = {
     "--out": "out=",
 }
 AGAIN = "run the command again"
-NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # where no command began, or its folder is empty
+NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # if no command began, or its folder is empty
 NEAR = 0.75  # difflib ratio of one wrong letter in four; below it, suggestions are guesses
 LONG = 120  # characters of a value in a message
 
@@ -58,7 +58,7 @@ class Interrupted(BaseException):
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = int(number)
-        self.exit_code = 128 + self.number  # as shells count: 130 after Ctrl-C, 143 after SIGTERM
+        self.exit_code = 128 + self.number  # the convention of shells: 130 or 143
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
         return "a number with thousands of digits"
     except Exception:  # in a custom object
         return f"a {type(value).__name__}"
-    if "\n" in text:  # such as a tensor's
+    if "\n" in text:  # for example a tensor's repr
         text = " ".join(text.split())
     text = plain(text, None)
     return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
@@ -230,7 +230,7 @@ def mapping(found: Any) -> dict[str, Any]:
 def object_name(found: Any) -> str:
     """The name of a function or class, or that of an object's class, whatever the object does."""
     try:
-        for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+        for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task
             if within in getattr(found, "__dict__", {}) and not isinstance(found, type):
                 return object_name(getattr(found, within))
         if isinstance(found, tuple | list) and found:
@@ -257,7 +257,7 @@ def _refusal(guard: Guard, error: BaseException) -> OwnError:
         if clients:
             many = "client" if len(clients) == 1 else "one of the clients"
             when += f", on {many} {plain(', '.join(map(str, clients)), 60)}"
-    line, trace = "", error.__traceback__  # of the innermost call in the user's own code
+    line, trace = "", error.__traceback__  # the innermost call in the user's code
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
         if _is_theirs(str(module), code.co_filename):
@@ -266,7 +266,7 @@ def _refusal(guard: Guard, error: BaseException) -> OwnError:
     if line:
         return _of_kind(type(error))(f"{label} fails{when} with {why} ({line}): fix that line")
     inside = why
-    with contextlib.suppress(Exception):  # it is no function, or raises when it is asked
+    with contextlib.suppress(Exception):  # not a function, or reading it raises an error
         code = guard.found.__code__
         if _is_theirs(str(guard.found.__module__), code.co_filename):
             inside = f"{why}; {code.co_filename}, line {code.co_firstlineno}"

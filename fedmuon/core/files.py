@@ -245,11 +245,11 @@ class Temporary:
         return self  # copies of a result lie in the same folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # what was pickled elsewhere removes nothing
+        return type(None), ()  # unpickled copies do not remove the folder
 
 
 def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # and not a child that was forked from it
+    if os.getpid() == process:  # not in a forked child
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -263,7 +263,7 @@ def copied(folder: Path, place: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            (whole := draft / "run").mkdir()  # with the rights of a new folder
+            (whole := draft / "run").mkdir()  # with the permissions of a new folder
             for one in folder.iterdir():
                 (shutil.copytree if one.is_dir() else shutil.copy2)(one, whole / one.name)
             whole.rename(place)

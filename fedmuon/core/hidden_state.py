@@ -79,7 +79,7 @@ def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
         for variable, cell in zip(
             found.__code__.co_freevars, found.__closure__ or (), strict=False
         ):
-            with contextlib.suppress(ValueError):  # not filled yet
+            with contextlib.suppress(ValueError):  # an empty cell
                 yield f"variable {variable}", cell.cell_contents
     elif isinstance(found, dict | list):
         pairs = list(found.items() if isinstance(found, dict) else enumerate(found))

@@ -77,7 +77,7 @@ def _give_back(mine: tuple[Path, int], made: bool) -> None:
                     file.unlink(missing_ok=True)
             os.close(handle)
         if made:
-            with contextlib.suppress(OSError):  # it holds something
+            with contextlib.suppress(OSError):  # the folder is not empty
                 file.parent.rmdir()
 
 

@@ -248,7 +248,7 @@ def _local_modules(file: Path) -> Iterator[None]:
             sys.modules[name] = held[1]  # the version that was read before
         elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
             del sys.modules[name]  # read again; the caller's own module of this file stays
-    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # which can be stale
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode can be stale
     sys.path.insert(0, str(file.parent))
     importlib.invalidate_caches()
     try:
@@ -294,7 +294,7 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
         inspect.signature(found).bind(**facts)
     except TypeError:
         return Filled(found, **facts) if facts else found
-    except ValueError:  # of a builtin
+    except ValueError:  # a builtin function
         return found
     return found(**facts)
 

@@ -93,7 +93,8 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
     """Let `hear` handle these signals. Their handlers before come back at the end, unless `unless`
     holds a signal by then."""
     found = {end: signal.getsignal(end) for end in _ours()}
-    before = {end: handler for end, handler in found.items() if handler is not None}  # not C's
+    # None is a handler that was set in C.
+    before = {end: handler for end, handler in found.items() if handler is not None}
     try:
         for end in before:
             signal.signal(end, hear)

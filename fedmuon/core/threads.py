@@ -86,7 +86,7 @@ class Turns:
     def _wait(self, number: int) -> None:
         with self._change:
             self._change.wait_for(lambda: self._ended == number or self._failed < number)
-        if self._failed < number:  # whose error is the one that `spread` raises
+        if self._failed < number:  # `spread` raises its error
             raise RuntimeError("a piece before this one failed")
 
 

@@ -71,7 +71,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if problem := self._problem():
-            same = self.name == self.where  # of samples that are given in Python
+            same = self.name == self.where  # samples that are passed in Python
             raise InputError(f"{'data' if same else f'{self.name} ({self.where})'} {problem}")
 
     def _problem(self) -> str:

@@ -100,7 +100,7 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
             f"labels: give {name}=(inputs, labels)"
         )
     if isinstance(data, Mapping):
-        if not {"data", "target"} <= data.keys():  # as in a Bunch of scikit-learn
+        if not {"data", "target"} <= data.keys():  # the keys of a scikit-learn Bunch
             raise InputError(
                 f"{name} is a {type(data).__name__} with the entries {_listed(data)} but without "
                 f"'data' and 'target': give {name}=(inputs, labels), or one of its parts"
@@ -265,7 +265,7 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
         if part.is_floating_point() and str(part.dtype) not in KNOWN:
             part = part.float()
         return part.numpy()
-    except (RuntimeError, TypeError, ValueError) as error:  # of subclasses and rare types
+    except (RuntimeError, TypeError, ValueError) as error:  # subclasses and rare types
         raise InputError(
             f"{what} are a tensor of type {part.dtype} that numpy cannot read "
             f"({str(error).splitlines()[0]}): convert it to torch.float32"

@@ -125,7 +125,7 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
         labels, mean = rows.labels[None], (chance * turned).sum(0)
         return chance, turned - mean, chance.gather(0, labels), turned.gather(0, labels) - mean
 
-    flat = towards.mT.contiguous()  # so that all directions share one product
+    flat = towards.mT.contiguous()  # all directions share one product
     chance, turned, right, excess = moved(batch)
     gone = one_hot(batch.labels, len(chance)).T
     slope = right * (excess * (chance - gone) + chance * turned)
@@ -147,7 +147,7 @@ def _of_network(
     def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
         labels = rows.labels[part]
         given = {"inputs": rows.inputs[part], "labels": labels, "weights": weights / n}
-        given["keys"] = labels  # of no dropout
+        given["keys"] = labels  # no dropout
         total, back = vjp(partial(task.total, **given), at)  # like `grad`, which loads a compiler
         return back(torch.ones_like(total))[0]
 

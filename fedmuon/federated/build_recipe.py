@@ -527,7 +527,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
         for link in recipe.chain.links
     }
     params = start
-    for step in range(2):  # of a client
+    for step in range(2):  # of one client
         context, direction = _context(params, (0,), step, private=recipe.mechanism is not None), {}
         for link in recipe.chain.links:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)

@@ -123,7 +123,7 @@ def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
     """The user's data, the facts that its reader asks for, its name, and that of its labels."""
     own = user_objects(config)
     facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
-    facts.pop("digest", None)  # which is ours
+    facts.pop("digest", None)  # written by the run, not an option
     return own, tuple(sorted(facts.items())), absolute_name(config.data.name), config.data.target
 
 
@@ -227,7 +227,7 @@ def _partition(config: Config) -> Any:
         clients = {"num_partitions": config.federation.clients}
         try:
             found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
-        except Exception as error:  # of the partitioner's own checks
+        except Exception as error:  # the partitioner's own checks
             raise InputError(
                 f"{kind.__name__} cannot be created ({one_line(error)}): set its arguments in "
                 "[federation.options]"
@@ -362,7 +362,7 @@ class Shard:
         if (there := self.data.replaced) is None:
             return found
         position = there.position.cpu().numpy() if self.position is None else self.position
-        place = np.full(self.size, -1)  # of each of the client's rows in the mini-batch
+        place = np.full(self.size, -1)  # place of each client row in the mini-batch
         place[rows] = np.arange(len(rows))
         held = np.flatnonzero(place[position] >= 0)
         if not held.size:
@@ -383,9 +383,9 @@ class Shards:
     offsets: np.ndarray
     held_out: Batch
     neighbours: Neighbours | None = None
-    whose: tuple[np.ndarray, np.ndarray] | None = None  # of the source, and the client of each
+    whose: tuple[np.ndarray, np.ndarray] | None = None  # indices into the source, and clients
     validation: Batch | None = None
-    client_test: "Shards | None" = None  # of the clients' own test samples
+    client_test: "Shards | None" = None  # the clients' own test samples
 
     @classmethod
     def of(

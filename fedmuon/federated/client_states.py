@@ -49,7 +49,7 @@ class ClientStates:
     _several: set[int] = field(default_factory=set, init=False)  # clients with older states
     _new: dict[Key, Flat] = field(default_factory=dict, init=False)  # in no file
     _read: OrderedDict[Key, Flat] = field(default_factory=OrderedDict, init=False)  # last used last
-    _bytes: int = field(default=0, init=False)  # of these two
+    _bytes: int = field(default=0, init=False)  # bytes of both
     _place: dict[Key, tuple[int, int]] = field(default_factory=dict, init=False)  # file, row
     _count: dict[int, int] = field(default_factory=dict, init=False)  # file -> states that count
 
@@ -142,7 +142,7 @@ class ClientStates:
                 raise InputError(
                     f"{self.folder} lacks the state of client {client} after round {last}: {AFRESH}"
                 )
-        for key in [key for key in self._place if key[1] >= round]:  # not yet, at this checkpoint
+        for key in [key for key in self._place if key[1] >= round]:  # later than this checkpoint
             self._rounds[key[0]].remove(key[1])
             self._forget(key)
         for number in [number for number, count in self._count.items() if not count]:

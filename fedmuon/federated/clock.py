@@ -19,7 +19,8 @@ from fedmuon.config.schema import biased_participation
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
-HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")  # of a device; block of its draw
+# Keys of a device; the index is the block of the draw.
+HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")
 ATTEMPTS = 100  # at a round without replies
 LONGEST = 1e15  # seconds of a client's round, as of the keys of [devices]
 ZONE, THERE = 3, 4  # blocks of the draws of time zones and of availability by chance
@@ -259,7 +260,7 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
     """The devices of a config, for clients that compute so many samples a round [N]."""
     table, seed = config.devices, config.federation.seed
     clients = len(work)
-    with np.errstate(all="ignore"):  # what overflows is rejected below
+    with np.errstate(all="ignore"):  # overflow is rejected below
         speed, down, up = hardware(config, clients)
         needed = table.latency + sizes[0] / down + work * table.cost / speed + sizes[1] / up
     if not (needed <= LONGEST).all():

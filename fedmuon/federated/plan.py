@@ -55,7 +55,7 @@ class RandomnessPlan:
     poisson: bool = False  # each client independently with probability K / N, drawn round by round
     secret: str = ""  # Poisson cohorts come from this noise source, not from the seed
     biased: bool = False  # whether simulated devices decide who takes part
-    timetable: "Timetable | None" = None  # of simulated devices, once the data are known
+    timetable: "Timetable | None" = None  # of simulated devices, set when the data are known
     _cohorts: dict[int, np.ndarray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

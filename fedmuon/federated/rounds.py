@@ -369,7 +369,7 @@ def _updated(
 ) -> ServerState:
     """The server's state after these replies, which are no longer compressed."""
     ordered = sorted(replies, key=lambda reply: reply.client)
-    if recipe.keeps_states:  # which an aggregator does not see on any engine
+    if recipe.keeps_states:  # aggregators never see these states
         ordered = [replace(reply, own={}) for reply in ordered]
     mean, states, kept = _combined(recipe, state, ordered)
     kept |= estimates
@@ -617,7 +617,7 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
     """Tensors like those of a reply, to fit received arrays to."""
     found = joint(recipe, shared_part(recipe, params), states)
     for name, codec in recipe.codecs.items():
-        if name in found:  # else it is only sent
+        if name in found:  # other states are only sent
             found[name] = codec.template(found[name])
     if recipe.compression is not None and recipe.compression.up:
         like = split_statistics(found[MODEL])[0]
@@ -783,7 +783,7 @@ def _combined(
         )
         for name in recipe.returned
     }
-    if recipe.aggregate.shares is not None:  # of states that follow how noise averages
+    if recipe.aggregate.shares is not None:  # for states that depend on the averaging of noise
         squares = sum(share**2 for share in recipe.aggregate.shares(replies))
         states |= {
             link.name: link.averaged(states[link.name], squares)

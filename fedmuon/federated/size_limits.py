@@ -23,7 +23,7 @@ DOUBLE, LEAST = 8, 1 << 28  # bytes; smaller runs are not checked
 BATCHED = 1 << 20  # rows that are evaluated together, as in `evaluate`
 CLIENT, PARTICIPANT = 200, 6500  # bytes that were measured of those with two samples: 100,000 of
 # one kind, 20,000 and 50,000 of the other; what they see, their draws, states and replies
-COPIES = 8  # of the parameters: model, states, gradients and temporaries
+COPIES = 8  # copies of the parameters: model, states, gradients, temporaries
 MENDS = {
     "samples": "[data] train, test or dimension",
     "clients": "[federation] clients or per-round",

@@ -80,12 +80,12 @@ FEWEST = 100
 CONFIDENCE = 0.95
 LEVEL = 0.01  # between the epsilons that are tested
 CHUNK = 2**22  # normal numbers held at a time
-PRECISION = 1e-4  # of an epsilon
-MOST_EPSILON = 700.0  # whose exponential is a number
+PRECISION = 1e-4  # precision of an epsilon
+MOST_EPSILON = 700.0  # exp of it is still finite
 NEAR = 1.03  # how near the noise comes to that which is refuted
 MOST_TIMES = 32  # the declared noise, beyond which nothing is refuted
 POINTS = 32  # claims that stand for a mechanism
-SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integral
+SLIGHT, MOST_POINTS = 0.1, 16  # share of the noise's variance; points of an integral
 # What an audit can show at best is known before it. If that is below the claim, no outcome of the
 # audit speaks against the claim.
 FEW = (
@@ -441,7 +441,7 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
 
 def _ratio(x: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
     """sum_t ln(1 - q + q e^x)."""
-    with np.errstate(divide="ignore"):  # where q is 0 or 1
+    with np.errstate(divide="ignore"):  # q may be 0 or 1
         return np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + x).sum(0)
 
 

@@ -147,7 +147,7 @@ class Ledger:
             else:
                 self.about = {"rate_from": "samples", **record}
                 if self.about["rate_from"] == "samples" and record["adjacency"] == "add-remove":
-                    self.about["adjacency"] = "zero-out"  # which is what rates lot / n_i have
+                    self.about["adjacency"] = "zero-out"  # the adjacency of rates lot / n_i
         return self
 
     def begin(

@@ -72,7 +72,7 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
     reported by its guard."""
     within = guard or Guard("callback", found)
     with within:
-        kind = found.func if isinstance(found, Filled) else found  # it needs more than it was given
+        kind = found.func if isinstance(found, Filled) else found  # arguments are missing
         if isinstance(kind, type):
             missing = ", ".join(required_parameters(kind))
             raise InputError(

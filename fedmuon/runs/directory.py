@@ -42,9 +42,9 @@ LATE = ("ledger.jsonl", CLIENTS, "personal.csv", PERSONAL_MODELS)
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS} - READ_WHOLE
 LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
-AUDIT = "one-run.json"  # of a run with canaries
+AUDIT = "one-run.json"  # in runs with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
-LOGS = "logs"  # of a deployment, which may have ended before the run began
+LOGS = "logs"  # logs of a deployment; the run may not have begun
 CLIENT_STATES = "client-states"  # the folder of states that belong to clients
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 # What curves can be drawn against, and the label of that axis.
@@ -66,8 +66,8 @@ class RunDirectory:
     """The files of one run."""
 
     path: Path
-    _mark: str = field(default="", init=False)  # once it cannot change any more
-    _head: str = field(default="", init=False)  # of the ledger, at the checkpoint read or written
+    _mark: str = field(default="", init=False)  # set when it cannot change any more
+    _head: str = field(default="", init=False)  # hash of the ledger at the last checkpoint
 
     def create(self, resume: bool) -> None:
         """Make the folder; reject one that holds anything unless it is a run to resume."""
@@ -123,7 +123,7 @@ class RunDirectory:
         try:
             yield
         except NonFinite as error:
-            with contextlib.suppress(InputError):  # what stopped the run is the news
+            with contextlib.suppress(InputError):  # keep the error that stopped the run
                 write_bytes(self.path / FAILED, f"{error}\n".encode())
             raise
 
@@ -226,7 +226,7 @@ class RunDirectory:
         for name in ("rounds.jsonl", *([CLIENTS] if (self.path / CLIENTS).exists() else [])):
             log = self.path / name
             with mendable(log, "write"), open(log, "ab", opener=files.regular) as records:
-                os.fsync(records.fileno())  # those that the checkpoint has behind it
+                os.fsync(records.fileno())  # records of the rounds before the checkpoint
         about = {"round": str(round), "ledger": ledger, "run": self.mark}
         content = safetensors_bytes(arrays, {**about, "digest": digest_of_arrays(arrays, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)

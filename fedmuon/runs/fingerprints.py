@@ -141,7 +141,7 @@ def _called(found: Any) -> str:
     if isinstance(found, tuple | list) and found:
         return _called(found[0])
     held = getattr(found, "__dict__", {})
-    for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+    for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task
         if within in held and not isinstance(found, type):
             return _called(held[within])
     return str(getattr(found, "__name__", type(found).__name__))
@@ -162,7 +162,8 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
     if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
         yield repr(found)
     elif id(found) not in seen:
-        if not isinstance(found, tuple | frozenset | CodeType):  # of which equal ones may be one
+        # Equal values of these types may be one object.
+        if not isinstance(found, tuple | frozenset | CodeType):
             seen[id(found)] = found
         for one in _held(found, state):
             yield from parts(one, seen, state)
@@ -282,7 +283,7 @@ def _is_plain(found: Any) -> bool:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # an empty cell
         return None
 
 

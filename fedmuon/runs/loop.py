@@ -216,7 +216,7 @@ def train(
             record = _record(run, result, trained, time.monotonic() - start)
             directory.append(record, _of_clients(result, seen))
             state = result.state  # now that its record is there: a signal may come at any moment
-            with _saving(save, Exception, SystemExit):  # of any callback
+            with _saving(save, Exception, SystemExit):  # errors of any callback
                 on_round_end(record)
                 answers = (callback.on_round(record, state) for callback in run.callbacks)
                 stopped = str(next(filter(None, answers), ""))  # the first that says why to stop

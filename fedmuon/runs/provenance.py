@@ -81,7 +81,7 @@ def memory() -> Record:
     """`peak` under the name that records have for it and, if torch has used a GPU, the most bytes
     of that GPU that torch has held in this process."""
     found: Record = {"memory": peak()}
-    torch: Any = sys.modules.get("torch")  # which need not be loaded to answer
+    torch: Any = sys.modules.get("torch")  # do not import torch for this
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         found["gpu_memory"] = int(torch.cuda.max_memory_reserved())
     return found

@@ -99,7 +99,7 @@ class WorkerPool:
             return
         self._looked = now
         if (wanted := self._asked) is None:
-            needs = {"memory": MEMORY, **self._resources}  # what such a worker takes by default
+            needs = {"memory": MEMORY, **self._resources}  # default needs of a worker
             room = max(1, sum(_room(one, needs) for one in _machines()))
             wanted = min(self._most, room)
         for _ in range(wanted - len(self.all)):
@@ -163,7 +163,7 @@ class WorkerPool:
             asked = [worker.memory.remote() for worker in self.all]
             ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
             for one in ready:
-                with contextlib.suppress(RayError):  # of one that died
+                with contextlib.suppress(RayError):  # a dead worker
                     found.append(ray.get(one))
         return found
 

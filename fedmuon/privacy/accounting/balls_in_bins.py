@@ -47,7 +47,7 @@ from fedmuon.core.errors import InputError
 
 CHUNK = 4_000_000  # numbers that are drawn at once
 MOST_NUMBERS = 4e10  # trials times bins: some minutes
-MOST_BINS = 4000  # whose Gram matrix is decomposed
+MOST_BINS = 4000  # limits the size of the Gram matrix
 
 
 class Estimate(NamedTuple):
@@ -90,7 +90,7 @@ def epsilon_of_bins(
     if not 0 < delta < 1:
         raise InputError(f"delta = {delta} is out of range: give a number in (0, 1)")
     trials = -(-trials // bins) * bins
-    least = math.log(3 / (1 - confidence)) / trials  # of KL; two directions and the lower end
+    least = math.log(3 / (1 - confidence)) / trials  # least KL for two directions and the lower end
     if -math.log1p(-delta) < least:
         raise InputError(
             f"{trials:,} trials are too few to show delta = {delta:g} with confidence "

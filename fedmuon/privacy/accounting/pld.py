@@ -49,7 +49,7 @@ def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losse
     """
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
     ends = outcome(event, np.arange(first, last + 1) * grid)  # the x of each point of the grid
-    of_p, of_q = masses(event, ends)  # of the intervals between them, and of what lies outside
+    of_p, of_q = masses(event, ends)  # masses of the intervals and of both tails
     forth = _rounded(first, of_p[1:-1], of_q[1:-1], float(of_p[0]), float(of_p[-1]), grid, up)
     if event.replaced or event.sampling_probability == 1:  # turned round, they are the same pair
         return forth, forth
@@ -179,7 +179,7 @@ def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool
         coarsest: Take `GRID`, or a coarser grid if one release or the sum would take too many
             points.
     """
-    finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # of one release
+    finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # for one release
 
     def width(grid: float) -> float:
         """The length of the window of the composed losses."""

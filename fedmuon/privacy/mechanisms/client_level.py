@@ -52,7 +52,7 @@ from fedmuon.privacy.mechanisms.distributed import Tree
 from fedmuon.privacy.noise import Stream, secrecy, secret_stream, words_of
 from fedmuon.tasks.base import Params
 
-ROUNDING = 2.0**-53  # of float64
+ROUNDING = 2.0**-53  # unit roundoff of float64
 EVERYONE = -1  # in a ledger: any client, because all are drawn alike
 EACH = "each"  # the same, as people read it
 REPLAY = "Noise was drawn in secret, so no seed repeats this run."

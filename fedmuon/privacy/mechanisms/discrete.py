@@ -35,7 +35,7 @@ from functools import cache
 
 import numpy as np
 
-Words = Callable[[int], np.ndarray]  # so many uniform and independent words of 64 bits
+Words = Callable[[int], np.ndarray]  # count -> independent uniform words of 64 bits
 
 STRIPS, LAST = 64, 512  # to a standard deviation, and in all
 SLOTS = 2**16

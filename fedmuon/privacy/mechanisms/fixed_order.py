@@ -145,7 +145,7 @@ def noise_of_momentum(
         ahead: Whether it looks ahead, as Nesterov's does.
     """
     a = weights_of(steps, memory, ahead)
-    q = np.zeros(steps)  # of the independent noise in the momentum: q * c = a
+    q = np.zeros(steps)  # weights of the independent noise in the momentum: q * c = a
     for t in range(steps):
         held = coefficients[1 : t + 1]
         q[t] = a[t] - held @ q[t - len(held) : t][::-1]
