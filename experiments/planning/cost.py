@@ -34,7 +34,7 @@ from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare
 from fedmuon.runs.provenance import Others, peak
 
-RESUMED = " and resume with --resume"
+RESUMED = ", then continue with --resume"
 BUSY = 0.3  # cores that other processes used, from which on the table says so
 ROWS = {
     "start": "to import Python libraries",

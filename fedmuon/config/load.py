@@ -33,7 +33,7 @@ from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validat
 if TYPE_CHECKING:
     from fedmuon.config.typed import Tables
 
-OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
+OWN_RECIPE = {"own_recipe": True}  # a recipe was passed in Python, and may have a mechanism
 NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
          ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip

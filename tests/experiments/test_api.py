@@ -89,7 +89,7 @@ def test_given_objects_are_needed_again(tmp_path: Path) -> None:
         fedmuon.run(out=tmp_path / "a", resume=True)
     other = data[0] + 1, data[1]
     (tmp_path / "a" / "summary.json").unlink()
-    with pytest.raises(fedmuon.InputError, match="give the same objects"):
+    with pytest.raises(fedmuon.InputError, match="pass the same objects"):
         fedmuon.run(data=other, out=tmp_path / "a", resume=True)
 
 
@@ -112,7 +112,7 @@ def test_what_changed_between_two_runs_is_seen(tmp_path: Path) -> None:
     data[1][:] = 1 - data[1]
     assert fedmuon.run(tables, data=data).summary["train_loss"] != first
     assert fedmuon.run(tables, data=read).summary["train_loss"] != first and len(calls) == 2
-    with pytest.raises(fedmuon.InputError, match="give the same objects"):
+    with pytest.raises(fedmuon.InputError, match="pass the same objects"):
         fedmuon.run(data=data, out=tmp_path / "cut", resume=True)
     module, bare = nn.Linear(4, 2), {**BARE, "data": {"minimum": 5}, "local": {"lr": 0.05}}
     for name in ("a", "b"):
@@ -348,8 +348,8 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 NO_CONFIG, NO_LOCK = (
-    "holds no config.toml, so there is",
-    "holds no suite.lock, so there is no suite",
+    "has no config.toml, so there is",
+    "has no suite.lock, so there is no suite",
 )
 
 
@@ -370,7 +370,7 @@ def test_nothing_is_resumed_where_a_run_was_killed_before_its_first_file(
 
 
 def test_stability_resumes_with_keywords_what_is_there_alone(tmp_path: Path) -> None:
-    with pytest.raises(fedmuon.InputError, match="begin without resume=True"):
+    with pytest.raises(fedmuon.InputError, match="leave resume=True out to begin"):
         fedmuon.stability(trials=2, out=tmp_path, resume=True)
     assert not any(tmp_path.iterdir())
     first = fedmuon.stability(TINY, trials=2, out=tmp_path / "a")

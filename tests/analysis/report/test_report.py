@@ -194,7 +194,7 @@ def test_a_gap_of_range_one_says_why_and_by_what_it_is_decided(
     console.print(verdict_table(tmp_path / "a", record))
     terminal = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (terminal, read(write_report(tmp_path / "a")).text):
-        assert ("stands on the range 1" in text and "set engine.dtype=float64" in text) == wide
+        assert ("uses the range 1" in text and "set engine.dtype=float64" in text) == wide
     decided = {**record, "gap_high": record["value"]}  # then nobody asks for a shorter one
     console.print(verdict_table(tmp_path / "a", decided))
     assert console.file.getvalue().count("why so wide") == wide  # type: ignore[attr-defined]

@@ -279,7 +279,7 @@ def test_the_command_takes_singular_values_for_gamma_and_nu():
         (["--singular", text, "--nu", "0.1"], "--nu follows from --singular"),
         (["--q", "3"], "--q has an effect only together with --singular"),
         (["--singular", text, "--power", "1"], "--power has an effect only together with --sketch"),
-        (["--singular", text, "--sketch", "1", "--q", "2"], "holds for any --q"),
+        (["--singular", text, "--sketch", "1", "--q", "2"], "does not depend on --q"),
         (["--singular", "1,x"], "are not numbers: give singular values"),
         (["--singular", "1,1,1,1", "--sketch", "3", "--oversample", "2", "--power", "0"],
          "no proved alignment"),
@@ -385,5 +385,5 @@ def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
             assert json.loads(done.output) != before, name
         else:
             known = name in REFUSED.get(paper, ())
-            why = "leave alpha at 2" if known else f"paper {paper} does not read {name}"
+            why = "leave alpha at 2" if known else f"{name} has no effect for paper {paper}"
             assert "give --gain" in str(done.exception) or why in str(done.exception), name

@@ -246,7 +246,7 @@ def test_what_cannot_be_tested_is_what_a_run_of_unequal_clients_will_claim(tmp_p
     told = list[str]()
     record = audited(settings, tmp_path / "run", 10, say=told.append)
     assert told == [record["note"]]
-    assert f"the {record['epsilon']:.4g} that is claimed" in record["note"]
+    assert f"the claimed {record['epsilon']:.4g}" in record["note"]
     every = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["clients"]
     with np.load(tmp_path / "run" / "partition.npz") as split, np.load(
         one_run.coins(tmp_path / "run")) as held:  # fmt: skip
@@ -278,7 +278,7 @@ def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:
     ({}, {"count": 81}, "81 canaries are too few or too many"),
     ({}, {"sees": "lots"}, "--sees lots is unknown"),
     ({"data": {**SMALL["data"], "client-test": 0.2}}, {}, "client-test = 0.2 leaves fewer"),
-    ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "give noise"),
+    ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "set noise above 0"),
     ({"privacy": {"noise": 1.0, "lot": 20.0, "quantile": 0.5}}, {}, "quantile out"),
     ({"privacy": {"noise": 1.0, "lot": 20.0, "sampling": "shuffle"}}, {}, "sampling and quantile"),
 ])  # fmt: skip

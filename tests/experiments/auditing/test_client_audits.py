@@ -216,7 +216,7 @@ def test_an_audit_by_removing_one_client(quiet: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("changes", "more", "said"), [
     ({}, {"count": 41}, "at most the 40 clients whose places"),
-    ({"privacy": {"noise": 0.0}}, {}, "give noise"),
+    ({"privacy": {"noise": 0.0}}, {}, "set noise above 0"),
 ])  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
@@ -321,7 +321,7 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     assert record == json.loads((tmp_path / "run" / one_run.AUDIT).read_text())
     caption = str(one_run.table(record).caption)
     assert f"up to {seen} of 80 shares of noise" in caption
-    assert ("epsilon counts 40 alone" in caption) == (sees == "model")
+    assert ("Epsilon counts only 40" in caption) == (sees == "model")
     plain = audited(given({"cohorts": "fixed"}, **ONCE), tmp_path / "plain", 30)
     assert "shares" not in plain and "shares of noise" not in str(one_run.table(plain).caption)
 
@@ -401,4 +401,4 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
     assert record["epsilon_at_least"] == pytest.approx(record["most_by_counts"], abs=1e-3)
     assert (record["note"] in str(one_run.table(record).caption)) and (
         f"{record['most_by_counts']:.4g} at most" in record["note"]) == few  # fmt: skip
-    assert not few or f"the {record['epsilon']:.4g} that is claimed" in record["note"]
+    assert not few or f"the claimed {record['epsilon']:.4g}" in record["note"]

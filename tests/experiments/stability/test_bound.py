@@ -262,7 +262,7 @@ def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:
 def test_parameters_alone_say_nothing_of_a_network() -> None:
     config = resolve(small(**network()))
     verdict = certificates.certify(certificates.from_parameters(config, 30))
-    assert "make the run" in verdict.refusal
+    assert "Make the run" in verdict.refusal
 
 
 # The adversary against certificates: it finds none too small, and those that are made so.

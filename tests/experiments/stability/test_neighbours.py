@@ -370,7 +370,7 @@ def test_the_calculator_is_analysis() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
-    (["nowhere"], "no run directory"), (["--c-hp", "large"], "c-hp = 'large'"),
+    (["nowhere"], "not a run folder"), (["--c-hp", "large"], "c-hp = 'large'"),
     (["--delta", "2"], "delta"), (["--size", "0"], "size"), (["--l-orth", "inf"], "l_orth"),
 ])  # fmt: skip
 def test_the_calculator_refuses(arguments: list[str], why: str) -> None:

@@ -374,7 +374,7 @@ def test_only_a_whole_run_in_doubles_has_a_tube(tmp_path: Path) -> None:
     aligned = dataclasses.replace(case, config=calm(local={"recipe": "fedmuon-aligned"}))
     other = calm(local={"recipe": "local-muon"}, stability={"lipschitz": "paper"})
     printed = dataclasses.replace(case, config=other)
-    assert "FedMuon as 001" in certificates.certify(printed).refusal
+    assert "FedMuon as in the Stability note" in certificates.certify(printed).refusal
     for other in (law, alone, single, aligned):
         assert "from its momenta (Lemma D.12)" in certificates.certify(other).refusal
         assert certificates.certify(other).status == "refused"

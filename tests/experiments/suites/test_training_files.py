@@ -160,7 +160,7 @@ def test_followed_curves_are_those_of_one_variant() -> None:
 
 @pytest.mark.parametrize(("seeds", "why"), [
     ("[0, 0]", "names one twice"), ("[]", "give at least one"),
-    ("3", r"give a list, as \[0, 1\]"), ("[0, -1]", "give a number of at least 0"),
+    ("3", r"give a list, such as \[0, 1\]"), ("[0, -1]", "give a number of at least 0"),
 ])  # fmt: skip
 def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path: Path) -> None:
     text = re.sub(r"^seeds = .*", f"seeds = {seeds}", TINY, count=1, flags=re.MULTILINE)
@@ -302,7 +302,7 @@ def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     assert mine["variants"] == below["variants"] and below["base"]["task"]["model"] == "mlp"
     for like, why in (
         (f'"{file}"', "refers back to this suite"),
-        ("3", "is no name"),
+        ("3", "is not a name"),
         ('"no"', "no suite"),
     ):
         file.write_text(f"like = {like}\n")

@@ -233,7 +233,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     ("data.minimum=500", "train = 4000 is too small to give each of 20 clients minimum = 500"),
     ("orthogonalizer.lambda=0", "[orthogonalizer] lambda = 0"),
     ("orthogonalizer.coefficients=septic", "septic"),
-    ("local.recipe=quicksand", "fedavg, fedavgm, local-muon or fedmuon"),
+    ("local.recipe=quicksand", "fedavg, fedavgm, local-muon, fedmuon"),
     ("data.name=imagenet", "mnist5k"),
     ("nonsense", "table.key=value"),
 ])  # fmt: skip

@@ -434,7 +434,7 @@ IN_VAIN = {
     "both": (
         SHARED + 'lr = 0.3\n[sweep]\nkey = "local.lr"\nvalues = [0.1, 0.2]\nlabel = "s"\n',
         {},
-        "[variants.'FedAvg'] local.lr has no effect: [sweep]",
+        "[variants.'FedAvg'] local.lr has no effect, because it is set by [sweep]",
     ),
     "own": (SHARED + "momentum = 0.3\n", {}, "[variants.'FedAvg']: [local] momentum = 0.3"),
     "swept": (

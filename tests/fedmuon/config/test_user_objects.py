@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"metric-{name}": (
             {"task": fedmuon.Task(linear(), None, {name: lambda y, t: y[:, 0]})},
-            f"called {name}, .* give it another name",
+            f"called {name}, .* give it Rename the parameter",
         )
         for name in ("train_loss", "participants", "versions", "seeds", "run", "accuracy ±")
     },
@@ -373,7 +373,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-recipe": ({"recipe": 3}, "give a fedmuon.Recipe"),
     "no-links": ({"recipe": []}, "give a fedmuon.Recipe"),
     "unasked-lr": ({"recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
-                   "by a parameter `lr`"),
+                   "no parameter `lr`"),
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
                     "epsilon = 1.0 .* no mechanism .* leave epsilon out"),
     "second-release": ({"recipe": mechanical(links.stateless("again", asking))},
@@ -397,17 +397,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "drawing": ({"recipe": (links.gradient(), DRAWING, links.descend(0.1))},
                 "draw random numbers only from context.draws"),
     "torch-optimizer": ({"recipe": torch.optim.SGD},
-                        "SGD makes no recipe .* an optimizer of torch's is no"),
+                        "SGD cannot make a recipe .* an optimizer of torch's is no"),
     # partitions
-    "twice": ({"partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
+    "twice": ({"partition": [[0, 1], [1, 2], [3]]}, "assign each sample to one client"),
     "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside 0 to 59"),
     "before": ({"partition": [[0, 1], [-1], [3]]}, "outside 0 to 59"),
     "empty": ({"partition": [[0, 1], [], [3]]}, "give every client some"),
     "count": ({"partition": [[0, 1], [2]]}, "leave clients out"),
-    "halves": ({"partition": [[0, 1], [2.5], [3]]}, "not whole numbers"),
+    "halves": ({"partition": [[0, 1], [2.5], [3]]}, "use whole numbers"),
     "no-partition": ({"partition": 3}, "give index arrays"),
     "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample once"),
-    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "does not give 60 samples one client"),
+    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "does not give .* samples one client"),
     "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "outside 0 to 2"),
     "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "give every client"),
     "parts-train": ({"partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"),
@@ -428,14 +428,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({"test": (X[:, :2], Y)}, "give both the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
-               "no .csv file: name one"),
+               "not a .csv file: give the path of one"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
                "labels up to 3, which count from 0"),
     "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "leaves the unit ball"),
     "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "leaves the unit ball"),
     # options, keys and columns
-    "digest": ({"data": digested}, "another name"),
-    "its-digest": ({"data": digested, "config": options("data", digest="abc")}, "another name"),
+    "digest": ({"data": digested}, "Rename the parameter"),
+    "its-digest": ({"data": digested, "config": options("data", digest="abc")}, "Rename the param"),
     "no-switch": ({"data": noisy, "config": options("data", noise=3)}, "give true or false"),
     "a-switch": ({"data": noisy, "config": options("data", noise=1)}, "give true or false"),
     "yes": ({"data": noisy, "config": options("data", noise="yes")}, "give true or false"),
@@ -443,7 +443,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "measure": ({"config": {"output": {"callback": "early-stopping",
                                        "options": {"measure": "test_los"}}}},
                 "measure to one of .*test_loss"),
-    "tracker": ({"config": {"output": {"callback": "tensorboard"}}}, "without folder"),
+    "tracker": ({"config": {"output": {"callback": "tensorboard"}}}, "needs folder"),
     "module": ({"task": linear(), "config": {"task": {"width": 3}}}, "width = 3 has no effect"),
 }  # fmt: skip
 
@@ -527,13 +527,13 @@ def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype
 def test_a_name_beside_an_object_is_refused() -> None:
     named = tables(data={"name": "given"}, task={"name": "given"})
     given = UserObjects(data=(X, Y), task=linear(), partition=PARTS)
-    with pytest.raises(InputError, match="set it to 'given'"):
+    with pytest.raises(InputError, match="set partition to 'given'"):
         execute(parse(named).with_objects(given), Path(tempfile.mkdtemp()))
 
 
 def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
     for given in ({}, PLAIN):
-        refused("begin without resume=True", None, **given, out=tmp_path / "typo", resume=True)
+        refused("leave resume=True out to begin", None, **given, out=tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
 
 
@@ -700,8 +700,8 @@ def test_a_constant_is_a_number_of_any_kind() -> None:
 @pytest.mark.parametrize(("table", "words"), [
     ("a,b\n1,2", "no column 'label': choose one of a, b"),
     ("a,label\nx,1\ny,0", "column 'a' contains words"),
-    ("a,label\n1,1\n2", "no readable table"),
-    ("", "no readable table"),
+    ("a,label\n1,1\n2", "not a readable table"),
+    ("", "not a readable table"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
     (file := tmp_path / "held.csv").write_text(table)

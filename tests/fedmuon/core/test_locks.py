@@ -54,7 +54,7 @@ def test_a_second_writer_is_refused_by_name_and_a_dead_one_forgotten(tmp_path: P
             lambda: suite.execute(training(tmp_path), out),
         )
         for work in works:
-            with pytest.raises(InputError, match=f"written by process {process.pid} on .*wait"):
+            with pytest.raises(InputError, match=f"in use by process {process.pid} on .*wait"):
                 work()
         assert [file.name for file in out.iterdir()] == [LOCK]
         process.send_signal(signal.SIGKILL)

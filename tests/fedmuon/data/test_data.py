@@ -276,7 +276,7 @@ def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FEDMUON_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmuon.data.readers.hub_installed", lambda: False)
-    with pytest.raises(InputError, match=rf"{tmp_path}/mnist .*fedmuon\[hub\]"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/mnist, .*fedmuon\[hub\]"):
         read("mnist")
     assert not {row[0]: row[1] for row in available()}["mnist"]
     (tmp_path / "mnist").mkdir()
@@ -377,11 +377,11 @@ ONE = np.zeros((1, 3072), np.uint8)
 
 @pytest.mark.parametrize(("batch", "words"), [
     (None, "cannot be read as a CIFAR-10 batch"),
-    ({b"data": 1, b"labels": [0]}, "no CIFAR-10 batch"),
-    ({b"data": ONE.astype(float), b"labels": [0]}, "no CIFAR-10 batch"),
-    ({b"data": ONE}, "no CIFAR-10 batch"),
+    ({b"data": 1, b"labels": [0]}, "not a CIFAR-10 batch"),
+    ({b"data": ONE.astype(float), b"labels": [0]}, "not a CIFAR-10 batch"),
+    ({b"data": ONE}, "not a CIFAR-10 batch"),
     ({b"data": ONE, b"labels": [0]}, "the same size"),
-    ([1, 2], "no CIFAR-10 batch"),
+    ([1, 2], "not a CIFAR-10 batch"),
 ])  # fmt: skip
 def test_damaged_cifar_is_refused(tmp_path: Path, batch: Any, words: str) -> None:
     write_cifar(tmp_path, 2)

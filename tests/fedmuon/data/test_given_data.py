@@ -133,10 +133,10 @@ def test_a_run_of_a_frame_is_that_of_its_array() -> None:
 
 
 REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
-    "frame alone": (lambda: FRAME, "DataFrame of the columns 0, 1, .* and 2 more, .* set .data"),
-    "array alone": (lambda: X[:, :2], "data is a ndarray alone.*give data=.inputs, labels"),
-    "tensor alone": (lambda: TENSOR[:, :2], "data is a Tensor alone"),
-    "sparse alone": (lambda: scipy.sparse.csr_array(X), "data is a csr_array alone"),
+    "frame alone": (lambda: FRAME, "DataFrame with the columns 0, 1, .* and 2 more, .* set .data"),
+    "array alone": (lambda: X[:, :2], "data is only a ndarray.*give data=.inputs, labels"),
+    "tensor alone": (lambda: TENSOR[:, :2], "data is only a Tensor"),
+    "sparse alone": (lambda: scipy.sparse.csr_array(X), "data is only a csr_array"),
     "dict": (lambda: {"a": X, "b": Y}, "entries a, b but without 'data' and 'target'"),
     "words": (lambda: (FRAME.assign(w="a"), Y), "inputs of data have a column 'w' of type"),
     "dates": (lambda: (FRAME.assign(d=pd.Timestamp(0)), Y), "column 'd' of type datetime64"),
@@ -169,14 +169,14 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "a dict without": (lambda: [*ITEMS, {"x": X[0]}], "sample 12 of data is a dict of 1"),
     "a pair among dicts": (lambda: [*ITEMS, (X[0], 1)], "sample 12 of data is a tuple of 2 values"),
     "a triple": (lambda: [*PAIRS, (1, 2, 3)], "sample 12 of data is a tuple of 3 values"),
-    "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "dict of train, test without"),
+    "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "the entries train, test but without"),
     "a stream": (lambda: iter(PAIRS), "(generator|iterator), which .*: give .inputs, labels."),
     "no samples": (lambda: Items([]), "data contains no values"),
     "no rows": (lambda: (X[:0], Y[:0]), "data contains no values"),
     "lengths": (lambda: (X, Y[1:]), "12, 12. but labels of shape .11,.: give one label for each"),
     "ragged": (lambda: [(x[:k], 0) for k, x in enumerate(X)], "sample 1 has .1,.*to one shape"),
     "images": (lambda: [(image, 0) for image in (*IMAGES, Image.new("L", (2, 3)))],
-               r"sample 0 has shape \(3, 4, 5\), and sample 12 has \(1, 3, 2\).: bring them"),
+               r"sample 0 has \(3, 4, 5\), and sample 12 has \(1, 3, 2\).: bring them"),
     "label NaN": (lambda: (X, np.where(Y == 1, np.nan, 0.5)), "label that is NaN .* in sample 1:"),
     "no label": (lambda: (X, pd.Series(Y, dtype="Int64").mask(Y == 2)), "is NaN .* in sample 2:"),
 }  # fmt: skip
@@ -184,7 +184,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize(("given", "target", "words"), [
     (LABELLED, "Label", "'Label' matches no column of data, which has 0, 1, "),
-    (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "names several columns"),
+    (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "matches several columns"),
     (LABELLED[["label"]], "label", "without columns"),
     (LABELLED.assign(label="a"), "label", "'label' of type .*: number the classes"),
     (ITEMS, "kind", "'kind' is not an entry of the samples of data, which have x, y: set it"),
@@ -332,7 +332,7 @@ def test_a_public_center_is_the_mean_of_samples_that_nobody_trains_on() -> None:
     np.testing.assert_allclose(source.rows("unit", np.array([5, 2])), unit[[5, 2]], atol=1e-14)
     assert (np.linalg.norm(source.rows("ball"), axis=1) <= 1).all()
     for count, official in ((10, 20), (4, None)):
-        with pytest.raises(InputError, match=f"takes {count} samples out of the test part"):
+        with pytest.raises(InputError, match=f"takes {count} samples from the test part"):
             Source("own", pixels, np.arange(30) % 3, 3, official, "own").with_public_center(count)
 
 

@@ -94,7 +94,7 @@ def test_long_sentences_are_cut_and_the_longer_one_first() -> None:
     assert [len(found) for found in cut([one, other], 12)] == [6, 4]
     assert [len(found) for found in cut([one, other], 8)] == [3, 3]
     assert cut([one], 10) == [one] and cut([one], 9) == [one[:8]]
-    with pytest.raises(InputError, match="no room for 2 sentences"):
+    with pytest.raises(InputError, match="is too short for 2 sentences"):
         cut([one, other], 3)
 
 

@@ -56,7 +56,7 @@ def test_validation_is_behind_train_and_test(n: int, official: int | None, held:
     if official is not None and test > n - official:
         return
     if held > spare:
-        with pytest.raises(InputError, match=rf"asks for {held} samples, .* leave {spare}: lower"):
+        with pytest.raises(InputError, match=rf"asks for {held} samples, .* only {spare}: lower"):
             split(np.zeros(n), official, train, test, 3, held)
         return
     found = split(np.zeros(n), official, train, test, 3, held)
@@ -156,7 +156,7 @@ def test_each_client_holds_out_its_share(sizes: list[int], share: float, seed: i
     train = rng.permutation(100 + np.arange(len(client)))
     dealt = Dealt(train, client, np.array([1]), np.array([2]))
     if max(sizes) < 2:
-        with pytest.raises(InputError, match="every client has one"):
+        with pytest.raises(InputError, match="every client has only one"):
             dealt.with_client_test(share, np.random.default_rng(1))
         return
     found = dealt.with_client_test(share, np.random.default_rng(1))

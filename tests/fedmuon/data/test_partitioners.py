@@ -60,7 +60,7 @@ def holding() -> Any:
 
 
 @pytest.mark.parametrize(("config", "make", "mend"), [
-    (ANY, holding, "before it is given one"),
+    (ANY, holding, "before a data set is assigned"),
     (ANY, lambda: makers.NaturalIdPartitioner("user"), "give your own partition"),
     (named("IidPartitioner", 4), lambda: makers.IidPartitioner(3), "leave clients out"),
     (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "make the two numbers equal"),

@@ -125,7 +125,7 @@ def test_local_files_are_a_source(tmp_path: Path) -> None:
     assert both.classes == 2 and bytes(both.inputs[both.labels == 1][0]) == b"abcdefgh"
     with pytest.raises(InputError, match=r"too short for \[data\] context = 64"):
         read("text", folder=tmp_path)
-    with pytest.raises(InputError, match="has no text"):
+    with pytest.raises(InputError, match="contains no text"):
         read("text", folder=tmp_path / "three")
 
 
@@ -183,7 +183,7 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
     ("", "no columns mr and ref"),
     ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
     ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
-    ({"tripleset": []}, "holds no list"),
+    ({"tripleset": []}, "contains no list"),
     ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
     ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
     ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
@@ -252,7 +252,7 @@ def test_a_tokenizer_of_a_folder(tmp_path: Path) -> None:
     assert tokens.decode(source.inputs[1][: 1 + np.argmax(source.inputs[1] == tokens.end)]) == (
         "name[Ivo], food[Thai]"
     )
-    with pytest.raises(InputError, match="holds no tokenizer"):
+    with pytest.raises(InputError, match="contains no tokenizer"):
         tokens_of(str(tmp_path / "e2e"))
 
 

@@ -520,7 +520,7 @@ def test_traces_may_have_a_mark_of_their_encoding_and_blank_lines(tmp_path: Path
                             "bandwidths": "trace"})  # fmt: skip
     assert all(np.array_equal(*pair) for pair in zip(plain, hardware(config, 6), strict=True))
     file.write_bytes(text.encode("utf-16"))
-    with pytest.raises(InputError, match=r"is no CSV text .* save it as UTF-8"):
+    with pytest.raises(InputError, match=r"is not CSV text .* save it as UTF-8"):
         hardware(config, 6)
 
 
@@ -744,7 +744,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ("trace", ["0,1,1,1"], "has no line of client 1 (5 of 6 clients are missing)"),
+    ("trace", ["0,1,1,1"], "has no line for client 1 (5 of 6 clients are missing)"),
     (
         "trace",
         [f"{i},{i - 3},1,1" for i in range(6)],
@@ -754,15 +754,15 @@ WRONG = [
     ("trace", ["0,1,1,nan"], "finite numbers"),
     ("trace", ["inf,1,1,1"], "'inf,1,1,1' is not a client's number"),
     ("trace", ["nan,1,1,1"], "'nan,1,1,1' is not a client's number"),
-    ("trace", ["0,1,1,1", "x" * 200_000], "is no CSV text (field larger than field limit"),
+    ("trace", ["0,1,1,1", "x" * 200_000], "is not CSV text (field larger than field limit"),
     (
         "trace",
         [f"{i},{'1e-320' if i == 4 else '1'},1,1" for i in range(6)],
-        "client 4 takes inf s for a round, more than 1e+15: raise speeds",
+        "client 4 needs inf s for a round, more than the maximum of 1e+15 s",
     ),
     ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 already has an earlier line"),
     ("availability-trace", ["0,5,4"], "client 0 is available from 5 to 4 s"),
-    ("availability-trace", ["0,1,2"], "has no line of client 1"),
+    ("availability-trace", ["0,1,2"], "has no line for client 1"),
     ("availability-trace", [f"{i},{s},{s + 2}" for i in range(6) for s in (0, 1)], "overlap"),
 ]
 
@@ -787,9 +787,9 @@ REFUSED = {
     "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has too few replies after",
     "dropout=0.9999": "round 1 has no reply after 100 attempts",
     "mode=fedbuff dropout=0.99999": "update 1 has too few replies after 5001 attempts",
-    "speeds=pareto speed-spread=1e15": "takes inf s for a round, more than 1e+15: raise speeds",
-    "speeds=log-normal speed-spread=1e3": "s for a round, more than 1e+15: raise speeds",
-    "cost=1e15 speed=1e-3": "s for a round, more than 1e+15: raise speeds",
+    "speeds=pareto speed-spread=1e15": "needs inf s for a round, more than the maximum of 1e+15 s",
+    "speeds=log-normal speed-spread=1e3": "s for a round, more than the maximum of 1e+15 s",
+    "cost=1e15 speed=1e-3": "s for a round, more than the maximum of 1e+15 s",
 }
 
 

@@ -89,7 +89,7 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
         (0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]  # fmt: skip
     ledger.write_text("".join(whole[:-2]))
-    with pytest.raises(InputError, match="says nothing of round 2"):
+    with pytest.raises(InputError, match="has no entry for round 2"):
         execute(None, tmp_path, resume=True)
     first = json.loads(whole[0])  # the same rounds, without the attempt that was lost
     other = Ledger(tmp_path / "other.jsonl", "")

@@ -512,7 +512,7 @@ def weak(held: dict) -> dict:
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    (fewer, "public key of each of 3"), (twice, "public key of each of 3"),
+    (fewer, "public key for each of 3"), (twice, "public key for each of 3"),
     (others, "not those of this round"), (weak, "malformed"), (lambda held: {}, "malformed"),
 ])  # fmt: skip
 def test_a_client_masks_with_the_keys_of_all_others_or_not_at_all(

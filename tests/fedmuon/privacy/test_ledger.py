@@ -149,7 +149,7 @@ def test_a_refused_ledger_is_left_as_it_is(tmp_path: Path, left: int) -> None:
     file = filled(tmp_path / "ledger.jsonl").path
     os.truncate(file, left)
     held = file.read_bytes()
-    with pytest.raises(InputError, match="says nothing of round"):
+    with pytest.raises(InputError, match="has no entry for round"):
         Ledger.open(file, "config", done=3)
     assert file.read_bytes() == held
 

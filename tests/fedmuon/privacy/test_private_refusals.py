@@ -76,7 +76,7 @@ IMPOSSIBLE = [
     ("shares", {**RAY, "faults": {"policy": "drop", "retries": 0}}, "policy = 'strict'"),
     ("shares", RAY, "retries = 0"),
     ("shares", {"privacy": {"trust": "local"}}, "honest = 1.0 has no effect"),
-    ("public", {"privacy": {"adjacency": "add-remove"}}, "does not hold for rates lot / n_i"),
+    ("public", {"privacy": {"adjacency": "add-remove"}}, "does not hold for the rates lot / n_i"),
     ("public", {"privacy": {"rate": 0.1, "population": 60}}, "leave one of them out"),
     ("public", {"privacy": {"population": 5}}, "lot = 6 exceeds population = 5"),
     ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "by-samples"}},
@@ -84,7 +84,7 @@ IMPOSSIBLE = [
     ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "statistics:mean"}},
      "which .* must hide"),
     ("public", {"privacy": {"rate": 1.5}}, "rate"),
-    ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 is n.-1.1, and rate = 1e-12 implies n"),
+    ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 means n.-1.1, and rate = 1e-12 implies n"),
     ("public", {"privacy": {"delta": 1e-20}}, "delta = 1e-20 is below"),
     ("public", {"privacy": {"noise-source": "pcg64", "insecure-reproducible-noise": True}},
      "only secret noise reads it"),
@@ -116,7 +116,7 @@ def test_what_no_account_covers_is_refused_by_the_config(
 
 
 @pytest.mark.parametrize(("options", "why"), [
-    ({"adjacency": "add-remove"}, "does not hold for rates"),
+    ({"adjacency": "add-remove"}, "does not hold for the rates"),
     ({"adjacency": "substitute"}, "not accounted for"),
     ({"source": "dice"}, "is unknown: use"),
     ({"arithmetic": "sand"}, "is unknown: use"),

@@ -223,7 +223,7 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
 def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
     """No folder, no run, and one that failed, which no --resume finishes."""
     assert "there is no folder" in why("compare", str(tmp_path / "none"))
-    assert "holds no run" in why("compare", str(tmp_path))
+    assert "contains no run" in why("compare", str(tmp_path))
     (tmp_path / "config.toml").touch()
     (tmp_path / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
     said = why("compare", str(tmp_path))

@@ -106,7 +106,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     )
     flipped(tmp_path / "y" / previous.name, 200)
     caplog.clear()
-    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged or of"):
+    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged or belongs"):
         execute(None, tmp_path / "y", resume=True)
     assert not caplog.text  # there was none before it
 
