@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"metric-{name}": (
             {"task": fedmuon.Task(linear(), None, {name: lambda y, t: y[:, 0]})},
-            f"called {name}, .* give it Rename the parameter",
+            f"called {name}, .* give it another name",
         )
         for name in ("train_loss", "participants", "versions", "seeds", "run", "accuracy ±")
     },

@@ -210,8 +210,8 @@ def test_norms_out_of_range_leave_qsgd_sound(dtype: torch.dtype, exponent: float
     assert found.isfinite().all()
     scale = value.double().abs().max()
     errors = (found / scale).mean(0) - value.double() / scale
-    spread = (found / scale).std(0).clamp(min=1e-300) / math.sqrt(200)
-    assert (errors / spread).abs().max() < 6
+    level = float(torch.linalg.vector_norm(value.double() / scale)) / 40
+    assert errors.abs().max() < 6 * level / 2 / math.sqrt(200)  # a draw deviates by level / 2
     assert (value.double() / scale - found[0] / scale).abs().max() < 2
 
 

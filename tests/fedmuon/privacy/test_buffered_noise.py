@@ -228,7 +228,7 @@ def test_buffers_that_no_account_covers() -> None:
     ):
         with pytest.raises(InputError, match=why):
             Buffers(decays, scales)
-    with pytest.raises(InputError, match="asks for an epoch between"):
+    with pytest.raises(InputError, match="needs a whole epoch between"):
         FixedOrderSampling("shuffle", 0, buffers=PAIR)
     with pytest.raises(InputError, match="by buffers or by a band"):
         FixedOrderSampling("cyclic", 3, buffers=PAIR)
