@@ -136,7 +136,7 @@ class EarlyStopping(Callback):
         >>> import fedmuon
         >>> stop = fedmuon.callbacks.EarlyStopping("test_loss", patience=2)
         >>> [stop.on_round({"round": r, "test_loss": 1.0}, None) for r in (1, 2, 3)]
-        [None, None, 'test_loss was not better in 2 looks']
+        [None, None, 'test_loss did not improve in 2 evaluations']
     """
 
     def __init__(

@@ -53,7 +53,8 @@ def exit_codes() -> set[int]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Exit"):
-                found |= {one.value for one in node.args if isinstance(one, ast.Constant)}  # type: ignore[misc]
+                values = [one.value for one in node.args if isinstance(one, ast.Constant)]
+                found |= {one for one in values if isinstance(one, int)}
     return found
 
 

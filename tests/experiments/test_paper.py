@@ -40,7 +40,9 @@ def test_a_plot_returns_its_axes(result: fedmuon.Result) -> None:
     axes = result.plot("test_loss", x="bytes")
     (line,) = axes.lines
     sent = [one["bytes_up"] + one["bytes_down"] for one in result.rounds]
-    assert np.asarray(line.get_ydata()).tolist() == [one["test_loss"] for one in result.rounds]
+    first, *later = np.asarray(line.get_ydata()).tolist()
+    assert first == result.summary["untrained"]["test_loss"]
+    assert later == [one["test_loss"] for one in result.rounds]
     assert np.asarray(line.get_xdata())[-1] == pytest.approx(sum(sent) / 1e6)
     assert axes.get_xlabel() == "MB sent up and down" and axes.get_ylabel() == "test loss"
     shown = axes._repr_png_()  # pyright: ignore[reportAttributeAccessIssue]

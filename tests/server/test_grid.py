@@ -176,9 +176,9 @@ def test_a_reply_is_to_the_message_that_was_sent(grid: RayGrid) -> None:
 
 
 def test_nodes_that_are_not_there_do_not_answer(grid: RayGrid) -> None:
-    assert "is none of the" in str(answers(grid, [Message(RecordDict(), MANY, "train")])[MANY])
+    assert "is not one of the" in str(answers(grid, [Message(RecordDict(), MANY, "train")])[MANY])
     content = messages()[0].content
-    assert "is none of the" in str(answers(grid, [Message(content, -1, "train")])[-1])
+    assert "is not one of the" in str(answers(grid, [Message(content, -1, "train")])[-1])
 
 
 def test_a_message_that_stands_there_twice_is_two(grid: RayGrid) -> None:

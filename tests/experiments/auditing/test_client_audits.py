@@ -400,5 +400,5 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
     assert record["below"] == few and record["right"] == record["guesses"]
     assert record["epsilon_at_least"] == pytest.approx(record["most_by_counts"], abs=1e-3)
     assert (record["note"] in str(one_run.table(record).caption)) and (
-        f"{record['most_by_counts']:.4g} at most" in record["note"]) == few  # fmt: skip
+        f"at most {record['most_by_counts']:.4g}" in record["note"]) == few  # fmt: skip
     assert not few or f"the claimed {record['epsilon']:.4g}" in record["note"]

@@ -170,7 +170,7 @@ def test_a_claim_can_fail() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
+        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in both seeds and tuning-seeds"),
         (("validation = 60\n", ""), "validation = 0: step sizes are chosen by it"),
         (('than = "FedAvg"', 'than = "FedAvq"'), "which is no method: FedAvg, FedMuon"),
         (("[0.01, 0.1]", "[0.01]"), "grid"),

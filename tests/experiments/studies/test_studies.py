@@ -80,7 +80,7 @@ def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None
         "Squares are squares.",
         "3 of 3",
         "A note.",
-        "What this stands on",
+        "Assumptions and constants",
         "Arithmetic.",
     ):
         assert words in text, words

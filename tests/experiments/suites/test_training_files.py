@@ -303,7 +303,7 @@ def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     for like, why in (
         (f'"{file}"', "refers back to this suite"),
         ("3", "is not a name"),
-        ('"no"', "no suite"),
+        ('"no"', "suite no does not exist"),
     ):
         file.write_text(f"like = {like}\n")
         with pytest.raises(InputError, match=why):

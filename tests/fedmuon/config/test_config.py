@@ -81,10 +81,12 @@ def tables_of_keys(source: str) -> list[set[Any]]:
 
 
 def test_a_key_is_declared_once() -> None:
-    """In the schema; every other table of keys is derived from it."""
+    """In the schema; every other table of keys is derived from it. Only the generated typed.py
+    repeats them, and test_docstrings.py compares it with the schema."""
     fields = [(table, key) for table, held in FIELDS.items() for key in held]
     assert len(fields) == len(set(fields))
-    for file in sorted((ROOT / "fedmuon").rglob("*.py")):
+    written = {ROOT / "fedmuon/config/typed.py"}
+    for file in sorted({*(ROOT / "fedmuon").rglob("*.py")} - written):
         assert not tables_of_keys(file.read_text(encoding="utf-8")), file
     again = "OTHER = {" + ", ".join(f"{key!r}: 1" for key in FIELDS["privacy"]) + "}"
     assert tables_of_keys(again)

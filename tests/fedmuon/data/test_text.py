@@ -184,7 +184,7 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
     ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
     ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
     ({"tripleset": []}, "contains no list"),
-    ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
+    ([{"tripleset": [["a", "b", "c"]]}], "entry 0 is incomplete: give it a tripleset"),
     ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
     ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
     ([{"tripleset": [["a", "b", "c"]], "annotations": [{"text": " "}]}], "entry 0"),
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="create synthetic ones with `fedmuon make-text`"):
         read("dart", folder=tmp_path)
     (tmp_path / "train.json").write_text("{")
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match="is not valid JSON"):
         read("dart", folder=tmp_path)
     (tmp_path / "train.csv").write_bytes(b"mr,ref\nname[\xff],a\n")
     with pytest.raises(InputError, match="cannot be read as UTF-8"):

@@ -189,7 +189,7 @@ def test_states_of_clients_on_ray_are_those_inline(
     with pytest.raises(KeyboardInterrupt):
         live.do(lambda grid: train(run, FlowerEngine(run.config, grid), stop))
     on_ray(live, small(**tables), ray, resume=True)
-    assert distance(inline, ray) == 0
+    assert distance(inline, ray) <= 1e-12  # on some processors, sums depend on the group's size
     sent = [[(one["bytes_down"], one["bytes_up"]) for one in records(run)] for run in (inline, ray)]
     assert sent[0] == sent[1] and min(sent[0][0]) > 0
     assert not (ray / "client-states").exists()

@@ -430,10 +430,10 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
     ("tables", "words"),
     [
         ({"data": {"client-test": 0.0}}, "only tests per client read it.* set .* client-test"),
-        ({"local": DITTO}, "whose clients step the shared model and no other"),
+        ({"local": DITTO}, "whose clients train only the shared model"),
         (
             {"local": {"recipe": "ef21-muon", "personal": ""}},
-            "whose clients step the shared model and no other",
+            "whose clients train only the shared model",
         ),
         ({"privacy": {"level": "client", "noise": 1.0}}, "a run without privacy reads"),
     ],
@@ -451,7 +451,10 @@ def test_a_recipe_of_ones_own_may_be_unfit_for_fine_tuning() -> None:
         replace_by_mean,
         mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0),
     )
-    for mine, words in ((private, "more than its ledger"), (recipes.ditto(LR), "one for each")):
+    for mine, words in (
+        (private, "more than its ledger"),
+        (recipes.ditto(LR), "already trains a model per client"),
+    ):
         with pytest.raises(InputError, match=words):
             fedmuon.run(table, recipe=mine)
 

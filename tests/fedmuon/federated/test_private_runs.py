@@ -55,7 +55,9 @@ def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None
     told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
     assert told == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     assert summary["privacy"]["epsilon"] > 4.0  # the lost round counts, and is said to
-    assert "More than [privacy] epsilon = 4: rounds" in summary["privacy"]["note"]
+    assert (
+        "More than [privacy] epsilon = 4, because interrupted rounds" in summary["privacy"]["note"]
+    )
 
 
 def test_one_example_s_loss_stops_no_private_run(tmp_path: Path) -> None:
@@ -104,7 +106,9 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="more than epsilon = 4: leave one of them out"):
+    with pytest.raises(
+        InputError, match="more than epsilon = 4: leave one of noise and epsilon out"
+    ):
         execute(private(4, epsilon=4.0, noise=0.5), tmp_path / "loud")
     assert not (tmp_path / "loud").exists()
     assert execute(private(4, epsilon=4.0, noise=9.0), tmp_path / "quiet")["privacy"]["epsilon"] < 4
@@ -272,7 +276,7 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
     ({"noise": 1.0, "noise-correlation": "sqrt-toeplitz", "band": 4}, "out"),
     ({"noise": 1.0, "trust": "local"}, "out"),
     ({"sampling": "shuffle"}, "not supported in a custom loop"),
-    ({"noise": 1.0, "bound": math.inf}, "finite bound"),
+    ({"noise": 1.0, "bound": math.inf}, "finite clipping bound"),
     ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),
     ({"noise": 1.0, "delta": 1e-15}, "below 1e-12"),
 ])  # fmt: skip

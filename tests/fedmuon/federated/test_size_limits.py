@@ -23,7 +23,7 @@ CLOUD = "data.name=synthetic "
 REFUSED = {
     "data.train=1000000000000": "[data] train = 1000000000000 is not valid",
     CLOUD + "data.train=1000000000": "[data] train, test or dimension",
-    CLOUD + "data.dimension=1000000000": "of it for its samples, and the machine has",
+    CLOUD + "data.dimension=1000000000": "of it for its samples, but the machine has",
     CLOUD + "data.train=20 data.test=10 federation.clients=1 federation.per-round=1 "
     "data.dimension=1000000 data.classes=900000": "GiB of memory",
     "federation.clients=1000000000000": "[federation] clients",

@@ -447,7 +447,11 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
         ("scaffold", {"federation": {"aggregate": "by-samples"}}, "plain mean"),
         ("fednova", {"federation": {"aggregate": "median"}}, "by their weights"),
         ("fednova", {"privacy": {"level": "client", "noise": 1.0}}, "counts"),
-        ("scaffold", {"privacy": {"level": "client", "noise": 1.0}}, "keeps"),
+        (
+            "scaffold",
+            {"privacy": {"level": "client", "noise": 1.0}},
+            "also stores, returns or counts",
+        ),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 3}}, "no effect, because epochs"),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 5, "schedule": "heavy-tailed"}}, "leaves"),
     ],

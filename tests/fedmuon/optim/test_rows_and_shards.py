@@ -280,7 +280,7 @@ def test_networks_with_fused_projections_and_auxiliary_parameters() -> None:
     [
         ({"orthogonalizer": {"full-every": 3}}, "set shards above 1"),
         ({"orthogonalizer": {"row-memory": 0.9}, "local": {"adjust": "polargrad"}},
-         "would average sizes"),
+         "averages row sizes over steps"),
         ({"orthogonalizer": {"shards": 2}, "local": {"recipe": "dp-muonbc"},
           "privacy": {"noise": 1.0}}, "bias correction needs an orthogonalizer"),
         ({"orthogonalizer": {"row-memory": 0.9}, "local": {"recipe": "muon"},

@@ -91,7 +91,7 @@ def test_the_published_settings(setting: tuple, rdp: float, lower: float, upper:
     assert printed.rdp == pytest.approx(rdp, abs=2e-5)
     assert printed.lower < printed.epsilon == printed.rdp
     assert not printed.certified
-    assert "certifies nothing" in printed.note
+    assert "proves nothing" in printed.note
 
 
 def test_every_row_of_the_published_table() -> None:
@@ -338,7 +338,7 @@ def test_the_command_answers_and_refuses() -> None:
     assert noise["upper"] <= 8 < noise["rdp"]
     assert noise["noise"] == pytest.approx(4.778, abs=0.002)
     told = CliRunner().invoke(app, ["privacy", "epsilon", *ARGUMENTS, "--mode", "per-release"])
-    assert "certifies nothing" in " ".join(told.output.split())
+    assert "proves nothing" in " ".join(told.output.split())
     for more in (["--adjacency", "neighbours"], ["--sampling", "shuffled"], ["--lot", "99999"]):
         done = CliRunner().invoke(app, ["privacy", "epsilon", *ARGUMENTS, *more])
         assert isinstance(done.exception, InputError)

@@ -133,7 +133,7 @@ def test_no_adversary_exceeds_the_pair() -> None:
         adversary(odd, noise, epsilon, kind, count) for kind in ("constant", "alternating")
     )
     assert alternating > constant + spread
-    with pytest.raises(InputError, match="not negative"):
+    with pytest.raises(InputError, match="coefficients of 0 or more"):
         epsilon_of_bins(odd, 6, 2, noise, 1e-2)
 
 
@@ -160,9 +160,9 @@ def test_what_trials_cannot_show() -> None:
         ({"trials": 0}, "are too few or too many"),
         ({"trials": 10**12}, "are too few or too many"),
         ({"bins": 4001}, "4,001 bins are too many"),
-        ({"confidence": 1.0}, "must lie in"),
-        ({"noise": 0.0}, "must be positive"),
-        ({"delta": 0.0}, "must lie in"),
+        ({"confidence": 1.0}, "is out of range"),
+        ({"noise": 0.0}, "must all be positive"),
+        ({"delta": 0.0}, "is out of range"),
     ):
         known = {"coefficients": np.ones(1), "steps": 8, "bins": 4, "noise": 1.0, "delta": 1e-5}
         with pytest.raises(InputError, match=why):

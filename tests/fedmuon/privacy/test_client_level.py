@@ -212,7 +212,7 @@ def test_a_poisson_cohort_is_drawn_apart_and_anew() -> None:
     assert np.array_equal(secret.participants(0), first) and not np.array_equal(first, drawn[0])
     secret.forget(0)
     assert not np.array_equal(secret.participants(0), first)
-    with pytest.raises(InputError, match="round by round"):
+    with pytest.raises(InputError, match="draws the clients of each round only when it begins"):
         plan.schedule()
 
 

@@ -214,7 +214,7 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
         own.released(held, [full] * 3, 0)  # 3 (2^62 + 1) = -2^62 + 3
     hidden = masked(sent, 40)
     own.released(held, hidden, 0)
-    with pytest.raises(InputError, match="a mask is missing"):
+    with pytest.raises(InputError, match="A mask is missing"):
         own.released(held, [*hidden[:2], sent[2]], 0)
     with pytest.raises(InputError, match="2 of 3 clients sent"):
         own.released(held, hidden[:2], 0)
@@ -513,7 +513,7 @@ def weak(held: dict) -> dict:
 
 @pytest.mark.parametrize(("change", "why"), [
     (fewer, "public key for each of 3"), (twice, "public key for each of 3"),
-    (others, "not those of this round"), (weak, "malformed"), (lambda held: {}, "malformed"),
+    (others, "belong to another round"), (weak, "malformed"), (lambda held: {}, "malformed"),
 ])  # fmt: skip
 def test_a_client_masks_with_the_keys_of_all_others_or_not_at_all(
     change: Callable[[dict], dict], why: str, tmp_path: Path
@@ -549,5 +549,5 @@ def test_a_server_takes_no_key_that_is_none(key: Any, tmp_path: Path) -> None:
                     one.content["who"] = ConfigRecord(who)
             return found
 
-    with pytest.raises(InputError, match=r"no key for its mask|malformed"):
+    with pytest.raises(InputError, match=r"invalid key for its mask|malformed"):
         run(Odd(6), tmp_path, remote())

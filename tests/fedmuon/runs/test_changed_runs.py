@@ -222,7 +222,7 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
 
 def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
     """No folder, no run, and one that failed, which no --resume finishes."""
-    assert "there is no folder" in why("compare", str(tmp_path / "none"))
+    assert "does not exist: name a folder" in why("compare", str(tmp_path / "none"))
     assert "contains no run" in why("compare", str(tmp_path))
     (tmp_path / "config.toml").touch()
     (tmp_path / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
@@ -232,8 +232,8 @@ def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
 
 def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
-    assert why("compare", str(tmp_path)).endswith("finish it with --resume")
-    with pytest.raises(InputError, match=r"finish it with resume=True$"):
+    assert why("compare", str(tmp_path)).endswith("finish this one with --resume")
+    with pytest.raises(InputError, match=r"finish this one with resume=True$"):
         fedmuon.compare(tmp_path)
 
 

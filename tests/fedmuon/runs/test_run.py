@@ -178,7 +178,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path, victim: str) -> None:
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match="no run directory"):
+    with pytest.raises(InputError, match="not a run folder"):
         execute(small(), tmp_path, resume=True)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 

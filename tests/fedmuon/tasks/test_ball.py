@@ -555,7 +555,7 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         "set [local] weight-decay = 0 and recipe = 'fedmuon', or raise": {
             "config": small(local={"lr": 0.01, "recipe": "fedmuon-aligned", "weight-decay": 0.1})
         },
-        "are refused": {"dropped": True},
+        "only for runs with certificates": {"dropped": True},
         "exceeds its certificate": {"moved": np.ones(6)},
         "set engine.dtype=float64, if rounding": {
             "config": small(local={"lr": 0.01}, **single),

@@ -257,9 +257,9 @@ def test_samples_reach_a_network_as_pixels() -> None:
     ("tables", "words"),
     [
         ({"data": {"normalize": "pixels"}}, "leaves the unit ball"),
-        ({"local": {"adjust": "original"}}, "is for networks"),
-        ({"local": {"route": "first"}}, "'hidden' or 'all-matrices'"),
-        ({"local": {"aux": "adam"}}, "'sgd' or 'adamw'"),
+        ({"local": {"adjust": "original"}}, "is only for networks"),
+        ({"local": {"route": "first"}}, "use one of hidden, all-matrices"),
+        ({"local": {"aux": "adam"}}, "did you mean adamw"),
         ({"local": {"aux-lr": -1.0}}, "[local] aux-lr = -1.0"),
         ({"task": {"model": "vgg"}}, "mlp, cnn"),
     ],
