@@ -5,19 +5,23 @@ They do what `fedmuon privacy` does. The first two answer without torch.
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmuon.core.errors import InputError
+from fedmuon.config.incompatible import in_turns
+from fedmuon.core.errors import InputError, require_at_most, shown
 from fedmuon.core.files import Record, Temporary
-from fedmuon.experiments.cli.privacy import alike, cut_of, rate
 from fedmuon.privacy.accounting import composition
 from fedmuon.privacy.accounting.composition import EpsilonResult
-from fedmuon.privacy.accounting.truncated import account_cut, delta_left
+from fedmuon.privacy.accounting.truncated import account_cut, cut_probability, delta_left
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of
 
+MOST_PEOPLE = 10**12
+BINS, CONFIDENCE = "balls-in-bins", 0.999
 OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -124,6 +128,217 @@ class RunAuditResult:
     temporary: Temporary | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
+# The numbers of a setting, which the command line shares.
+
+
+def rate(lot: float, population: int) -> float:
+    """Return the probability that an example is in a lot."""
+    if not 1 <= population <= MOST_PEOPLE:
+        raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
+    if not 0 < lot <= population:
+        raise InputError(
+            f"lot = {lot:g} must be positive and at most the population = {population}"
+        )
+    return lot / population
+
+
+def alike(
+    lot: float,
+    population: int,
+    steps: int,
+    sampling: str,
+    mode: str,
+    adjacency: str,
+    correlation: tuple[int, tuple[float, bool], int],
+) -> tuple[float, float, int]:
+    """Return (s, rate, steps) of Poisson lots that spend the same epsilon with noise / s.
+
+    Lots in a fixed order spend the same as one release of all examples. `correlation` contains the
+    band, the momentum (beta, and whether it looks ahead) and the buffers of the noise.
+    """
+    band, momentum, buffers = correlation
+    share = rate(lot, population)
+    if sampling == BINS:
+        raise InputError(
+            "Monte Carlo finds the epsilon of balls-in-bins for a noise, but not the noise for an "
+            "epsilon: use fedmuon privacy epsilon"
+        )
+    if sampling not in ("shuffle", "cyclic"):
+        composition.require_supported(adjacency, sampling)
+    named = "--buffers" if buffers else "--band"
+    if (band != 1 or buffers) and sampling != "cyclic":
+        raise InputError(f"{named} is for correlated noise: add --sampling cyclic, or remove it")
+    if sampling not in ("shuffle", "cyclic"):
+        return 1.0, share, steps
+    composition.require_supported(adjacency)
+    composition.event(1.0, share, steps)  # rejects impossible steps
+    if mode != "joint":
+        raise InputError(f"--mode {mode} is for Poisson lots: remove --mode or --sampling")
+    if why := in_turns(lot, 0.0, adjacency):
+        raise InputError(why)
+    lots = lots_of(population, lot)
+    fixed_order = fixed_order_of(sampling, steps, lots, band, momentum, buffers)
+    return fixed_order.alike(steps, lots), 1.0, 1
+
+
+def fixed_order_of(
+    sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
+) -> FixedOrderSampling:
+    """Return lots that take turns, with the noise that the options describe."""
+    if band != 1 and buffers:
+        raise InputError("--band and --buffers both correlate noise: remove one of them")
+    if momentum != (1.0, False) and band == 1 and not buffers:
+        raise InputError(
+            "--momentum is for correlated noise: add --band or --buffers, or remove it"
+        )
+    if buffers:
+        require_at_most(1e5, steps=steps)
+        from fedmuon.privacy.mechanisms.buffered import optimized  # scipy
+
+        found = optimized(steps, lots, buffers, *momentum)
+        return FixedOrderSampling("cyclic", 0, *momentum, found)
+    if band > 1:
+        require_at_most(1e7, steps=steps)
+    return FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band, *momentum)
+
+
+def answer_of_bins(
+    noise: float,
+    lot: float,
+    population: int,
+    steps: int,
+    delta: float,
+    blocks: int,
+    mode: str,
+    adjacency: str,
+    correlation: tuple[int, tuple[float, bool], int],
+    trials: int,
+) -> dict[str, Any]:
+    """Return the epsilon of balls in bins, and that of the same lots in a public order.
+
+    `correlation` contains the band, the momentum and the buffers.
+    """
+    from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins  # scipy
+
+    composition.require_supported(adjacency)
+    composition.require_delta(delta)
+    joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
+    if adjacency == "replace-one" or mode != "joint":
+        raise InputError(
+            "balls-in-bins supports only mode joint with zero-out or add-remove: remove --mode and "
+            "--adjacency"
+        )
+    require_at_most(1e5, steps=steps)
+    bins = lots_of(population, lot)
+    ordered = fixed_order_of("cyclic", steps, bins, *correlation)
+    fixed = composition.epsilon(noise / ordered.alike(steps, bins), 1.0, 1, delta, blocks).upper
+    found = epsilon_of_bins(
+        ordered.coefficients(steps), steps, bins, joint, delta, trials, CONFIDENCE
+    )
+    upper = min(found.upper, fixed)
+    return {
+        "epsilon": upper,
+        "lower": min(found.lower, upper),
+        "upper": upper,
+        "in_a_public_order": fixed,
+        "mode": mode,
+        "accountant": f"Monte Carlo, {found.trials:,} trials",
+        "adjacency": adjacency,
+        "sampling": BINS,
+        "bins": bins,
+        "confidence": CONFIDENCE,
+        "certified": False,
+        "note": f"Both ends hold with a confidence of {CONFIDENCE:.1%} over the trials, and are "
+        "not proved. Runs cannot draw such lots: [privacy] sampling is poisson, shuffle or cyclic.",
+    }
+
+
+def cut_of(
+    most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
+) -> float:
+    """Return the probability that one of the lots exceeds `most`; 0 without a maximum."""
+    if not most:
+        return 0.0
+    if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
+        raise InputError(
+            "--max-lot is for Poisson lots, mode joint, and an adjacency whose data sets have the "
+            "same size: zero-out or replace-one"
+        )
+    if most < lot:
+        raise InputError(f"--max-lot {most} is below --lot {lot:g}: increase it, or remove it")
+    return min(1.0, steps * cut_probability(population, rate(lot, population), most))
+
+
+def epsilon_and_cut(
+    noise: float,
+    lot: float,
+    population: int,
+    steps: int,
+    delta: float,
+    blocks: int,
+    mode: str,
+    adjacency: str,
+    sampling: str,
+    correlation: tuple[int, tuple[float, bool], int],
+    max_lot: int,
+    accountant: str,
+) -> tuple[EpsilonResult, float]:
+    """Return the epsilon of a run, and the probability that a lot is cut.
+
+    `correlation` contains the band, the momentum and the buffers of the noise.
+    """
+    over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
+    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
+    found = account_cut(
+        lambda at: composition.epsilon(
+            noise / over, share, many, at, blocks, mode, adjacency, accountant=accountant
+        ),
+        delta,
+        cut,
+    )
+    if cut and math.isinf(found.upper):
+        raise InputError(
+            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which leaves "
+            f"nothing of delta = {delta:g}: increase --max-lot"
+        )
+    return dataclasses.replace(found, sampling=sampling), cut
+
+
+def noise_and_cut(
+    epsilon: float,
+    lot: float,
+    population: int,
+    steps: int,
+    delta: float,
+    blocks: int,
+    mode: str,
+    adjacency: str,
+    sampling: str,
+    correlation: tuple[int, tuple[float, bool], int],
+    max_lot: int,
+) -> tuple[float, EpsilonResult, float]:
+    """Return the smallest noise for an epsilon, what it spends, and the probability of a cut."""
+    over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
+    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
+    left = delta_left(delta, cut, epsilon)
+    if cut and left < composition.LEAST_DELTA:
+        raise InputError(
+            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which at epsilon = "
+            f"{epsilon:g} leaves nothing of delta = {delta:g}: increase --max-lot"
+        )
+    noise, found = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
+    if cut:
+        found = account_cut(
+            lambda at: composition.epsilon(noise, share, many, at, blocks, mode, adjacency),
+            delta,
+            cut,
+        )
+    return over * noise, dataclasses.replace(found, sampling=sampling), cut
+
+
+# The public functions.
+
+
 @contextlib.contextmanager
 def _by_keyword() -> Iterator[None]:
     """Let messages name keywords where the command line has options."""
@@ -147,6 +362,10 @@ def epsilon(
     mode: str = "joint",
     adjacency: str = "zero-out",
     sampling: str = "poisson",
+    band: int = 1,
+    buffers: int = 0,
+    momentum: float = 1.0,
+    nesterov: bool = False,
     max_lot: int = 0,
     accountant: str = "pld",
 ) -> EpsilonResult:
@@ -167,6 +386,10 @@ def epsilon(
             is there or not. "replace-one": it is any other example.
         sampling: "poisson" draws each example independently, which amplifies privacy. "shuffle" and
             "cyclic" use lots in a fixed order, without amplification.
+        band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
+        buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
+        momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
+        nesterov: Whether this momentum looks ahead, as Nesterov's does.
         max_lot: Maximum size of a Poisson lot; larger lots are cut, which counts in δ. 0: none.
         accountant: "pld", or "dp-accounting" for that library, which is slower to start.
 
@@ -183,16 +406,9 @@ def epsilon(
         >>> round(found.epsilon, 2), found.certified
         (61.98, True)
     """
-    over, share, many = alike(lot, population, steps, sampling, 1, mode, adjacency)
-    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
-    found = account_cut(
-        lambda at: composition.epsilon(
-            noise / over, share, many, at, blocks, mode, adjacency, accountant=accountant
-        ),
-        delta,
-        cut,
-    )
-    return dataclasses.replace(found, sampling=sampling)
+    given = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    correlation = band, (momentum, nesterov), buffers
+    return epsilon_and_cut(*given, correlation, max_lot, accountant)[0]
 
 
 @_by_keyword()
@@ -207,6 +423,10 @@ def sigma(
     mode: str = "joint",
     adjacency: str = "zero-out",
     sampling: str = "poisson",
+    band: int = 1,
+    buffers: int = 0,
+    momentum: float = 1.0,
+    nesterov: bool = False,
     max_lot: int = 0,
 ) -> NoiseResult:
     """Find the least noise multiplier that spends at most a target epsilon.
@@ -221,6 +441,10 @@ def sigma(
         mode: "joint" certifies. "per-release" reproduces Table 3 of DP-Muon and certifies nothing.
         adjacency: How two data sets differ: "zero-out", "add-remove" or "replace-one".
         sampling: "poisson", "shuffle" or "cyclic".
+        band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
+        buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
+        momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
+        nesterov: Whether this momentum looks ahead, as Nesterov's does.
         max_lot: Maximum size of a Poisson lot; larger lots are cut, which counts in δ. 0: none.
 
     Returns:
@@ -236,22 +460,9 @@ def sigma(
         >>> round(found.noise, 2)
         1.03
     """
-    over, share, many = alike(lot, population, steps, sampling, 1, mode, adjacency)
-    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
-    left = delta_left(delta, cut, epsilon)
-    if cut and left < composition.LEAST_DELTA:
-        raise InputError(
-            f"max_lot = {max_lot} cuts a lot with probability up to {cut:.2g}. At epsilon = "
-            f"{epsilon:g} this leaves nothing of delta = {delta:g}. Raise max_lot."
-        )
-    noise, found = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
-    if cut:
-        found = account_cut(
-            lambda at: composition.epsilon(noise, share, many, at, blocks, mode, adjacency),
-            delta,
-            cut,
-        )
-    return NoiseResult(over * noise, dataclasses.replace(found, sampling=sampling))
+    given = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    correlation = band, (momentum, nesterov), buffers
+    return NoiseResult(*noise_and_cut(*given, correlation, max_lot)[:2])
 
 
 @_by_keyword()

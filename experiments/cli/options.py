@@ -22,7 +22,7 @@ from typer import Argument, Context, Option
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, instead, near, shown
+from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, instead, near
 from fedmuon.core.files import AFRESH
 from fedmuon.experiments.cli.output import complain, console, style, warn
 from fedmuon.runs.directory import RunDirectory
@@ -335,11 +335,3 @@ def given_in(context: Context, *but: str) -> list[str]:
         and (source := context.get_parameter_source(one.name)) is not None
         and source.name == "COMMANDLINE"
     ]
-
-
-def require_at_most(most: float, **given: float | None) -> None:
-    """Reject numbers that are too large to compute with."""
-    for name, value in given.items():
-        if value is not None and abs(value) > most:
-            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # floats end there
-            raise InputError(f"{name} = {text} is too large: the maximum is {most:g}")

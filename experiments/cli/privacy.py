@@ -1,6 +1,5 @@
 """Privacy commands: `privacy epsilon`, `sigma`, `correlated`, `tuned`, `spent`, `audit`."""
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,9 +7,9 @@ import numpy as np
 import typer
 from typer import Argument, Context, Option
 
+import fedmuon.experiments.accounts as accounts
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.config.incompatible import in_turns
-from fedmuon.core.errors import InputError, shown
+from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments.cli.options import (
     Command,
     DataName,
@@ -21,15 +20,12 @@ from fedmuon.experiments.cli.options import (
     chosen_config,
     chosen_folder,
     given_in,
-    require_at_most,
     resumable,
 )
 from fedmuon.experiments.cli.output import live, print_path, tell, warn
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.tables import facts
 from fedmuon.privacy.accounting import composition, tuning
-from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins
-from fedmuon.privacy.accounting.truncated import account_cut, cut_probability, delta_left
 from fedmuon.privacy.mechanisms.buffered import (
     least_possible,
     noise_of_buffers,
@@ -124,144 +120,7 @@ Accountant = Annotated[
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
 ]
-MOST_PEOPLE = 10**12
-BINS, CONFIDENCE = "balls-in-bins", 0.999
 MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps above which this takes more than seconds
-
-
-def rate(lot: float, population: int) -> float:
-    """Return the probability that an example is in a lot."""
-    if not 1 <= population <= MOST_PEOPLE:
-        raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
-    if not 0 < lot <= population:
-        raise InputError(
-            f"lot = {lot:g} must be positive and at most the population = {population}"
-        )
-    return lot / population
-
-
-def alike(
-    lot: float,
-    population: int,
-    steps: int,
-    sampling: str,
-    band: int,
-    mode: str,
-    adjacency: str,
-    momentum: tuple[float, bool] = (1.0, False),
-    buffers: int = 0,
-) -> tuple[float, float, int]:
-    """Return (s, rate, steps) of Poisson lots that spend the same epsilon with noise / s.
-
-    Lots in a fixed order spend the same as one release of all examples. `momentum` is beta and
-    whether it looks ahead, for noise that is correlated for a momentum.
-    """
-    share = rate(lot, population)
-    if sampling == BINS:
-        raise InputError(
-            "Monte Carlo finds the epsilon of balls-in-bins for a noise, but not the noise for an "
-            "epsilon: use fedmuon privacy epsilon"
-        )
-    if sampling not in ("shuffle", "cyclic"):
-        composition.require_supported(adjacency, sampling)
-    named = "--buffers" if buffers else "--band"
-    if (band != 1 or buffers) and sampling != "cyclic":
-        raise InputError(f"{named} is for correlated noise: add --sampling cyclic, or remove it")
-    if sampling not in ("shuffle", "cyclic"):
-        return 1.0, share, steps
-    composition.require_supported(adjacency)
-    composition.event(1.0, share, steps)  # rejects impossible steps
-    if mode != "joint":
-        raise InputError(f"--mode {mode} is for Poisson lots: remove --mode or --sampling")
-    if why := in_turns(lot, 0.0, adjacency):
-        raise InputError(why)
-    lots = lots_of(population, lot)
-    fixed_order = fixed_order_of(sampling, steps, lots, band, momentum, buffers)
-    return fixed_order.alike(steps, lots), 1.0, 1
-
-
-def fixed_order_of(
-    sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
-) -> FixedOrderSampling:
-    """Return lots that take turns, with the noise that the options describe."""
-    if band != 1 and buffers:
-        raise InputError("--band and --buffers both correlate noise: remove one of them")
-    if momentum != (1.0, False) and band == 1 and not buffers:
-        raise InputError(
-            "--momentum is for correlated noise: add --band or --buffers, or remove it"
-        )
-    if buffers:
-        require_at_most(1e5, steps=steps)
-        found = optimized(steps, lots, buffers, *momentum)
-        return FixedOrderSampling("cyclic", 0, *momentum, found)
-    if band > 1:
-        require_at_most(1e7, steps=steps)
-    return FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band, *momentum)
-
-
-def answer_of_bins(
-    noise: float,
-    lot: float,
-    population: int,
-    steps: int,
-    delta: float,
-    blocks: int,
-    mode: str,
-    adjacency: str,
-    correlation: tuple[int, tuple[float, bool], int],
-    trials: int,
-) -> dict[str, Any]:
-    """Return the epsilon of balls in bins, and that of the same lots in a public order.
-
-    `correlation` contains the band, the momentum and the buffers.
-    """
-    composition.require_supported(adjacency)
-    composition.require_delta(delta)
-    joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
-    if adjacency == "replace-one" or mode != "joint":
-        raise InputError(
-            "balls-in-bins supports only mode joint with zero-out or add-remove: remove --mode and "
-            "--adjacency"
-        )
-    require_at_most(1e5, steps=steps)
-    bins = lots_of(population, lot)
-    ordered = fixed_order_of("cyclic", steps, bins, *correlation)
-    fixed = composition.epsilon(noise / ordered.alike(steps, bins), 1.0, 1, delta, blocks).upper
-    found = epsilon_of_bins(
-        ordered.coefficients(steps), steps, bins, joint, delta, trials, CONFIDENCE
-    )
-    upper = min(found.upper, fixed)
-    return {
-        "epsilon": upper,
-        "lower": min(found.lower, upper),
-        "upper": upper,
-        "in_a_public_order": fixed,
-        "mode": mode,
-        "accountant": f"Monte Carlo, {found.trials:,} trials",
-        "adjacency": adjacency,
-        "sampling": BINS,
-        "bins": bins,
-        "confidence": CONFIDENCE,
-        "certified": False,
-        "note": f"Both ends hold with a confidence of {CONFIDENCE:.1%} over the trials, and are "
-        "not proved. Runs cannot draw such lots: [privacy] sampling is poisson, shuffle or cyclic.",
-    }
-
-
-def cut_of(
-    most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
-) -> float:
-    """Return the probability that one of the lots exceeds `most`; 0 without a maximum."""
-    if not most:
-        return 0.0
-    if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
-        raise InputError(
-            "--max-lot is for Poisson lots, mode joint, and an adjacency whose data sets have the "
-            "same size: zero-out or replace-one"
-        )
-    if most < lot:
-        raise InputError(f"--max-lot {most} is below --lot {lot:g}: increase it, or remove it")
-    return min(1.0, steps * cut_probability(population, rate(lot, population), most))
 
 
 @app.command(cls=Command)
@@ -291,35 +150,21 @@ def epsilon(
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
     """
-    of_momentum = momentum, nesterov
-    if sampling == BINS:
+    if sampling == accounts.BINS:
         if max_lot or accountant != "pld":
             raise InputError("balls-in-bins does not use --max-lot and --accountant: remove them")
-        correlation = band, of_momentum, buffers
+        correlation = band, (momentum, nesterov), buffers
         setting = noise, lot, population, steps, delta, blocks, mode, adjacency
-        found = answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
+        found = accounts.answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
         show(found, delta, population)
         return
     if trials is not None:
         raise InputError("--trials is for --sampling balls-in-bins: remove it")
-    over, share, many = alike(
-        lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
-    )
-    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
-    answer = account_cut(
-        lambda at: composition.epsilon(
-            noise / over, share, many, at, blocks, mode, adjacency, accountant=accountant
-        ),
-        delta,
-        cut,
-    )
-    if cut and math.isinf(answer.upper):
-        raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which leaves "
-            f"nothing of delta = {delta:g}: increase --max-lot"
-        )
+    given = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    correlation = band, (momentum, nesterov), buffers
+    answer, cut = accounts.epsilon_and_cut(*given, correlation, max_lot, accountant)
     more = {"lots_cut_with_probability": cut} if max_lot else {}
-    show({**vars(answer), "sampling": sampling, **more}, delta, population)
+    show({**vars(answer), **more}, delta, population)
 
 
 @app.command(cls=Command)
@@ -344,25 +189,10 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    of_momentum = momentum, nesterov
-    over, share, many = alike(
-        lot, population, steps, sampling, band, mode, adjacency, of_momentum, buffers
-    )
-    cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
-    left = delta_left(delta, cut, epsilon)
-    if cut and left < composition.LEAST_DELTA:
-        raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which at epsilon = "
-            f"{epsilon:g} leaves nothing of delta = {delta:g}: increase --max-lot"
-        )
-    noise, answer = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
-    if cut:
-        answer = account_cut(
-            lambda at: composition.epsilon(noise, share, many, at, blocks, mode, adjacency),
-            delta,
-            cut,
-        )
-    found = {"noise": over * noise, **vars(answer), "sampling": sampling}
+    given = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    correlation = band, (momentum, nesterov), buffers
+    noise, answer, cut = accounts.noise_and_cut(*given, correlation, max_lot)
+    found = {"noise": noise, **vars(answer)}
     found |= {"lots_cut_with_probability": cut} if max_lot else {}
     show(found, delta, population)
 
@@ -386,7 +216,7 @@ def correlated(
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
     require_at_most(1e5, steps=steps)
-    rate(lot, population)
+    accounts.rate(lot, population)
     apart, of_momentum = lots_of(population, lot), (momentum, nesterov)
 
     def of_band(coefficients: Any) -> float:
@@ -456,7 +286,7 @@ def tuned(
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
     """
-    share = rate(lot, population)
+    share = accounts.rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
     more = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
     show({**answer, **more}, delta, population)
@@ -607,7 +437,7 @@ def audit(
     from fedmuon.experiments.auditing import trials as auditing  # scipy
 
     require_at_most(1e9, noise=noise)
-    setting = auditing.Setting(noise, rate(lot, population), steps, blocks)
+    setting = auditing.Setting(noise, accounts.rate(lot, population), steps, blocks)
     record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, warn)
     tell(record, auditing.table(record))
 

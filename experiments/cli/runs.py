@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments.cli.output import live, note, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import (
     Progress,
@@ -343,7 +343,7 @@ def _search(
     words += [f"--seeds={seeds}"]
     words += [f"--jobs={jobs}"] if jobs else []
     words += [f"--ray-address={ray_address}"] if ray_address else []
-    options.require_at_most(MOST_JOBS, **{"--jobs": jobs})
+    require_at_most(MOST_JOBS, **{"--jobs": jobs})
     count = jobs or 1
     with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
         from fedmuon.experiments.studies.sweep import run_grid, search_of_command  # torch

@@ -8,9 +8,9 @@ from typer import Argument, Context, Option
 
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.analysis.theory.checks import at_least
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments import rates
-from fedmuon.experiments.cli.options import Overrides, given_in, require_at_most
+from fedmuon.experiments.cli.options import Overrides, given_in
 from fedmuon.experiments.cli.output import tell
 
 
