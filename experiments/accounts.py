@@ -1,6 +1,6 @@
 """The privacy accountant and audits as functions: `epsilon`, `sigma`, `audit` and `audit_run`.
 
-They do what `fedmuon privacy` does. The first two answer without torch.
+`fedmuon privacy` computes the same values. `epsilon` and `sigma` do not import torch.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 @dataclass(frozen=True)
 class NoiseResult:
-    """The least noise that meets a target epsilon.
+    """The smallest noise multiplier that meets a target epsilon.
 
     Attributes:
-        noise: Noise multiplier sigma of one block: noise over clipping bound.
+        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
         spent: The epsilon that this noise spends, at most the target.
 
     Example:
@@ -50,16 +50,16 @@ class AuditResult:
 
     Attributes:
         epsilon_at_least: The largest lower bound on epsilon.
-        counted: The lower bound from counts of the trials alone.
+        counted: The lower bound that uses only the trial counts.
         tilted: The lower bound that also uses the declared Gaussian noise; None if not computed.
         joint: The epsilon that the accountant certifies.
-        per_release: The epsilon if each block had drawn its own lot. Nothing certifies it.
-        below_joint: Whether the lower bound is at most the certified epsilon, as it must be.
+        per_release: The epsilon if each block had drawn its own lot. It is not certified.
+        below_joint: Whether the lower bound is at most the certified epsilon. It must be.
         refutes_per_release: Whether counts alone refute `per_release`.
         confidence: Confidence with which the lower bounds hold.
-        trials: Number of trials with the canary, and of trials without it.
+        trials: Number of trials with the canary, and the same number without the canary.
         delta: Privacy parameter δ.
-        note: A warning if so few trials cannot test the claim; may be empty.
+        note: A warning if the number of trials is too small to test the claim; may be empty.
         record: All numbers, as `fedmuon privacy audit --json` prints them.
 
     Example:
@@ -88,19 +88,19 @@ class RunAuditResult:
     """What an audit of one run with many canaries shows.
 
     Attributes:
-        path: The run folder. The secret coins lie next to it, in `NAME-coins`.
+        path: The run folder. The secret coins are stored next to it, in `NAME-coins`.
         epsilon: The epsilon of the run's ledger.
-        epsilon_at_least: The largest lower bound on epsilon from counts alone.
-        declared: A lower bound that trusts the declared mechanism and doubts only its noise.
-        below: Whether both lower bounds are at most the epsilon of the ledger, as they must be.
+        epsilon_at_least: The largest lower bound on epsilon that uses only the guess counts.
+        declared: A lower bound that trusts the declared mechanism, except for its noise level.
+        below: Whether both lower bounds are at most the epsilon of the ledger. They must be.
         canaries: Number of canaries.
-        guesses: Number of guesses about them.
+        guesses: Number of guesses about whether a canary was included.
         right: Number of right guesses.
         confidence: Confidence with which the lower bounds hold.
         delta: Privacy parameter δ.
-        note: A warning if so few canaries cannot test the claim; may be empty.
+        note: A warning if the number of canaries is too small to test the claim; may be empty.
         record: All numbers, the content of one-run.json.
-        temporary: The temporary folder, if the run lies in one.
+        temporary: The temporary folder, if the run is stored in one.
 
     Example:
         >>> import fedmuon
@@ -341,7 +341,7 @@ def noise_and_cut(
 
 @contextlib.contextmanager
 def _by_keyword() -> Iterator[None]:
-    """Let messages name keywords where the command line has options."""
+    """Make error messages name Python keywords instead of command-line options."""
     try:
         yield
     except InputError as error:
@@ -371,33 +371,34 @@ def epsilon(
 ) -> EpsilonResult:
     """Compute the epsilon that private training spends.
 
-    The blocks of a step share their lot. Together they are one Gaussian release with the multiplier
+    The blocks of a step share one lot. Together they form one Gaussian release with the multiplier
     noise / sqrt(blocks) (DP-Muon, Theorem 2.1).
 
     Args:
-        noise: Noise multiplier sigma of one block: noise over clipping bound.
+        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
         lot: Expected size of a Poisson lot, or the size of lots in a fixed order.
         population: Number of examples that lots are drawn from.
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
-        blocks: Number m of blocks that are clipped each and released together.
+        blocks: Number m of blocks that are clipped separately and released together.
         mode: "joint" certifies. "per-release" reproduces Table 3 of DP-Muon and certifies nothing.
-        adjacency: How two data sets differ. "zero-out": an example adds 0 instead. "add-remove": it
-            is there or not. "replace-one": it is any other example.
+        adjacency: How two data sets differ. "zero-out": one example contributes 0. "add-remove":
+            one example is absent. "replace-one": one example is replaced by any other example.
         sampling: "poisson" draws each example independently, which amplifies privacy. "shuffle" and
             "cyclic" use lots in a fixed order, without amplification.
         band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
         buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
         momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
         nesterov: Whether this momentum looks ahead, as Nesterov's does.
-        max_lot: Maximum size of a Poisson lot; larger lots are cut, which counts in δ. 0: none.
+        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
+            includes the probability of a cut.
         accountant: "pld", or "dp-accounting" for that library, which is slower to start.
 
     Returns:
-        ε with both ends of its bracket, and what it assumes.
+        The upper and lower end of ε, and the assumptions of the account.
 
     Raises:
-        InputError: If a number is out of range, or no account covers the combination.
+        InputError: If a number is out of range, or no accountant supports the combination.
 
     Example:
         >>> import fedmuon
@@ -429,7 +430,7 @@ def sigma(
     nesterov: bool = False,
     max_lot: int = 0,
 ) -> NoiseResult:
-    """Find the least noise multiplier that spends at most a target epsilon.
+    """Find the smallest noise multiplier that spends at most a target epsilon.
 
     Args:
         epsilon: Target ε.
@@ -437,7 +438,7 @@ def sigma(
         population: Number of examples that lots are drawn from.
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
-        blocks: Number m of blocks that are clipped each and released together.
+        blocks: Number m of blocks that are clipped separately and released together.
         mode: "joint" certifies. "per-release" reproduces Table 3 of DP-Muon and certifies nothing.
         adjacency: How two data sets differ: "zero-out", "add-remove" or "replace-one".
         sampling: "poisson", "shuffle" or "cyclic".
@@ -445,13 +446,14 @@ def sigma(
         buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
         momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
         nesterov: Whether this momentum looks ahead, as Nesterov's does.
-        max_lot: Maximum size of a Poisson lot; larger lots are cut, which counts in δ. 0: none.
+        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
+            includes the probability of a cut.
 
     Returns:
         The noise multiplier, to four digits, and the epsilon that it spends.
 
     Raises:
-        InputError: If a number is out of range, or no account covers the combination.
+        InputError: If a number is out of range, or no accountant supports the combination.
 
     Example:
         >>> import fedmuon
@@ -478,20 +480,21 @@ def audit(
     seed: int = 0,
     code: str = "projected",
 ) -> AuditResult:
-    """Bound epsilon from below by many simulated runs with and without a canary.
+    """Compute a lower bound on epsilon from many simulated runs with and without a canary.
 
     Args:
-        noise: Noise multiplier sigma of one block: noise over clipping bound.
+        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
         lot: Expected size of a Poisson lot.
         population: Number of examples that lots are drawn from.
         steps: Number T of noisy releases in a run.
         delta: Privacy parameter δ.
-        blocks: Number m of blocks that are clipped each and released together.
-        trials: Number of runs with the canary, and of runs without it. By default 100,000, or 2,000
-            for `code="release"`.
+        blocks: Number m of blocks that are clipped separately and released together.
+        trials: Number of runs with the canary, and the same number without it. The default is
+            100,000, or 2,000 for `code="release"`.
         seed: Random seed of the trials.
-        code: "projected" draws what a release is along the canary, which tests the accountant.
-            "release" takes real private steps of a small network, which tests the training code.
+        code: "projected" draws only the component of each release along the canary, which tests the
+            accountant. "release" takes real private steps of a small network, which tests the
+            training code.
 
     Returns:
         The lower bounds and the epsilons that the accountant claims.
@@ -523,14 +526,15 @@ def audit_run(
     sees: str = "releases",
     out: str | Path | None = None,
 ) -> RunAuditResult:
-    """Train one private run with many canaries, and bound its epsilon from below.
+    """Train one private run with many canaries, and compute a lower bound on its epsilon.
 
     Args:
         config: The settings of a private run: the path of a TOML file, a dictionary of tables, or a
             `fedmuon.Config`. The engine must be "inline".
-        canaries: Number of canaries. By default half as many as there are samples (or clients, at
-            client level).
-        sees: What the guesses use: "releases", or the final "model" alone, which is weaker.
+        canaries: Number of canaries. The default is half the number of samples, or half the number
+            of clients at client level.
+        sees: The data that the guesses use: "releases", or only the final "model", which gives
+            weaker bounds.
         out: A new run folder. Without it the folder is temporary, as for `run`.
 
     Returns:
@@ -563,6 +567,6 @@ def audit_run(
 
 
 def _fields(kind: type, record: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    """The fields of a result that its record has."""
+    """Return the entries of a record that are fields of the result class."""
     names = {one.name for one in dataclasses.fields(kind)} - {"record", *others}
     return {name: record[name] for name in names}

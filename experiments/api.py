@@ -50,8 +50,10 @@ Configured = Config | Tables | Mapping[str, Any] | str | Path | None
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
-    """Let torch compute as it does by default, whatever surrounds the call: with gradients, without
-    autocast, in float32 and on a device that holds values. Workers in other processes do so too."""
+    """Use torch's default settings: gradients, no autocast, float32, and a device with storage.
+
+    The caller may have changed these settings. Worker processes start with the defaults, too.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -82,18 +84,17 @@ def run(
 ) -> Result:
     """Run a federated experiment, or resume one.
 
-    Each keyword overrides what `config` names. In place of a built-in name, a keyword also takes an
-    object of your own.
+    A keyword overrides the value in `config`. A keyword accepts a built-in name or your own object.
 
     Args:
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
             tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
             pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
             scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
             as pixels and divided by 255, so convert other features to floats.
-        test: Held-out samples, in the same forms as `data`. They need `data`.
+        test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
             of flwr-datasets.
@@ -164,22 +165,24 @@ def sweep(
 
     Args:
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         grid: `table.key` -> a list of values, or a range such as "0.01:10:log7" (seven values on a
             logarithmic scale) or "0:0.9:lin4". An empty grid repeats one run with several seeds.
-        seeds: Runs per point. They use the config's seed and the ones after it.
+        seeds: Runs per point. The first run uses the config's seed, the next run that seed plus 1,
+            and so on.
         select: The metric that chooses the best point. "validation-loss" is the default; like
-            "validation-accuracy", it needs `[data] validation`. "train-loss" needs nothing more.
+        select: The metric that chooses the best point. The default is "validation-loss"; like
+            "validation-accuracy", it requires `[data] validation`. "train-loss" requires nothing.
             "test-loss" and "test-accuracy" give an optimistic best value. "max:NAME" and "min:NAME"
-            select by a metric of your own.
-        jobs: Number of runs at the same time, each in its own process. Your objects must then be
-            importable in those processes.
+            select by your own metric.
+        jobs: Number of runs that train at the same time, each in its own process. Your objects must
+            then be importable in those processes.
         data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
             tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
             pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
             scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
             as pixels and divided by 255, so convert other features to floats.
-        test: Held-out samples, in the same forms as `data`. They need `data`.
+        test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
             of flwr-datasets.
@@ -194,7 +197,7 @@ def sweep(
         schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
             of `lr`.
         out: The folder of the sweep. Without it the folder is temporary, as for `run`.
-        resume: Whether `out` may hold this sweep, or a part of it, to continue.
+        resume: Whether `out` may contain an unfinished part of this sweep, which then continues.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -243,16 +246,16 @@ def suite(
     resume: bool = False,
     progress: bool = False,
 ) -> SuiteResult:
-    """Run a suite: all experiments of a published table or figure, whose claims it checks.
+    """Run all experiments of a published table or figure, and check the paper's claims.
 
     Args:
-        name: The name of a suite, as `fedmuon list suites` prints it, or the path of a TOML file.
-        data: The data set, in place of the suite's own.
+        name: A suite's name, as listed by `fedmuon list suites`, or the path of a TOML file.
+        data: The data set, in place of the suite's default.
         scale: "full" for the published grid, which can take hours, or "small" for a short trial.
-        seeds: Number of seeds, in place of the suite's own.
+        seeds: Number of seeds, in place of the suite's default.
         changes: Settings that override the suite's own, such as `{"local": {"steps": 2}}`.
         out: The folder of the suite. Without it the folder is temporary, as for `run`.
-        resume: Whether `out` may hold this suite, or a part of it, to continue.
+        resume: Whether `out` may contain an unfinished part of this suite, which then continues.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -298,24 +301,25 @@ def stability(
     resume: bool = False,
     progress: bool = False,
 ) -> StabilityResult:
-    """Train a model and neighbours whose data differ in one sample, and compare with the bound.
+    """Train a model and neighbours whose data differ in one sample, and check the bound.
 
     The bound is Theorem 4.1 of the Stability note. The run uses float64 unless the config names
     another precision, because float32 hides small perturbations in rounding.
 
     Args:
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
-        trials: Number of neighbours, 10 by default. `neighbours="all"` needs no number.
-        neighbours: Which sample is replaced, and by which. "own": a random sample of a random
-            client, by another one of its own. "any": by a sample of any client. "worst": the
-            replacement that moves the model most, found by derivatives. "all": every sample once.
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        trials: Number of neighbours, 10 by default. Leave it out with `neighbours="all"`.
+        neighbours: How a neighbouring data set is chosen. "own": a random sample of a random client
+            is replaced by another sample of the same client. "any": by a sample of any client.
+            "worst": the replacement that moves the model most, estimated from derivatives. "all":
+            each sample is replaced once.
         data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
             tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
             pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
             scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
             as pixels and divided by 255, so convert other features to floats.
-        test: Held-out samples, in the same forms as `data`. They need `data`.
+        test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
             of flwr-datasets.
@@ -383,17 +387,17 @@ def plan(
 ) -> Record:
     """Estimate the time, memory and traffic of a run from a short trial.
 
-    The trial takes a few seconds. It writes nothing.
+    The trial takes a few seconds and writes no files.
 
     Args:
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
             tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
             pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
             scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
             as pixels and divided by 255, so convert other features to floats.
-        test: Held-out samples, in the same forms as `data`. They need `data`.
+        test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
             of flwr-datasets.
@@ -409,8 +413,8 @@ def plan(
             of `lr`.
 
     Returns:
-        Seconds, memory (peak bytes) and the bytes of one round's messages, by name. The page "What
-        a run costs" explains every key.
+        Seconds, memory (peak bytes) and the message sizes of one round in bytes, by name. The page
+        "What a run costs" explains every key.
 
     Raises:
         InputError: If a setting or an object cannot be used.
@@ -441,19 +445,19 @@ def unlearn(
 ) -> Record:
     """Remove the influence of samples from the model of a finished run, by adding noise.
 
-    The new model cannot be distinguished, beyond (epsilon, delta), from the noisy model of a run
-    without these samples.
+    Up to (epsilon, delta), the new model is indistinguishable from the noisy model of a run without
+    these samples.
 
     Args:
-        run: A result, or the path of a run folder. The run needs a certificate.
+        run: A result, or the path of a run folder. The run must have a certificate.
         samples: Indices of the samples in the data source.
         epsilon: Privacy parameter ε of the guarantee.
         delta: Privacy parameter δ of the guarantee.
         out: A new folder for the noisy model.
 
     Returns:
-        The noise and the cost of each kind of certificate. The record is confidential, because it
-        names the samples.
+        The noise and the cost for each kind of certificate. Keep the record confidential, because
+        it contains the indices of the samples.
 
     Raises:
         InputError: If the run has no certificate, or an index is not one of its samples.
@@ -492,17 +496,18 @@ def bound(
         run: A result, or the path of a run folder. Without it, the bound is for `config` and
             `size`.
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A key that is not given has its default.
+            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         size: Number of samples n_i of each client; 200 by default. Not allowed with `run`.
-        rho: Failure probability of the random choice of participants. The default is 0.01 for
-            parameters. For a run, the participants are known, so no such failure counts unless you
-            give `rho`.
-        l_orth: Lipschitz constant of the orthogonalizer, in place of the proved one.
-        l_g: Smoothness constant of the loss, in place of the proved one.
+        rho: Failure probability of the random choice of participants. For parameters, the default
+            is 0.01. For a run, the participants are known, so the bound adds no failure probability
+            unless you pass `rho`.
+        l_orth: Lipschitz constant of the orthogonalizer, in place of the one for which the theorem
+            holds.
+        l_g: Smoothness constant of the loss, in place of the one for which the theorem holds.
 
     Returns:
-        The bound with its status, its constants and the assumptions that it needs. It has the keys
-        of the file bound.json.
+        The bound with its status, its constants and its assumptions. The keys are those of the file
+        bound.json.
 
     Raises:
         InputError: If `run` is combined with `config` or `size`, or a number is out of range.
@@ -518,7 +523,7 @@ def bound(
     named = {name: value for name, value in given.items() if value is not None}
     if run is None:
         held = _nested(config)
-        data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # from no source
+        data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # no data is loaded
         chosen = parse({**held, "data": data})
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
         case = certificates.from_parameters(chosen, size, rho, **named)
@@ -545,10 +550,10 @@ def compare(
         runs: Results and folders in one list, or lists under your own labels, such as `{"mine":
             [...], "theirs": [...]}`. A folder that is not a run stands for the runs directly inside
             it.
-        more: Not allowed. It exists to explain that runs are given in one list.
+        more: Not allowed. It exists only so that the error message can ask for one list.
 
     Returns:
-        The rows, the curves, and which runs were left out because they are damaged.
+        The rows, the curves, and the damaged runs that were left out.
 
     Raises:
         InputError: If no finished run is given.
@@ -577,7 +582,7 @@ def compare(
 
 
 def _flat(held: One | Sequence[One]) -> list[Result | Path]:
-    """Results and folders, however deep in lists."""
+    """Flatten nested lists of results and folders."""
     if isinstance(held, Result):
         return [held]
     if isinstance(held, str | Path):
@@ -586,7 +591,7 @@ def _flat(held: One | Sequence[One]) -> list[Result | Path]:
 
 
 def configured(config: Configured) -> Config:
-    """The settings as a config."""
+    """Return the settings as a config."""
     return _chosen(config, {}, None, False, None)
 
 
@@ -609,7 +614,10 @@ def _chosen(
     out: str | Path | None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
-    """The config, that of the run to resume where nothing is said, beside the objects given."""
+    """Return the config that combines the tables, the keywords and the objects of a call.
+
+    If a run is resumed without a config, use the config of that run.
+    """
     held, given = _tables_and_objects(config, objects, test)
     for name, values in (more or {}).items():
         held[name] = held.get(name, {}) | dict(values)
@@ -623,7 +631,7 @@ def _chosen(
 def _tables_and_objects(
     config: Configured, objects: Mapping[str, Any], test: Any
 ) -> tuple[dict[str, Any], UserObjects]:
-    """The config's tables, in which keywords override names, and the objects handed over."""
+    """Return the tables of the config after the keywords were applied, and the user's objects."""
     held = _nested(config)
     kept = _replacing(held, objects)
     if test is not None:
@@ -635,8 +643,10 @@ def _tables_and_objects(
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Names go into the tables; the objects themselves, and None in place of what a name overrides,
-    are returned."""
+    """Write the names into the tables and return the objects.
+
+    The returned value is None for a kind whose object a name overrides.
+    """
     kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
     for kind, (table, key) in NAMED.items():
         inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
@@ -655,8 +665,11 @@ def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, An
 
 @contextlib.contextmanager
 def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Temporary | None]]:
-    """The folder of a run, and what keeps it if it is temporary. One in which a run was broken off
-    stays until Python ends, so that the run can be resumed."""
+    """Yield the run folder, and the handle of the folder if it is temporary.
+
+    If an error ends a run in a temporary folder, the folder stays until Python ends, so that the
+    user can resume the run.
+    """
     if out is not None:
         yield Path(out), None
         return
@@ -672,7 +685,7 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
 
 
 def _bar(progress: bool, counted: str) -> Any:
-    """A bar if it is asked for; silence otherwise."""
+    """Return a progress bar if `progress` is set, otherwise callbacks that do nothing."""
     if not progress:
         silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
         return contextlib.nullcontext(silent)

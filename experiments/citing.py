@@ -1,7 +1,7 @@
 """References for the methods, data and software that a run used, as BibTeX.
 
-`references.bib` contains the entries. The tables below tell which entries a value of a config key
-needs. A method without an entry, such as plain SGD or one of your own, has no reference.
+`references.bib` contains the entries. The tables in this module map each value of a config key to
+its entries. A method without an entry, such as plain SGD or your own method, has no reference.
 """
 
 import re
@@ -16,7 +16,7 @@ from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 
 BIBLIOGRAPHY = Path(__file__).parent / "references.bib"
 MNIST, GLUE = ("mnist",), ("glue",)
-# Key of the config -> its value -> entries.
+# Config key -> value -> keys of the entries.
 CITED: dict[str, dict[str, tuple[str, ...]]] = {
     "local.recipe": {
         "fedavg": ("fedavg",), "fedavgm": ("fedavgm",), "local-muon": ("fedavg",),
@@ -75,7 +75,7 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "engine.name": {"ray": ("flower", "ray"), "deployment": ("flower",)},
 }  # fmt: skip
-ACCOUNTANT = ("connect-the-dots", "rdp")  # of every private run
+ACCOUNTANT = ("connect-the-dots", "rdp")  # cited by every private run
 
 
 def references(config: Config, stability: bool = False) -> dict[str, str]:
@@ -86,7 +86,7 @@ def references(config: Config, stability: bool = False) -> dict[str, str]:
         stability: Whether the run has neighbours or a bound.
 
     Returns:
-        Entries by their keys. The first is the software itself.
+        The entries by key. The first entry is fedmuon itself.
     """
     known = entries()
     keys = dict.fromkeys(_used(config, stability))
@@ -94,7 +94,7 @@ def references(config: Config, stability: bool = False) -> dict[str, str]:
 
 
 def _used(config: Config, stability: bool) -> Iterator[str]:
-    """Name the entries that a config needs, possibly twice."""
+    """Yield the entries that a config requires; an entry may repeat."""
     if config.local.recipe in ORTHOGONALIZED:
         yield "muon"
     for key, values in CITED.items():
@@ -117,7 +117,7 @@ def _used(config: Config, stability: bool) -> Iterator[str]:
 
 
 def _exact(privacy: Privacy) -> bool:
-    """Tell whether the noise is a discrete Gaussian."""
+    """Return whether the noise is a discrete Gaussian."""
     inexact = privacy.insecure_reproducible_noise or privacy.quantile
     if privacy.arithmetic != "auto" or privacy.trust == "distributed":
         return privacy.arithmetic == "grid" or privacy.trust == "distributed"
@@ -126,7 +126,7 @@ def _exact(privacy: Privacy) -> bool:
 
 @cache
 def entries() -> dict[str, str]:
-    """Return the entries of the bibliography by their keys."""
+    """Return all entries of the bibliography by key."""
     parts = re.split(r"^(?=@)", BIBLIOGRAPHY.read_text("utf-8"), flags=re.MULTILINE)
     found = (re.match(r"@\w+\{([^,]+),", part) for part in parts)
     return {one[1]: one.string.strip() for one in found if one}

@@ -12,22 +12,22 @@ SPECIAL = {
     "±": r"$\pm$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "η": r"$\eta$", "λ": r"$\lambda$",
     "β": r"$\beta$", "≤": r"$\le$", "≥": r"$\ge$", "×": r"$\times$", "−": "$-$", "–": "--",
 }  # fmt: skip
-LOW, HIGH = "_low", "_high"  # the ends of an interval, beside the mean of that name
+LOW, HIGH = "_low", "_high"  # suffixes of the interval's ends; the name alone is the mean
 DIGITS = 4
 
 
 def latex(rows: Sequence[Mapping[str, Any]], caption: str = "", label: str = "") -> str:
-    r"""Return rows as a table for booktabs: add \usepackage{booktabs} to the document.
+    r"""Return rows as a LaTeX table. Add \usepackage{booktabs} to your document.
 
     A mean and its standard deviation share a column, as do a mean and its interval.
 
     Args:
-        rows: One mapping per line; names become the heads of columns.
-        caption: Caption in LaTeX, taken as it is.
+        rows: One mapping per row of the table. The names become the column headings.
+        caption: Caption in LaTeX, inserted unchanged.
         label: Label for \ref.
 
     Returns:
-        A `table` environment; a `tabular` alone if there is neither caption nor label.
+        A `table` environment, or only a `tabular` if there is neither caption nor label.
     """
     heads = list(dict.fromkeys(name for row in rows for name in row))
     parts = {f"{name}{more}" for name in heads for more in (SPREAD, LOW, HIGH)}
@@ -51,7 +51,7 @@ def latex(rows: Sequence[Mapping[str, Any]], caption: str = "", label: str = "")
 
 
 def escaped(text: str) -> str:
-    """Text in which no sign has a meaning for LaTeX."""
+    """Return the text with all special characters of LaTeX escaped."""
     return "".join(SPECIAL.get(one, one) for one in text)
 
 

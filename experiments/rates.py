@@ -1,6 +1,6 @@
-"""`fedmuon stationarity`: bounds of four papers as numbers; numpy is all they need.
+"""`fedmuon stationarity`: evaluate the bounds of four papers. This module needs only numpy.
 
-DP-Muon (000), Nesterov Muon (002), DiSK (003) and Newton-Schulz convergence (004).
+The papers are DP-Muon (000), Nesterov Muon (002), DiSK (003) and Newton–Schulz convergence (004).
 """
 
 import math
@@ -28,7 +28,7 @@ from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residua
 ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
 NOISE = ("--alpha", "--sigma0", "--sigma1")
 NEWTON_SCHULZ = ("--delta0", "--degree", "--q")
-MAP, SKETCHED = ("--coefficients", "--q"), ("--oversample", "--power")  # options of paper 002
+MAP, SKETCHED = ("--coefficients", "--q"), ("--oversample", "--power")  # for Nesterov Muon (002)
 READ = {
     "000": (*NEWTON_SCHULZ, "--noise", "--columns", "--tail", "--moment", "--clip", "--excess"),
     "002": (*NOISE, "--schedule", "--gamma", "--nu", "--singular", *MAP, *SKETCHED, "--sketch"),
@@ -38,7 +38,7 @@ READ = {
 
 
 def require_read(paper: str, given: Sequence[str]) -> None:
-    """Reject a paper without a bound, and options that its bound does not use."""
+    """Raise an error for a paper without a bound, and for options that its bound does not use."""
     if paper not in READ:
         raise InputError(f"paper {paper!r} has no bound in fedmuon: use 000, 002, 003 or 004")
     if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
@@ -55,7 +55,10 @@ def require_read(paper: str, given: Sequence[str]) -> None:
 
 
 def _require_one_map(given: set[str]) -> None:
-    """Reject options that set the quality of the orthogonalizer of 002 twice, or without effect."""
+    """Raise an error if options set the quality of the orthogonalizer twice or have no effect.
+
+    The options are those of Nesterov Muon (002).
+    """
     if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
         raise InputError(f"{twice[0]} follows from --singular: leave one of them out")
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
@@ -70,7 +73,7 @@ def _require_one_map(given: set[str]) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """The parameters of a problem in the papers; `sides` is min(m, n), which bounds every rank."""
+    """The parameters of a problem in the papers. `sides` is min(m, n), the maximum rank."""
 
     steps: int
     gap: float
@@ -83,11 +86,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class InexactMap:
-    """A map whose quality (gamma, nu) follows from singular values: Newton-Schulz with `steps`, or
-    any steps after a Gaussian sketch of rank `sketch` + `oversample`. `power` None is the least
-    number of power iterations for which something is proved."""
+    """An orthogonalizer whose quality (gamma, nu) is computed from singular values.
 
-    singular: str  # numbers with commas between them
+    Without `sketch`, it is Newton–Schulz with `steps` steps. With it, any number of steps follows a
+    Gaussian sketch of rank `sketch` + `oversample`. If `power` is None, it is the smallest number
+    of power iterations for which the theorem holds.
+    """
+
+    singular: str  # numbers separated by commas
     coefficients: str = "quintic"
     steps: int = 5
     sketch: int = 0
@@ -95,7 +101,7 @@ class InexactMap:
     power: int | None = None
 
     def quality(self) -> dict[str, float]:
-        """gamma, nu and, of a sketch, the number of power iterations."""
+        """Return gamma and nu, and for a sketch also the number of power iterations."""
         try:
             singular = tuple(float(one) for one in self.singular.split(","))
         except ValueError:
@@ -112,7 +118,7 @@ class InexactMap:
 
 
 def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
-    """002: the rule's schedule, the rate it has, and the bound with its terms."""
+    """Return the schedule, the rate and the bound with its terms for Nesterov Muon (002)."""
     if rule == "alpha-free":
         plan = stationarity.alpha_free(problem.steps)
     elif rule == "heavy-tailed":
@@ -128,7 +134,10 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
 def newton_schulz(
     problem: Problem, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
-    """004: Muon with that many Newton-Schulz iterations, beside Muon with an SVD and SGD."""
+    """Return the bound for Muon with Newton–Schulz, and the bounds of Muon with SVD and of SGD.
+
+    The bounds are those of the Newton–Schulz convergence paper (004).
+    """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
         raise InputError("Paper 004 assumes bounded variance: leave alpha at 2 and sigma1 at 0.")
@@ -151,11 +160,11 @@ def newton_schulz(
 
 @dataclass(frozen=True)
 class Private:
-    """The further parameters of paper 000: the noise multiplier, the larger side, and the clipping
-    of gradients.
+    """Further parameters of DP-Muon (000): noise multiplier, larger matrix side, and clipping.
 
-    `clip` is C, by default that of the light-tailed rule for K = `tail`, or for `moment` = G_2 > 0
-    of Corollary B.6's; `excess` bounds E(||G||_F - C)_+, by default as the tail or moment does.
+    `clip` is the clipping bound C. By default, C follows from the light-tailed rule for K = `tail`.
+    If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` bounds
+    E(||G||_F - C)_+. By default, this bound follows from the same tail or moment.
     """
 
     noise: float = 1.0
@@ -169,7 +178,10 @@ class Private:
 def dp_muon(
     problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
-    """000: DP-Muon on one block, with the rule of its Corollary 3.5 or B.6 at eta_0 = sqrt(D/L)."""
+    """Return the bound of DP-Muon (000) on one block, at eta_0 = sqrt(D/L).
+
+    The rule is that of Corollary 3.5, or of Corollary B.6 if `private.moment` is set.
+    """
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
         raise InputError("The rule of paper 000 needs gap > 0 and smoothness > 0: give both.")
@@ -197,14 +209,14 @@ def dp_muon(
     return {"paper": "000", **record, **more, **_residuals(found, q)}
 
 
-OCTAVES = 40  # octaves of step sizes below 1/L
+OCTAVES = 40  # number of tried step sizes 1/L, 1/(2 L), 1/(4 L), ...
 
 
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
-    """003: DiSK on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
+    """Return the bound of DiSK (003) on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
 
-    The step size is the given eta, or the 2^-j/L with the least bound. Beside it is what 003
-    prints, for reach -1 and its zero start.
+    The step size is the given eta. Without it, the function takes the 2^-j/L with the smallest
+    bound. For reach = -1, the record also contains the published bound, which starts at zero.
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
@@ -240,7 +252,7 @@ def _residuals(found: Stationarity, q: float) -> dict[str, float]:
 
 
 def _given(plan: Schedule, problem: Problem) -> Schedule:
-    """The rule's schedule, with what the caller sets instead."""
+    """Return the rule's schedule, with the caller's values in place of the rule's."""
     named = {"lr": problem.lr, "beta": problem.beta}
     given = {name: value for name, value in named.items() if value is not None}
     return replace(plan, **given, rule="given") if given else plan
@@ -252,7 +264,7 @@ def _record(found: Stationarity) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> Table:
-    """The record as a table to read."""
+    """Return the record as a table for printing."""
     names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "gamma", "nu", "power",
              "contraction", "gain", "clip", "excess", "noise_of_a_release",
              "delta_q", "eps_q", "chi_q")  # fmt: skip

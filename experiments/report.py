@@ -1,8 +1,8 @@
-"""`fedmuon report`: what suites, censuses and runs found, gathered from their folders.
+"""`fedmuon report`: collect the results of suites, censuses and runs from their folders.
 
-A folder is a suite (suite.json, whose `kind` says what else), a run with neighbours
-(neighbours.csv, bound.json, config.toml), a plain run (summary.json), or holds such folders, which
-then share one page.
+A folder can be a suite (suite.json, whose `kind` names the other files), a run with neighbours
+(neighbours.csv, bound.json, config.toml) or a plain run (summary.json). A folder that contains such
+folders gets one page for all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,17 +27,17 @@ from fedmuon.experiments.studies.find import KINDS
 from fedmuon.experiments.tables import SWEEP, columns
 from fedmuon.runs.directory import RunDirectory
 
-LEFT_OUT = "left out"  # how the line of a damaged folder begins
+LEFT_OUT = "left out"  # first words of the line about a damaged folder
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
 class Unfinished(InputError):
-    """A run whose neighbours are still to come: it is drawn, and nothing is wrong with it."""
+    """The neighbours of a run are unfinished. The run is drawn, and it is not an error."""
 
 
 @dataclass
 class Missing:
-    """Why folders are not parts of a page: they are damaged, or their neighbours still to come."""
+    """Reasons why folders are not sections of a page: they are damaged or unfinished."""
 
     left_out: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -46,20 +46,21 @@ class Missing:
 def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
     """Write FOLDER/report.html with its figures and tables.
 
-    In a folder of folders, damaged ones are left out and unfinished runs have a curve only.
+    If FOLDER contains several folders, damaged ones are left out and unfinished runs show only a
+    curve.
 
     Args:
         folder: A suite, a run, or a folder of such folders.
-        tell: Receives a line for each folder that is damaged, unfinished, or has more to run.
+        tell: Receives one line for each folder that is damaged, unfinished or incomplete.
 
     Returns:
         The path of the page.
 
     Raises:
-        InputError: If the folder itself is damaged or holds nothing to report.
+        InputError: If the folder itself is damaged or contains no results.
     """
     found, missing = _gathered(folder)
-    # Every run in the folder or right below it, to be drawn with others; none of a lone one.
+    # All readable runs in the folder or directly below it are drawn together if there are several.
     places = [folder, *sorted(folder.iterdir())]
     readable = [run for run in map(RunStatus, filter(is_run, places)) if not run.damage]
     runs = [drawn(run) for run in readable] if len(readable) > 1 else []
@@ -72,12 +73,12 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
 
 
 def gather(folder: Path) -> list[Findings]:
-    """What the folder, or each of its subfolders that is a suite or a run, holds."""
+    """Return the findings of the folder, or of each subfolder that is a suite or a run."""
     return _gathered(folder)[0]
 
 
 def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
-    """The same, and why subfolders are missing."""
+    """Return the findings as `gather` does, and the reasons why subfolders are missing."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
     if reader := _reader(folder):
@@ -104,9 +105,9 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
 
 
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
-    """The findings of each folder, with plain runs in one section; and why some are missing.
+    """Return the findings of each folder, and the reasons why some folders are missing.
 
-    Of several sections each is named by its folder.
+    Plain runs share one section. If there are several sections, each title names its folder.
     """
     found, plain_runs, missing = [], [], Missing()
     for folder in folders:
@@ -117,7 +118,7 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
                 _require_sound(folder)
                 plain_runs.append(folder)
             elif is_run(folder):
-                _require_sound(folder)  # as it is drawn beside the others
+                _require_sound(folder)  # the run is drawn together with the others
         except Unfinished as error:
             missing.unfinished.append(str(error))
         except InputError as error:
@@ -128,20 +129,20 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Whether it is of a finished run without neighbours."""
+    """Return whether the folder contains a finished run without neighbours."""
     return (folder / "summary.json").exists() and is_run(folder) and not _reader(folder)
 
 
 def _require_sound(folder: Path) -> None:
-    """Reject a run whose files are damaged or missing."""
+    """Raise an error if files of a run are damaged or missing."""
     if why := run_status(folder).damage:
         raise InputError(why)
 
 
 def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
-    """The findings of the folder, if all that they need is there."""
+    """Return the findings of the folder, or raise an error if files that they need are missing."""
     if reader is of_neighbours and not (
-        (folder / "bound.json").exists() or "bound.json" in sums_of(folder)  # it comes last
+        (folder / "bound.json").exists() or "bound.json" in sums_of(folder)  # written last
     ):
         run = RunStatus(folder)
         if run.damage:
@@ -158,21 +159,21 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
         found = reader(folder)
-    if reader is of_neighbours:  # whose rounds are drawn beside those of others
+    if reader is of_neighbours:  # the rounds of this run are drawn together with those of others
         RunDirectory(folder).require_unchanged()
         found = replace(found, pictures=[*found.pictures, *clients_picture(folder)])
     return found
 
 
 def _reader(folder: Path) -> Callable[[Path], Findings] | None:
-    """Which reader the folder's files ask for; one file of a kind is enough."""
+    """Return the reader for the files in the folder. One file of a kind identifies the kind."""
     if any((folder / name).exists() for name in SUITE):
         return of_suite
     return of_neighbours if any((folder / name).exists() for name in RUN) else None
 
 
 def of_suite(folder: Path) -> Findings:
-    """The findings of a suite folder: suite.json's `kind` chooses who reads it."""
+    """Return the findings of a suite folder. The `kind` in suite.json chooses the reader."""
     file = folder / "suite.json"
     about = read_json(file, SHARED)
     kind = str(about["kind"])
@@ -181,17 +182,16 @@ def of_suite(folder: Path) -> Findings:
     return KINDS[kind].findings(folder, about)
 
 
-# The same in a terminal.
+# The same results in a terminal.
 
 COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 
 
 def suite_tables(found: Findings) -> list[Table | Text]:
-    """A suite's claims with their verdicts, the commands that would decide open ones, and its
-    numbers.
+    """Return a suite's claims with verdicts, commands that can decide open claims, and numbers.
 
-    A claim shows the effect at its worst place, its interval and what the rule asks for, and then
-    every place.
+    A claim shows the effect in its least favourable setting, its interval, the threshold of the
+    rule, and then every setting.
     """
     claims = []
     for claim in found.claims:
@@ -216,5 +216,5 @@ def suite_tables(found: Findings) -> list[Table | Text]:
 
 
 def _escaped(text: str) -> str:
-    """Text of a file for a table: without markup and control characters."""
+    """Return a file's text for a table, without markup and control characters."""
     return escape(plain(text, None))

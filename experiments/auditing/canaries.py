@@ -1,28 +1,29 @@
-"""Canaries in real runs, and auditors that guess their coins.
+"""Canaries in real runs, and auditors that guess which canaries were included.
 
-An auditor sees all releases and nothing else of a run. Lots, sums, noise and all that follows are
-the run's own, and evaluations see the samples that were there before.
+Each canary has a secret coin that decides whether the canary takes part in training. An auditor
+sees only the releases of a run. Lots, sums, noise and later computations are those of the run.
+Evaluations use the original samples.
 
 # Canaries among the examples
 
-A canary takes the place of a sample. When a Poisson lot draws it, its coin decides whether its
-gradient joins the others before the noise, or nothing does. In every parameter tensor that gradient
-has one entry, whose sign and place are public. It is so long that every clipping rule cuts it to
-its bound, so it is the example of the largest influence.
+A canary replaces a sample. When a Poisson lot draws the canary, the coin decides: either the
+canary's gradient is added before the noise, or nothing is added. In every parameter tensor, this
+gradient has one nonzero entry, whose position and sign are public. The gradient is so long that
+every clipping rule reduces it to its bound, so no example has a larger influence.
 
 # Canaries among the clients
 
-A canary takes the place of a client. If a cohort has it and its coin includes it, its update is one
-entry of the model, whose sign and place are public. The update is longer than the bound; clipped,
-it has norm C, the maximum for a client. Otherwise its update is 0, and so is its clipped update, so
-that all sums are those of a federation without the client (`client_level.py`). A coin is therefore
-add-remove of a client if cohorts are Poisson samples, and zero-out otherwise.
+A canary replaces a client. If a cohort contains the canary and its coin includes it, its update is
+one entry of the model, whose position and sign are public. The update is longer than the bound, so
+clipping gives it norm C, the maximum for a client. Otherwise the update is 0, before and after
+clipping, so all sums equal those of a federation without the client (`client_level.py`). The coin
+therefore tests add-remove adjacency if cohorts are Poisson samples, and zero-out otherwise.
 
-Under distributed trust, all but H of a cohort may tell the server what they sent, and the account
-must hold against all of them. Here the clients that are no canaries do this, up to all but H. Their
-messages are subtracted, and the sum of the others is left: of H clients, or of all canaries if
-there are more. This is as private as is claimed, or more: the noise of H shares has H / K of the
-variance.
+Under distributed trust, all but H clients of a cohort may tell the server what they sent, and the
+privacy guarantee must hold against all of them. In this audit, the clients without a canary
+collude, up to all but H. Their messages are subtracted. The remaining sum is that of H clients, or
+of all canaries if there are more than H. The remaining sum is as private as claimed or more so,
+because the noise of H shares has H / K of the variance.
 """
 
 import dataclasses
@@ -66,25 +67,25 @@ from fedmuon.runs.loop import Run
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.per_example.clipping import Clipping
 
-MARK = 2**32  # times the canary's number, added to its label
-# Of a canary's gradient in every tensor, in units of the bound. Of a client's update, the unit is 1
-# where the bound is smaller.
+MARK = 2**32  # a label becomes: label + MARK * (number of the canary)
+# Length of a canary's gradient in every tensor, in units of the clipping bound. For a client's
+# update, the unit is max(1, bound).
 LENGTH = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Canaries and their coins.
+    """Canaries and their secret coins.
 
     In the tensor `name`, the gradient of canary i is `signs[name][i]` LENGTH C at the entry
     `places[name][i]`, and 0 elsewhere.
 
     Attributes:
-        rows: The samples whose places they take, among all samples [m].
-        clients: The clients that hold these samples [m].
-        included: The coins [m].
-        places: By tensor [m].
-        signs: By tensor [m].
+        rows: Indices of the samples that the canaries replace, among all samples [m].
+        clients: The clients to which these samples belong [m].
+        included: The coins [m]; True includes the canary.
+        places: The position of the nonzero entry in each tensor [m].
+        signs: The sign of the nonzero entry in each tensor [m].
     """
 
     rows: np.ndarray
@@ -109,7 +110,7 @@ class Canaries:
         return cls(rows, clients, rng.random(count) < 0.5, places, signs)
 
     def mark(self, shards: Shards) -> Shards:
-        """The shards, with labels that identify each canary."""
+        """Return the shards with labels that identify each canary."""
         require_classes(shards)
         labels = shards.labels.clone()
         numbers = torch.arange(1, len(self.rows) + 1, device=labels.device)
@@ -117,13 +118,13 @@ class Canaries:
         return dataclasses.replace(shards, labels=labels)
 
     def lengths(self, clipping: Clipping) -> dict[str, float]:
-        """The norm of a canary's clipped gradient in each tensor."""
+        """Return the norm of a canary's clipped gradient in each tensor."""
         long = LENGTH * clipping.bound
         squares = {name: torch.tensor([long * long], dtype=torch.float64) for name in self.places}
         return {name: long * float(one) for name, one in clipping.factors(squares).items()}
 
     def of(self, client: int) -> "Canaries":
-        """The canaries of one client."""
+        """Return the canaries of one client."""
         own = self.clients == client
         parts = (
             {name: one[own] for name, one in held.items()} for held in (self.places, self.signs)
@@ -131,7 +132,7 @@ class Canaries:
         return Canaries(self.rows[own], self.clients[own], self.included[own], *parts)
 
     def along(self, tensors: Params) -> dict[str, Tensor]:
-        """Entries of the tensors [...] at the canaries' places, times their signs [m]."""
+        """Return the tensors' entries at the canaries' places, times their signs [m]."""
         return {
             name: value.reshape(-1).index_select(0, self.places[name]) * self.signs[name]
             for name, value in tensors.items()
@@ -139,7 +140,7 @@ class Canaries:
 
 
 def require_classes(shards: Shards) -> None:
-    """Reject targets that cannot carry a mark."""
+    """Raise an error if the targets are not class labels, which cannot carry a mark."""
     if shards.labels.dtype != torch.int64:
         raise InputError(
             "canaries are recognized by their labels, but these targets are not classes: audit a "
@@ -148,14 +149,14 @@ def require_classes(shards: Shards) -> None:
 
 
 def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:
-    """Draw entries for the canaries of one sum. None repeats before all are taken."""
+    """Draw places for the canaries of one sum. A place repeats only after all places are used."""
     whole = [rng.permutation(entries) for _ in range(-(-count // entries))]
     return np.concatenate([np.array([], dtype=int), *whole])[:count]
 
 
 @dataclass(frozen=True, eq=False)
 class TaskWithCanaries:
-    """A task whose clipped sums have the canaries in them. All else is the task's."""
+    """A task that adds the included canaries to its clipped sums. The rest is unchanged."""
 
     task: Task
     canaries: Canaries
@@ -164,17 +165,17 @@ class TaskWithCanaries:
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """The gradient of the samples as they are."""
+        """Return the gradient of the samples without marks."""
         return self.task.gradient(params, [_unmarked(batch) for batch in batches])
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """The losses of the samples as they are."""
+        """Return the losses of the samples without marks."""
         return self.task.losses(params, _unmarked(batch))
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Clipped sums of the samples that gave no place to a canary, and of the included canaries.
+        """Return clipped sums over the samples without a canary and the included canaries.
 
         The weights of the points sum to 1, and a canary's gradient is the same at all points.
         """
@@ -209,19 +210,20 @@ class ExampleAuditor:
     """An auditor that sees every release and knows the canaries' gradients, but no coin.
 
     A release is R = (sum + noise) / lot. Without the canary, the entry at its place in each tensor
-    is about N(0, v). Here v is the mean square of all entries of lot R, at least the noise's own
-    variance. With the canary in the lot, the logarithm of the likelihood ratio is
+    is approximately N(0, v). The variance v is the mean square of all entries of lot · R, and at
+    least the variance of the noise. If the lot contains the canary, the log-likelihood ratio is
 
         x = y - s / 2,    y = sum_w a_w z_w / v_w,    s = sum_w a_w^2 / v_w,
 
-    where z_w is lot R_w along the canary, which has length a_w. Lots are secret, so one release
-    says ln(1 - q + q e^x). A score is the sum over releases.
+    where w numbers the tensors, z_w is the component of lot · R_w along the canary, and a_w is the
+    canary's clipped length. Lots are secret and draw an example at rate q, so the log-likelihood
+    ratio of one release is ln(1 - q + q e^x). A score is the sum over releases.
     """
 
     canaries: Canaries
     mechanism: Mechanism
-    rates: np.ndarray  # by client
-    # (round, client, step) -> y of the client's canaries, and s
+    rates: np.ndarray  # sampling rate of each client
+    # (round, client, step) -> y for each canary of the client, and s
     found: dict[tuple[int, int, int], tuple[np.ndarray, float]] = field(default_factory=dict)
     adjacency = "zero-out"
 
@@ -237,16 +239,16 @@ class ExampleAuditor:
 
     @property
     def included(self) -> np.ndarray:
-        """The coins."""
+        """Return the coins."""
         return self.canaries.included
 
     @property
     def places(self) -> dict[str, np.ndarray]:
-        """The samples whose places the canaries take."""
+        """Return the samples that the canaries replace."""
         return {"rows": self.canaries.rows}
 
     def with_canaries(self, run: Run) -> tuple[Run, Engine]:
-        """The run with the canaries in its data, and with the auditor at its releases."""
+        """Return the run with canaries and a recipe that shows each release, and the engine."""
         was = run.experiment
         experiment = dataclasses.replace(
             was,
@@ -258,11 +260,11 @@ class ExampleAuditor:
 
     @property
     def clients(self) -> np.ndarray:
-        """The clients that hold the canaries [m]."""
+        """Return the clients to which the canaries belong [m]."""
         return self.canaries.clients
 
     def claim(self, run: Run) -> Claimed:
-        """The releases that each client's samples are a part of, by the declared mechanism."""
+        """Return the declared mechanism's releases that depend on each client's samples."""
         plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
         steps = plan.steps * rounds_taken(run.experiment)
         settings = [
@@ -273,7 +275,7 @@ class ExampleAuditor:
         return Claimed(settings, delta, self.mechanism.adjacency)
 
     def watching(self, recipe: Recipe) -> Recipe:
-        """The recipe. The auditor looks at each release before the chain goes on."""
+        """Return the recipe with links that show each release to the auditor first."""
         links = tuple(
             dataclasses.replace(link, update=partial(self._look_first, link))
             for link in recipe.chain.links
@@ -283,7 +285,7 @@ class ExampleAuditor:
     def _look_first(
         self, link: Link, direction: Params, state: State, context: Context
     ) -> tuple[Params, State]:
-        """Update the link. The auditor looks at each release before the link gets it."""
+        """Update the link, and show each release to the auditor before the link uses it."""
 
         def released(points: Points) -> Any:
             found = context.released(points)
@@ -293,7 +295,7 @@ class ExampleAuditor:
         return link.update(direction, state, dataclasses.replace(context, released=released))
 
     def look(self, released: Params, draws: Sequence[Callable[..., Any]]) -> None:
-        """Look at what the clients of a cohort release: one draw and one row of `released` each."""
+        """Record the releases of a cohort: `draws` and `released` have one row per client."""
         lot, least = self.mechanism.lot, (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
         for k, draw in enumerate(draws):
             assert isinstance(draw, partial)
@@ -308,11 +310,11 @@ class ExampleAuditor:
 
     @cached_property
     def of(self) -> dict[int, Canaries]:
-        """The canaries of each client."""
+        """Return the canaries of each client."""
         return {client: self.canaries.of(client) for client in range(len(self.rates))}
 
     def scores(self) -> np.ndarray:
-        """The log-likelihood ratios of all releases [m]."""
+        """Return the log-likelihood ratio of each canary over all releases [m]."""
         total = np.zeros(len(self.canaries.rows))
         for client in range(len(self.rates)):
             seen = [one for (_, who, _), one in self.found.items() if who == client]
@@ -322,9 +324,9 @@ class ExampleAuditor:
         return total
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
-        """Scores from the first and the last model [1, ...] alone.
+        """Return scores that use only the first and the last model [1, ...].
 
-        A score is how far the model moved against the gradient of a canary, in units of the root
+        A score is how far the model moved against the gradient of a canary, divided by the root
         mean square of all entries, minus the median score.
         """
         moved = {name: (first[name] - last[name])[0] for name in first}
@@ -338,19 +340,20 @@ class ExampleAuditor:
 class ClientAuditor:
     """An auditor that sees every release and knows the canaries' updates, but no coin.
 
-    A release is the server's mean, times K. Under local trust it is the message of each client;
-    under distributed trust, what colluders leave of a sum. Let z be its entries at the canaries'
-    places, times their signs, and v the mean square of all entries, at least the noise's own
-    variance. A release says y = C z / v and s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
+    A release is K times the server's mean. Under local trust it is instead the message of one
+    client; under distributed trust, the part of a sum that colluding clients cannot subtract. Let
+    z be the release's entries at the canaries' places, times their signs. Let v be the mean square
+    of all entries, and at least the variance of the noise. Then the auditor passes y = C z / v and
+    s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
 
     Attributes:
-        level: The mechanism.
-        clients: The clients whose places the canaries take [m].
+        level: The client-level mechanism.
+        clients: The clients that the canaries replace [m].
         included: The coins [m].
-        entries: The entry that each canary moves, counted over all tensors in turn [m].
-        signs: The side to which it moves this entry [m].
-        seen: y, s and rates of each release.
-        shares_seen: Under distributed trust, the maximum number of shares of noise in a release.
+        entries: The entry that each canary moves, as an index into all tensors in order [m].
+        signs: The direction in which the canary moves this entry [m].
+        seen: The values y, s and rates of each release.
+        shares_seen: Under distributed trust, the maximum number of noise shares in a release.
     """
 
     level: ClientLevel
@@ -374,20 +377,20 @@ class ClientAuditor:
 
     @property
     def adjacency(self) -> str:
-        """The difference that a coin makes between two federations."""
+        """Return the adjacency of two federations that differ in one coin."""
         return self.level.adjacency
 
     @property
     def places(self) -> dict[str, np.ndarray]:
-        """The clients whose places the canaries take."""
+        """Return the clients that the canaries replace."""
         return {"clients": self.clients}
 
     def with_canaries(self, run: Run) -> tuple[Run, Engine]:
-        """The run, and an engine whose rounds have the canaries."""
+        """Return the run, and an engine whose rounds contain the canaries."""
         return run, self.rounds
 
     def claim(self, run: Run) -> Claimed:
-        """The releases that each client is a part of, by the declared mechanism."""
+        """Return the declared mechanism's releases to which each client contributes."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
         noise = level.noise * level.counted
@@ -395,12 +398,12 @@ class ClientAuditor:
         return Claimed(settings, delta_of(run.config, run.data.sizes), level.adjacency)
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
-        """The rounds of `run_rounds`, with the canaries in their places."""
+        """Yield the rounds as `run_rounds` does, with canaries in place of some clients."""
         plan, recipe = experiment.plan, experiment.recipe
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
             found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
-            # The chance of each canary to be in the round's sum, as far as is public.
+            # Probability that each canary is in the round's sum, given all public information.
             rates = np.isin(self.clients, participants)
             if self.level.poisson:
                 rates = np.full(len(self.clients), self.level.rate)
@@ -414,9 +417,10 @@ class ClientAuditor:
     def _replies(
         self, experiment: Experiment, participants: list[int], sent: Broadcast
     ) -> list[Reply]:
-        """Replies of the clients that gave no place to a canary, and of the canaries.
+        """Return the replies of the clients without a canary and of the canaries.
 
-        An included canary moves the model that was sent; another one returns it as it was.
+        An included canary moves the model that was sent. A canary that is not included returns the
+        model unchanged.
         """
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
@@ -436,7 +440,7 @@ class ClientAuditor:
         return compressed(recipe, sent, found)
 
     def _moved(self, params: Params, number: int) -> Params:
-        """The model with the update of this canary."""
+        """Return the model after the update of this canary."""
         found, place = dict(params), int(self.entries[number])
         for name, value in params.items():
             if 0 <= place < value[0].numel():
@@ -447,7 +451,7 @@ class ClientAuditor:
         return found
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
-        """The server's rule. The auditor looks at the mean first."""
+        """Return the server's rule, which now shows the mean to the auditor first."""
 
         def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
             if self.level.trust == "central":
@@ -457,7 +461,7 @@ class ClientAuditor:
         return server
 
     def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
-        """Look at the sum of the canaries, and of others if there are fewer than H."""
+        """Record the sum of the canaries. If there are fewer than H, add other clients."""
         level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
         step = distributed.spacing(level.bound, level.noise, level.cohort)
@@ -466,28 +470,28 @@ class ClientAuditor:
         self.shares_seen = max(self.shares_seen, len(honest))
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
-        """Look at a release [D], which has this share of the noise's variance."""
+        """Record a release [D]. `share` is the fraction of the noise variance that it contains."""
         least = share * (self.level.noise * self.level.bound) ** 2
         spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
         self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
 
     def _along(self, moved: Tensor) -> np.ndarray:
-        """Entries at the canaries' places, times their signs."""
+        """Return the entries at the canaries' places, times their signs."""
         return moved[torch.from_numpy(self.entries)].numpy() * self.signs
 
     def scores(self) -> np.ndarray:
-        """The log-likelihood ratios of all releases [m]."""
+        """Return the log-likelihood ratio of each canary over all releases [m]."""
         if not self.seen:
             return np.zeros(len(self.clients))
         y, s, rates = (np.stack(part) for part in zip(*self.seen, strict=True))
         return log_ratio(y, s, rates)
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
-        """Scores from the first and the last model [1, ...] alone.
+        """Return scores that use only the first and the last model [1, ...].
 
-        A score is how far the model moved to the side of a canary, in units of the root mean square
-        of all entries, minus the median score.
+        A score is how far the model moved in the direction of a canary, divided by the root mean
+        square of all entries, minus the median score.
         """
         moved = _apart(first, last)
         found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
@@ -495,10 +499,10 @@ class ClientAuditor:
 
 
 def _apart(old: Params, new: Params) -> Tensor:
-    """new - old of the first replica, in one row."""
+    """Return new - old for the first replica, as one vector."""
     return _flat({name: new[name] for name in old}) - _flat(old)
 
 
 def _flat(params: Params) -> Tensor:
-    """The first replica's entries, in one row."""
+    """Return the entries of the first replica as one vector."""
     return torch.cat([value[0].double().reshape(-1) for value in params.values()]).cpu()

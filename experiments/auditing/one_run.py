@@ -1,11 +1,11 @@
-"""`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
+"""`fedmuon privacy audit --one-run`: train a run with canaries, and audit its releases.
 
-The code that trains makes the run of the config, with its ledger. Some samples have given their
-places to canaries, or at client level some clients (`canaries.py`). Including a sample or leaving
-it out is zero-out adjacency, because no rate depends on a coin. It is a special case of the other
-adjacencies (`dominating_pairs.py`), so what it refutes is refuted for them, too. The number of
-guesses is fixed before the run, by likelihood ratios that a rehearsal draws from the declared
-mechanism. The coins stay with the auditor, in a folder of their own.
+The usual training code runs the config and writes its ledger. Canaries replace some samples, or
+some clients at client level (`canaries.py`). A coin corresponds to zero-out adjacency, because no
+sampling rate depends on a coin. Zero-out is a special case of the other adjacencies
+(`dominating_pairs.py`), so a value refuted here is also refuted for them. The number of guesses is
+fixed before the run. A rehearsal that draws likelihood ratios from the declared mechanism chooses
+this number. The coins stay with the auditor, in a separate folder.
 """
 
 import dataclasses
@@ -45,16 +45,17 @@ ODDS = (
     "The certified epsilon is refuted at that confidence. This happens to at most one in twenty "
     "correct runs, so audit again with other coins before you search for an error."
 )
-# What each bound stands on. All refute by the tail of the same number of right guesses, so the
-# largest of them does not fail more often than each of them may.
+# The assumption of each bound. All bounds use the tail of the same number of right guesses, so the
+# largest bound fails no more often than a single bound may fail.
 BOUNDS = {
     "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
     "trade_off": "counts alone; Mahloujifar et al. 2024",
     "declared": "the declared mechanism, where only sigma is in doubt",
 }
 COINS = "canaries.npz"
-LEAST = 10  # canaries
-REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
+LEAST = 10  # minimum number of canaries
+# Maximum number of rehearsed canaries, and maximum number of normal variates for the rehearsal.
+REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
 
 
@@ -68,17 +69,17 @@ def execute(
     on_start: OnStart = lambda done, total: None,
     say: Callable[[str], None] = lambda note: None,
 ) -> Record:
-    """Run the config with canaries, guess their coins, and record what the guesses refute.
+    """Train the config with canaries, guess their coins, and record which claims are refuted.
 
     Args:
-        config: A private run, in process.
-        out: Its folder, which is new.
-        canaries: How many; half of the places if None.
-        sees: What the guesses stand on: `releases`, or the final `model` alone.
-        rng: The source of the coins. If it is None, nobody can repeat them.
+        config: A private run with the engine "inline".
+        out: A new folder for the run.
+        canaries: Number of canaries. None uses half of the places.
+        sees: The data that the guesses use: `releases`, or only the final `model`.
+        rng: The generator of the coins. With None, the coins cannot be reproduced.
         on_round_end: Called with the record of each round.
-        on_start: Called with the rounds that are done, and with all rounds.
-        say: Called before the run with a note on what it cannot show, or with "".
+        on_start: Called with the number of finished rounds and the number of all rounds.
+        say: Called before the run with a note on what the audit cannot show, or with "".
 
     Returns:
         The record of the audit, which is also written to `one-run.json`.
@@ -98,7 +99,7 @@ def execute(
         made = many // 8
         if sees == "releases":
             made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
-        shares: Record = {}  # under distributed trust, of the noise of a cohort
+        shares: Record = {}  # the shares of a cohort's noise, only under distributed trust
         if isinstance(auditor, ClientAuditor) and auditor.level.shared:
             shares = {"shares": auditor.level.cohort, "honest": auditor.level.shares}
         raised = audit.MORE_HONEST if shares else audit.MORE_CANARIES
@@ -128,7 +129,7 @@ def execute(
 
 
 def _most_canaries(config: Config) -> tuple[int, str]:
-    """How many places there are for canaries, and whose."""
+    """Return the maximum number of canaries, and the word for what they replace."""
     if config.privacy.level == "client":
         return config.federation.clients, "clients"
     return config.data.train, "samples"
@@ -162,8 +163,11 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
 
 
 def _require_known_law(experiment: Experiment) -> None:
-    """Reject releases that hide nothing, or whose likelihood the auditors do not know, and samples
-    that cannot be marked."""
+    """Raise an error if the run cannot be audited.
+
+    The releases must contain noise, the auditors must know their likelihood, and samples must have
+    labels that can carry a mark.
+    """
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:
         raise InputError("without noise there is no privacy to audit: set noise above 0")
@@ -177,10 +181,10 @@ def _require_known_law(experiment: Experiment) -> None:
 
 
 def rehearse(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
-    """Rehearse: log-likelihood ratios of synthetic canaries, half of them in the data.
+    """Draw log-likelihood ratios of synthetic canaries, half of which are included.
 
-    The declared mechanism draws them, along a canary that nothing else touches. Each setting gets
-    its share of them.
+    The declared mechanism draws the ratios, as if no other example had an entry at the canary's
+    place. Each setting gets a share of the synthetic canaries in proportion to its frequency.
     """
     found = []
     for setting, count in sorted(Counter(settings).items()):
@@ -197,19 +201,19 @@ def rehearse(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
 def judge(
     guesses: Guesses, out: Path, private: Record, adjacency: str, part: float = 1.0
 ) -> Record:
-    """What the guesses refute, and what the run's ledger certifies.
+    """Return the bounds from the guesses, and the guarantee of the run's ledger.
 
     Args:
         guesses: The guesses.
-        out: The run's folder.
-        private: The table "privacy" of its summary.
-        adjacency: What a coin changes.
-        part: The part of the noise's variance that the guesses see.
+        out: The run folder.
+        private: The table "privacy" of the run's summary.
+        adjacency: The adjacency that a coin corresponds to.
+        part: The fraction of the noise variance that the guesses see.
     """
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {}
-    for client in ledger.clients():  # all releases of a client have one rate and noise
+    for client in ledger.clients():  # all releases of one client have the same rate and noise
         (every[client_name(client)],) = merge(ledger.events(client))
     counted = audit.bounds_by_counts(guesses, delta)
     times = audit.noise_below(
@@ -240,7 +244,7 @@ def judge(
 
 
 def coins(out: Path) -> Path:
-    """The file of the coins for the run in `out`: next to its folder, as they are no release."""
+    """Return the path of the coins of the run in `out`. It is outside the folder of releases."""
     return out.with_name(f"{out.name}-coins") / COINS
 
 
@@ -258,7 +262,7 @@ def _write(
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a finished audit; None if there was none, or it did not end."""
+    """Return the record of a finished audit, or None if no audit finished in this folder."""
     there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
     if not there or AUDIT not in files.sums_of(folder):
         return None
@@ -267,7 +271,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def read_finished(folder: Path) -> Record:
-    """The record of a finished audit.
+    """Return the record of a finished audit.
 
     Raises:
         InputError: If the run is not finished, or had no canaries.
@@ -287,7 +291,7 @@ def read_finished(folder: Path) -> Record:
 
 
 def table(record: Record) -> Table:
-    """The record as a table to read."""
+    """Return the record as a table for printing."""
     noise = record["noise_at_most"]
     sigma = "sigma may be anything" if noise is None else f"sigma is at most {number(noise)}"
     rows = [
@@ -310,7 +314,7 @@ def table(record: Record) -> Table:
 
 
 def collusion(record: Record) -> list[str]:
-    """Notes on an audit under distributed trust."""
+    """Return notes about an audit under distributed trust."""
     if "shares" not in record:
         return []
     seen, honest = record["shares_seen"], record["honest"]

@@ -1,8 +1,8 @@
 """A private step under audit: lots, clipped sums and noise, with and without a canary.
 
-The step has fixed parameters and the precision of training. `Mechanism` and `Task` clip, draw lots
-and add noise, as in a run. The adversary knows the parameters and the canary's gradient, sees all
-releases, and adds them up along the canary.
+The parameters are fixed, and the precision is that of training. As in a run, `Mechanism` and `Task`
+clip, draw lots and add noise. The adversary knows the parameters and the canary's gradient, sees
+all releases, and sums their components along the canary.
 """
 
 import math
@@ -20,30 +20,30 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
 FEATURES, CLASSES = 4, 3
-BOUND = 0.01  # C, on which no number of an audit depends
-SHORT = 0.01  # the length of other examples, where the canary's is 1
+BOUND = 0.01  # C; no number of an audit depends on it
+SHORT = 0.01  # length of the other examples' vectors; the canary's length is 1
 
 
 class Parallel(nn.Module):
-    """Logits sum_w W_w x_w of x [n, m, d]: m blocks, each with features of its own."""
+    """Logits sum_w W_w x_w of x [n, m, d]: m blocks, each with its own features."""
 
     def __init__(self, blocks: int) -> None:
-        """Linear layers without biases."""
+        """Create linear layers without biases."""
         super().__init__()
         layers = (nn.Linear(FEATURES, CLASSES, bias=False) for _ in range(blocks))
         self.layers = nn.ModuleList(layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Each layer reads its own part of a sample."""
+        """Apply each layer to its own part of a sample."""
         read = zip(self.layers, inputs.unbind(1), strict=True)
         return torch.stack([layer(part) for layer, part in read]).sum(0)
 
 
 def examples(population: int, blocks: int) -> Batch:
-    """Samples whose last row is the canary.
+    """Return samples whose last row is the canary.
 
-    Its gradient is long in every block; the others are short and orthogonal to it. In block w a
-    gradient is slope x_w^T, and only the canary's x_w has a part along e_1.
+    The canary's gradient is long in every block. The other gradients are short and orthogonal to
+    it. In block w, a gradient is slope x_w^T, and only the canary's x_w has a component along e_1.
     """
     inputs = torch.zeros(population, blocks, FEATURES)
     other = torch.arange(population - 1)
@@ -56,7 +56,8 @@ def examples(population: int, blocks: int) -> Batch:
 class Step:
     """Private steps of a client whose last row is the canary, at the parameters `at` [1, ...].
 
-    A repeatable mechanism draws from `rng`. The draws of others are secret, as in a run.
+    All random numbers come from `rng` if the mechanism is repeatable. Otherwise they are secret, as
+    in a run.
     """
 
     task: Task
@@ -66,14 +67,14 @@ class Step:
     rng: np.random.Generator
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
-        """The sums s [trials, steps] along the canary: a release times L / C.
+        """Return the sums s [trials, steps] along the canary: a release times L / C.
 
-        Without the canary, lots are drawn in the same way, and its row is left out of them.
+        Without the canary, lots are drawn in the same way, and the canary's row is then removed.
         """
         (trials, steps), size, found = shape, self.shard.size, []
         draws = [lambda what, block=0: self.rng] * trials
         params = {name: value.repeat_interleave(trials, 0) for name, value in self.at.items()}
-        for _ in range(steps):  # the trials are clients of one cohort
+        for _ in range(steps):  # each trial is one client of a cohort
             lots = [self.mechanism.rows(draw, size) for draw in draws]
             drawn = lots if present else [rows[rows < size - 1] for rows in lots]
             batches = [self.shard.batch(rows) for rows in drawn]
@@ -88,18 +89,18 @@ class Step:
 
     @cached_property
     def canary(self) -> Params:
-        """The canary's gradient [1, ...] in each block, before any clipping."""
+        """Return the canary's gradient [1, ...] in each block, before clipping."""
         last = self.shard.batch(np.array([self.shard.size - 1]))
         return self.task.gradient(self.at, [last])[1]
 
     @cached_property
     def directions(self) -> Params:
-        """The canary's gradient, scaled to norm 1 in each block."""
+        """Return the canary's gradient, scaled to norm 1 in each block."""
         return {name: value / float(value.norm()) for name, value in self.canary.items()}
 
 
 def step(noise: float, lot: float, population: int, blocks: int, rng: np.random.Generator) -> Step:
-    """A private step of a classifier in float32 with that many matrix blocks."""
+    """Return a private step of a float32 classifier with the given number of matrix blocks."""
     with torch.device("meta"):
         task = NetworkTask(Parallel(blocks), (blocks, FEATURES))
     mechanism = Mechanism(Clipping("block", BOUND), noise, lot)

@@ -1,7 +1,8 @@
-"""`fedmuon privacy audit`: many simulated runs with a canary, compared with the accountant.
+"""`fedmuon privacy audit`: compare many simulated runs with a canary with the accountant.
 
-`projected` draws only what a release is along the canary, which is fast. It tests the accountant's
-claim. `release` makes real private steps of a small network. It tests whether they meet the claim.
+`projected` draws only the component of each release along the canary. It is fast and tests the
+claim of the accountant. `release` takes real private steps of a small network, and tests whether
+they satisfy the claim.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from fedmuon.privacy.audit import (
     trials,
 )
 
-TRIALS = {"projected": 100_000, "release": 2_000}  # by default
-MOST = 4_000_000  # tensors that are released, and two more per release: about half an hour
+TRIALS = {"projected": 100_000, "release": 2_000}  # default number of trials
+MOST = 4_000_000  # maximum number of released tensors, plus 2 per release: about half an hour
 MOST_TRIALS = 10**7
 MEANINGS = {
     "counted": (">=", "counts of the trials only; up to about ln(trials)"),
@@ -45,17 +46,18 @@ def audit(
     population: int,
     say: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Any]:
-    """Compare what canaries show with what the accountant claims in both of its modes.
+    """Compare the lower bounds from canaries with the accountant's claim in both modes.
 
     Args:
-        setting: What is audited.
-        delta: The delta of (epsilon, delta).
-        count: How many trials with the canary, and as many without; None takes `TRIALS`.
-        seed: Seed of what is not secret.
+        setting: The mechanism under audit.
+        delta: The privacy parameter δ.
+        count: Number of trials with the canary, and the same number without. None uses `TRIALS`.
+        seed: Seed of all draws that are not secret.
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.
-        population: How many examples there are, for `release`.
-        say: Called beforehand with a note if so many trials cannot test the claim, else with "".
+        population: The number of examples, for `release`.
+        say: Called before the trials with a note if there are too few trials to test the claim,
+            else with "".
     """
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
@@ -74,7 +76,7 @@ def audit(
         limits = {"note": ""}
         say("")
         shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
-    else:  # by counts alone, because the noise itself is in doubt; `tilted` would reach further
+    else:  # use counts only, because the noise is under audit; `tilted` would assume it
         limits = limits_of_trials(count, delta, joint.upper)
         say(limits["note"])
         if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
@@ -82,10 +84,10 @@ def audit(
                 f"{count} trials of {setting.steps} steps with {setting.blocks} blocks take half "
                 "an hour or more with --code release: use fewer, or --code projected"
             )
-        # It imports torch, which `projected` does without.
+        # This module imports torch, which `projected` does not need.
         from fedmuon.experiments.auditing import private_step
 
-        # `rng` draws the network's parameters; lots and noise are secret.
+        # `rng` draws the network's parameters. Lots and noise use a secret generator.
         own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
         shown = (counted(trials(setting, own.observe, count), delta),)
     best = max(bound.epsilon for bound in shown)
@@ -95,7 +97,7 @@ def audit(
         "joint": joint.upper,
         "per_release": per_release.rdp,
         "below_joint": best <= joint.upper,
-        "refutes_per_release": shown[0].epsilon > per_release.rdp,  # by counts
+        "refutes_per_release": shown[0].epsilon > per_release.rdp,  # shown[0] uses only counts
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,
@@ -108,7 +110,7 @@ def audit(
 
 
 def table(record: dict[str, Any]) -> Table:
-    """The record as a table to read."""
+    """Return the record as a table for printing."""
     rows = [
         (name, f"{sign} {record[name]:.4f}", meaning)
         for name, (sign, meaning) in MEANINGS.items()

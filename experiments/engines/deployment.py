@@ -1,9 +1,10 @@
-"""Flower's deployment on this machine: a SuperLink and its SuperNodes as processes on loopback.
+"""A Flower deployment on this machine: a SuperLink and its SuperNodes as local processes.
 
-`deploy` runs one experiment in a deployment of its own (`fedmuon deploy-demo`, or [engine] name =
-'deployment'). With `secure`, the processes talk over TLS with keys and certificates that are made
-for this run. Only this process may submit apps, and only the SuperExecs that it starts may take
-tasks. All processes are stopped with everything that they started, however this process ends.
+`deploy` runs one experiment in a deployment that exists only for this experiment (`fedmuon
+deploy-demo`, or [engine] name = 'deployment'). With `secure`, the processes communicate over TLS
+with keys and certificates that are created for this run. Only this process may submit apps, and
+only the SuperExecs that it starts may take tasks. However this process ends, all processes are
+stopped, including those that they started.
 """
 
 import contextlib
@@ -62,11 +63,11 @@ PATIENCE = 10.0  # seconds for leftover processes of a killed driver to end
 LIFE = datetime.timedelta(days=1)  # validity of a certificate before and after now
 SETTINGS = {
     **QUIET,
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # all packages are already installed
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
     "PYTHONUNBUFFERED": "1",
 }
-DEMO = (  # one process per message: small messages, or no one waits
+DEMO = (  # small settings, because each message starts one process
     "data.name=synthetic",
     "data.train=300",
     "data.test=300",
@@ -79,7 +80,7 @@ DEMO = (  # one process per message: small messages, or no one waits
 logger = logging.getLogger(__name__)
 
 
-# A deployment from first process to last
+# Deployment
 
 
 def deploy(
@@ -90,12 +91,12 @@ def deploy(
     on_start: OnStart,
     resume: bool = False,
 ) -> Record:
-    """Run a config in a deployment of its own; the logs are stored in out/logs."""
+    """Run a config in a new deployment, and store the logs in out/logs."""
     with held(out, DRIVER):
         try:
             with held(out):
                 pass
-        except InputError as error:  # the server of a killed driver may still write
+        except InputError as error:  # the server of a killed driver may still be writing
             logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
             with held(out, patience=PATIENCE):
                 pass
@@ -110,7 +111,7 @@ def deploy(
 
 @contextlib.contextmanager
 def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator["Deployment"]:
-    """A running deployment. It is removed at the end, except for its logs if a folder is given."""
+    """Yield a running deployment. At the end, remove everything except the logs in `logs`."""
     with interruptible():
         processes = Processes({**SETTINGS, "PYTHONPATH": importable()})
         try:
@@ -119,20 +120,20 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
             try:
                 if logs is not None:
                     shutil.copytree(processes.logs, logs, dirs_exist_ok=True)
-            except OSError:  # keep the error that ended the run
+            except OSError:  # report the error that ended the run instead
                 logger.warning("fedmuon: the logs cannot be written to %s", logs)
             finally:
                 processes.stop()
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes, one per partition; `deployed` makes one and ends it."""
+    """A SuperLink and its SuperNodes, one per partition. `deployed` starts and stops it."""
 
     def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
         self.processes, self.nodes = processes, nodes
         self._files = make_server_files(processes.folder) if secure else None
         self._control_key = make_secret(processes.folder / "control.key")
-        # The certificate that a client of the SuperLink trusts.
+        # The certificate that clients of the SuperLink trust.
         self._trust: list[str | Path] = ["--insecure"]
         if self._files is not None:
             self._trust = ["--root-certificates", self._files.authority]
@@ -160,7 +161,7 @@ class Deployment:
         on_round_end: OnRoundEnd = lambda record: None,
         on_start: OnStart = lambda done, total: None,
     ) -> Record:
-        """Run the experiment in `out`, or resume it, and return its summary."""
+        """Run or resume the experiment in `out`, and return its summary."""
         directory = RunDirectory(out.resolve())
         known = len(directory.records())
         app = write_app(self.processes.folder / "app", packed(config, directory.path))
@@ -169,7 +170,7 @@ class Deployment:
         try:
             for record in self._new_records(submitted, directory, known, _longest_silence(config)):
                 on_round_end(record)
-        except Interrupted:  # let the ServerApp, if it runs, save its state and end
+        except Interrupted:  # if the ServerApp runs, let it save its state and end
             end = time.monotonic() + SAVING
             name, app_name = executor("superlink"), "flwr-serverapp"
             for number in self.processes.running(name, app_name):
@@ -188,10 +189,10 @@ class Deployment:
     def _new_records(
         self, submitted: subprocess.Popen[bytes], directory: RunDirectory, known: int, limit: float
     ) -> Iterator[Record]:
-        """The rounds as they come, until `flwr run` ends."""
+        """Yield the record of each new round until `flwr run` ends."""
         ended, end = False, time.monotonic() + limit
         while not ended:
-            ended = submitted.poll() is not None  # before the last look at the records
+            ended = submitted.poll() is not None  # checked before the last read of the records
             self._require_superlink()
             if new := directory.records()[known:]:
                 known, end = known + len(new), time.monotonic() + limit
@@ -201,12 +202,12 @@ class Deployment:
             time.sleep(PAUSE)
 
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
-        """A SuperNode with partition `number`, and the process that starts its apps."""
+        """Start a SuperNode with partition `number`, and the process that starts its apps."""
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
         of_node = f"partition-id={number} num-partitions={self.nodes}"
-        states = self.processes.folder / f"{name}-states"  # states of its client between rounds
+        states = self.processes.folder / f"{name}-states"  # client states between rounds
         command += ["--node-config", f'{of_node} state-dir="{states}"']
         command += [*self._tasks_for(name), *self._trust]
         if self._files is not None:
@@ -217,19 +218,24 @@ class Deployment:
         return supernode
 
     def _tasks_for(self, name: str) -> list[str | Path]:
-        """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""
+        """Return options with which only the holder of a new secret may start the apps.
+
+        The options are those of a SuperLink or a SuperNode.
+        """
         secret = make_secret(self.processes.folder / f"{name}.secret")
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
     def _start_superexec(self, name: str, port: int) -> None:
-        """The command that starts the apps of the SuperLink or SuperNode of this name, with its
-        secret."""
+        """Start the command that starts the apps of the SuperLink or SuperNode `name`.
+
+        The command authenticates with the secret of that SuperLink or SuperNode.
+        """
         command = [*_auth("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
         self.processes.start(executor(name), [*command, *self._trust])
 
     def _await_superlink(self) -> None:
-        """Wait until it answers over HTTP."""
+        """Wait until the SuperLink answers over HTTP."""
         end = time.monotonic() + START
         url = f"{'https' if self._files else 'http'}://{HOST}:{self.port}/health"
         trust = ssl.create_default_context(cafile=self._files.authority) if self._files else None
@@ -248,7 +254,7 @@ class Deployment:
             raise InputError(f"the SuperLink ended (exit code {code}): {last}")
 
     def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """A Flower command that knows only this SuperLink, and not the user's own ones."""
+        """Start a Flower command that knows only this SuperLink, not those of the user."""
         link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
         if self._files is not None:
             link["root-certificates"] = str(self._files.authority)
@@ -261,7 +267,7 @@ class Deployment:
 
 
 def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
-    """A Flower app without its own code: its processes use the fedmuon of this process."""
+    """Write a Flower app that contains no code: its processes import the installed fedmuon."""
     project = {"name": "fedmuon", "version": "0", "description": "as installed", "license": "None"}
     app = {"publisher": "fedmuon", "components": COMPONENTS, "config": run_config}
     folder.mkdir(exist_ok=True)
@@ -271,41 +277,47 @@ def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
 
 
 def executor(name: str) -> str:
-    """The name of the SuperExec of the SuperLink or SuperNode of this name."""
+    """Return the name of the SuperExec for the SuperLink or SuperNode `name`."""
     return f"{name}-exec"
 
 
 def _auth(role: str) -> list[str | Path]:
-    """A program of `superlink_auth`. -P keeps its folder out of the import path."""
+    """Return the command of a program of `superlink_auth`.
+
+    The option -P keeps the folder of the program out of the import path.
+    """
     return [sys.executable, "-P", AUTH, role]
 
 
 def _longest_silence(config: Config) -> float:
-    """The seconds after which the ServerApp itself gives up, and a margin."""
+    """Return the seconds after which the ServerApp itself gives up, plus a margin."""
     faults = config.faults
     return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline
 
 
-# Keys and certificates, made for one run
+# Keys and certificates of one run
 
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """PEM files: the trusted authority, and the certificate of a server on loopback."""
+    """PEM files: the trusted authority, and a server's certificate for loopback and its key."""
 
     authority: Path
     certificate: Path
     key: Path
 
     def options(self) -> list[str]:
-        """As Flower's servers take them."""
+        """Return the files as options of Flower's servers."""
         names = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
         files = (self.authority, self.certificate, self.key)
         return [part for name, file in zip(names, files, strict=True) for part in (name, str(file))]
 
 
 def make_server_files(folder: Path) -> ServerFiles:
-    """An authority, whose key is not stored, and its certificate for 127.0.0.1 and localhost."""
+    """Create an authority, whose key is not stored, and its certificate for this machine.
+
+    The certificate is valid for 127.0.0.1 and localhost.
+    """
     signer, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _certificate("fedmuon demo authority", signer, signer, None)
     server = _certificate("localhost", key, signer, authority)
@@ -318,7 +330,10 @@ def make_server_files(folder: Path) -> ServerFiles:
 
 
 def make_node_key(file: Path) -> Path:
-    """A SuperNode's private key, and the public one beside it (.pub): P-384, OpenSSH's format."""
+    """Create a SuperNode's private key, and store the public key beside it with suffix .pub.
+
+    The keys use the curve P-384 and OpenSSH's format.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     _write_secret(file, private)
@@ -328,7 +343,7 @@ def make_node_key(file: Path) -> Path:
 
 
 def make_secret(file: Path) -> Path:
-    """256 random bits in hexadecimal digits."""
+    """Create a file with 256 random bits in hexadecimal digits."""
     _write_secret(file, secrets.token_hex(32).encode())
     return file
 
@@ -339,7 +354,7 @@ def _write_secret(file: Path, content: bytes) -> None:
 
 
 def store_control_key(file: Path, address: str, key: Path) -> None:
-    """Let `flwr` show the key to the SuperLink at the address, as if it had logged in there."""
+    """Store the key where `flwr` looks for the login credentials of the SuperLink at `address`."""
     plugin = OidcCliPlugin(address)
     plugin.store = FileCredentialStore(file)
     plugin.store_tokens(AccountAuthCredentials(key.read_text(encoding="ascii"), "none"))
@@ -351,7 +366,10 @@ def _certificate(
     signer: ec.EllipticCurvePrivateKey,
     authority: x509.Certificate | None,
 ) -> x509.Certificate:
-    """A certificate for `key`; without an authority it signs itself and may sign others."""
+    """Return a certificate for `key`.
+
+    Without an authority, the certificate is self-signed and may sign other certificates.
+    """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now, signs = datetime.datetime.now(datetime.UTC), authority is None
     uses = x509.KeyUsage(

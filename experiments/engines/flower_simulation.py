@@ -1,10 +1,10 @@
-"""Any app of Flower's on Ray's workers, without the waiting of Flower's own simulation.
+"""Run any Flower app on Ray workers, faster than Flower's own simulation engine.
 
     from fedmuon.flower import simulate
 
     simulate(server_app, client_app, num_supernodes=100)
 
-`RayGrid` is the Grid alone, for a Ray that is connected. Runs within `shared_ray()` use one Ray.
+Use `RayGrid` alone if Ray is already connected. Runs inside `shared_ray()` share one Ray instance.
 """
 
 import sys
@@ -35,7 +35,7 @@ def simulate(
     verbose: bool = False,
     seed: int | None = None,
 ) -> "Context":
-    """Run a Flower ServerApp with simulated nodes, and return the context that it leaves.
+    """Run a Flower ServerApp with simulated nodes, and return the server's final context.
 
     Args:
         server_app: The app of the server, which runs in this process.
@@ -43,15 +43,15 @@ def simulate(
         num_supernodes: Number of nodes.
         run_config: Settings that both apps find in their context. Nested tables become dotted keys,
             as in Flower.
-        workers: Number of worker processes; as many as fit by default.
-        resources: Ray resources of a worker; one CPU by default.
-        address: A Ray cluster. Without it, a new local Ray is started, and torch in this process
-            uses one thread so that the workers have the cores.
-        verbose: Whether to show the messages of Flower and Ray and what clients print.
-        seed: Makes the random node ids the same each time.
+        workers: Number of worker processes. The default is the maximum that fits.
+        resources: Ray resources of a worker; the default is one CPU.
+        address: Address of a Ray cluster. Without it, a new local Ray is started, and torch uses
+            one thread in this process so that the workers can use the other cores.
+        verbose: Whether to show the messages of Flower and Ray and the clients' output.
+        seed: Seed of the random node ids.
 
     Returns:
-        The server's context, with the state that the ServerApp left.
+        The server's context, with the state that the ServerApp stored in it.
 
     Example:
         >>> from flwr.app import Message, RecordDict
@@ -70,8 +70,8 @@ def simulate(
     context = flower_internals.context(flower_internals.SERVER, (), None, config)
     threads: AbstractContextManager[Any] = nullcontext()
     if not address and "torch" in sys.modules:
-        # Several threads would spin for milliseconds after each loop, on cores that workers have
-        # work for. This saves importing torch where the ServerApp does not.
+        # Idle torch threads would spin for milliseconds after each loop, on cores that the workers
+        # need. The import is here because a ServerApp may not need torch.
         from fedmuon.core.threads import one_thread
 
         threads = one_thread()
@@ -85,7 +85,7 @@ def simulate(
 
 
 def _modules() -> tuple[Any, Any]:
-    """Import Ray and Flower late, because they read their settings then."""
+    """Import Ray and Flower late, because they read their settings on import."""
     quiet_ray()
     from fedmuon.server.ray import flower_internals, grid
 

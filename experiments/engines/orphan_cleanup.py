@@ -1,12 +1,12 @@
-"""A folder whose processes end with its owner, even if that is killed.
+"""A temporary folder whose processes end with its owner, even if the owner is killed.
 
-Processes that the owner starts name the folder in their environment. A guard, a process in a
-session of its own, waits until the owner's end of a pipe is closed (kill -9 closes it, too). Then
-it kills all processes of the folder and removes it. If the guard was killed as well, the next call
-that makes a folder removes those without an owner.
+The processes that the owner starts name the folder in their environment. A guard process, in its
+own session, waits until the owner's end of a pipe is closed. Even `kill -9` of the owner closes the
+pipe. Then the guard kills all processes of the folder and removes the folder. If the guard was
+killed as well, the next creation of such a folder removes folders without an owner.
 
-The guard runs this file as a program, without the packages of the environment, hence only the
-standard library.
+The guard runs this file as a program outside the Python environment. This file therefore uses only
+the standard library.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ import tempfile
 import time
 from pathlib import Path
 
-OWNER = ".owner"  # a file that the owner holds locked
-PATIENCE = 8.0  # seconds; a process in a system call dies only when that returns
+OWNER = ".owner"  # a file that the owner keeps locked
+PATIENCE = 8.0  # seconds; a killed process dies only when its current system call returns
 PAUSE = 0.02
 
 
 class GuardedFolder:
-    """A folder that only its owner can read (0700). `close` ends its processes."""
+    """A folder that only its owner can read (0700). `close` kills all of its processes."""
 
     def __init__(self, prefix: str, place: str | None = None) -> None:
         clear_abandoned(Path(place or tempfile.gettempdir()), prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        # The file is locked before it appears, so that a new folder is never taken for an abandoned
-        # one.
+        # The file is locked before it gets its final name, so that another process never mistakes
+        # a new folder for an abandoned one.
         new, flags = self.path / f"{OWNER}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
         self._held = os.open(new, flags, 0o600)
         fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,11 +46,11 @@ class GuardedFolder:
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-            start_new_session=True,  # signals to the owner's group do not reach it
+            start_new_session=True,  # so that signals to the owner's process group do not reach it
         )
 
     def close(self) -> None:
-        """Kill all processes of the folder and remove it, by the guard or here."""
+        """Kill all processes of the folder and remove it, in the guard or in this process."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._guard.communicate(timeout=PATIENCE)
         end(self.path)
@@ -58,7 +58,7 @@ class GuardedFolder:
 
 
 def clear_abandoned(place: Path, prefix: str) -> None:
-    """End the folders of this user whose owner and guard are both dead."""
+    """Kill the processes of this user's folders without owner and guard, and remove the folders."""
     for folder in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = folder.lstat()
@@ -73,14 +73,14 @@ def clear_abandoned(place: Path, prefix: str) -> None:
 
 
 def end(folder: Path) -> None:
-    """Kill all that belongs to the folder, until a second look finds nothing more; remove it."""
+    """Kill all processes of the folder until two scans find none, then remove the folder."""
     limit, quiet = time.monotonic() + PATIENCE, 0
     while quiet < 2 and time.monotonic() < limit:
         found = processes_of(folder)
         kill(found)
         quiet = 0 if found else quiet + 1
         time.sleep(PAUSE if found else 0)
-    with contextlib.suppress(OSError):  # its mark goes last, so that a half-removed folder is found
+    with contextlib.suppress(OSError):  # the owner file goes last, so that a later call finds it
         for held in [one for one in folder.iterdir() if one.name != OWNER]:
             if held.is_dir() and not held.is_symlink():
                 shutil.rmtree(held, ignore_errors=True)
@@ -90,22 +90,24 @@ def end(folder: Path) -> None:
 
 
 def kill(processes: set[int]) -> None:
-    """Send SIGKILL; ignore those that are gone."""
+    """Send SIGKILL to all processes, and ignore processes that have ended."""
     for number in processes:
         with contextlib.suppress(OSError):
             os.kill(number, signal.SIGKILL)
 
 
 def processes_of(folder: Path) -> set[int]:
-    """Numbers of the processes whose environment names the folder, and of their descendants, which
-    may have overwritten theirs; none where there is no /proc."""
+    """Return the ids of the processes whose environment names the folder, and their descendants.
+
+    Descendants may have overwritten their environment. Without /proc, the set is empty.
+    """
     named = re.compile(rb"=" + re.escape(os.fsencode(folder)) + rb"(/|\0)")
     members, parents = set(), {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             number = int(entry.name)
             line = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if line[0] in b"ZX":  # a zombie: dead, but not waited for
+            if line[0] in b"ZX":  # skip a zombie: it is dead, but its parent has not read its code
                 continue
             parents[number] = int(line[1])
             if named.search((entry / "environ").read_bytes()):
@@ -115,7 +117,7 @@ def processes_of(folder: Path) -> set[int]:
     return members - {os.getpid()}
 
 
-if __name__ == "__main__":  # the guard: wait until the owner's end of the pipe is closed
+if __name__ == "__main__":  # the guard waits until the owner's end of the pipe is closed
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     sys.stdin.buffer.read()

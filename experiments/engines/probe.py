@@ -1,15 +1,15 @@
-"""A client's process of a deployment without its SuperNode: it starts, answers one message, ends.
+"""Run a client process of a deployment without its SuperNode: start, answer one message, end.
 
     python -m fedmuon.experiments.engines.probe FILE
 
-It prints the most bytes that it held. FILE is pickled by `probed` of `planning/pace.py`.
+The process prints its peak memory in bytes. `probed` in `planning/pace.py` pickles FILE.
 """
 
 import pickle
 import sys
 from pathlib import Path
 
-import flwr.supernode.cli.flwr_clientapp  # noqa: F401  what Flower starts
+import flwr.supernode.cli.flwr_clientapp  # noqa: F401  the module that Flower starts
 
 from fedmuon.clients.client_app import app
 from fedmuon.runs.provenance import peak
@@ -17,10 +17,10 @@ from fedmuon.server.ray.flower_internals import context, identify
 
 
 def main() -> None:
-    """Do what such a process does, in its order."""
+    """Do the same steps as a client process of a deployment, in the same order."""
     identify()
     message, nodes = pickle.loads(Path(sys.argv[1]).read_bytes())
-    node = message.metadata.dst_node_id  # equals its partition number here
+    node = message.metadata.dst_node_id  # in this probe, the id equals the partition number
     app(message, context(node, (node, nodes), None, {}))
     print(peak())
 

@@ -17,10 +17,10 @@ SCRIPTS = sysconfig.get_path("scripts")
 
 
 class Processes:
-    """Commands with a log file and a home each, below one guarded folder.
+    """Running commands in one guarded folder, each with its own log file and home folder.
 
-    A child may start children of its own, in other process groups: they are known by the folder,
-    which their environment names.
+    A command may start child processes in other process groups. They are found by the name of the
+    folder in their environment.
     """
 
     def __init__(self, settings: dict[str, str]) -> None:
@@ -33,7 +33,7 @@ class Processes:
             (self.folder / name).mkdir()
 
     def start(self, name: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-        """Start a command of this environment, with its output in logs/name.log."""
+        """Start a command of this Python environment, with its output in logs/name.log."""
         with open(self.logs / f"{name}.log", "ab", opener=regular) as log:
             process = subprocess.Popen(
                 [Path(SCRIPTS, command[0]), *command[1:]],
@@ -48,20 +48,20 @@ class Processes:
         return process
 
     def home(self, name: str) -> Path:
-        """The FLWR_HOME of one process: two that unpacked an app into one would collide."""
+        """Return the FLWR_HOME of one process. Two processes would overwrite a shared app."""
         return self.folder / "home" / name
 
     def log(self, name: str) -> str:
-        """The output of a process so far."""
+        """Return the output of a process so far."""
         return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def kill(self, *names: str) -> None:
-        """End the processes of these names and all that they started, at once."""
+        """Kill the processes with these names and all of their children at once."""
         for name in names:
             kill(processes_of(self.home(name)))
 
     def running(self, name: str, command: str) -> set[int]:
-        """The processes of this name that run the given command."""
+        """Return the ids of the processes with this name that run the given command."""
         found, line = set(), command.encode()
         for one in processes_of(self.home(name)):
             with contextlib.suppress(OSError):
@@ -70,10 +70,10 @@ class Processes:
         return found
 
     def stop(self) -> None:
-        """End all, at once since nothing of theirs is kept, and remove the folder."""
+        """Kill all processes without waiting for clean exits, and remove the folder."""
         self._guarded.close()
         for process in self._running:
-            if process.poll() is None:  # without /proc, the guard finds no processes
+            if process.poll() is None:  # the guard finds no processes on a system without /proc
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._running.clear()
@@ -85,15 +85,17 @@ class Processes:
 
 
 def importable() -> str:
-    """A PYTHONPATH with which another process can import the same modules, in the same order; the
-    current folder comes last."""
+    """Return a PYTHONPATH with which another process imports the same modules in the same order.
+
+    The current folder comes last.
+    """
     places = [*sys.path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     places = [*filter(None, places), "."]
     return os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in places))
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback."""
+    """Return free ports on loopback."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -1,8 +1,8 @@
-"""The Ray of a run: a cluster that is joined and left, or a local Ray.
+"""Connect a run to Ray: to an existing cluster, or to a new local Ray.
 
 A local Ray listens only on loopback, requires a new token from every caller, stores its files in a
-folder that only this user can read, and ends with this process. A cluster belongs to whoever runs
-it; its `RAY_AUTH_MODE` and token, if it has one, are taken from the environment.
+folder that only this user can read, and ends with this process. An existing cluster keeps running
+after the run. If it needs `RAY_AUTH_MODE` and a token, they are taken from the environment.
 """
 
 import contextlib
@@ -34,43 +34,45 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
-    "RAY_worker_niceness": "0",  # its default leaves workers little time on busy machines
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
+    "RAY_task_events_report_interval_ms": "0",  # otherwise Ray's memory grows with every task
+    "RAY_worker_niceness": "0",  # Ray's default leaves workers little time on busy machines
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise a late call starts another Ray without a token
 }
-THREADS = "FEDMUON_CLIENT_THREADS"  # threads of a worker
-LOCAL = "local"  # the address that starts a Ray of our own, as none does
-CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
-LEAST = 1 << 18  # bytes of its folder's disk without which Ray does not start
+THREADS = "FEDMUON_CLIENT_THREADS"  # number of torch threads of a worker
+LOCAL = "local"  # this address starts a local Ray, and so does an empty address
+CONNECT = 3.0  # seconds within which a cluster's address must accept a connection
+LEAST = 1 << 18  # free bytes on the disk of Ray's folder without which Ray does not start
 _driving = threading.Lock()
 TAKEN = (
     "this program is already connected to Ray: call ray.shutdown() first, or pass that "
     "connection to fedmuon.flower.RayGrid"
 )
-# Ray takes loopback for a node's address only where it believes that clusters do not work.
+# Ray uses loopback as the address of a node only if this variable says that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def quiet_ray() -> None:
-    """Turn off unwanted output and services of Ray and Flower before they are imported."""
+    """Disable unwanted output and services of Ray and Flower before they are imported."""
     os.environ.update(QUIET)
-    # Bytes that travel with a call; more than that are quicker by Ray's store.
+    # Maximum size in bytes of data that travels with a call. Larger data use Ray's object store.
     os.environ.setdefault("RAY_max_direct_call_object_size", "500000")
-    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # Ray would use it in notebooks
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # no widget hint in notebooks
 
 
 @contextlib.contextmanager
 def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[Any]:
-    """Yield the module `ray`, of which this process is the driver; at the end it has left, and a
-    Ray of our own is gone, unless runs share it (`shared_ray`).
+    """Yield the module `ray` while this process is connected to Ray as its driver.
 
-    Workers find what we can import, and have `threads` of torch's: those of our own Ray inherit
-    both, from its start. A runtime environment says so to a cluster; its agent, and workers that
-    were started before they knew, would cost our own a second or two.
+    At the end, disconnect, and stop a Ray that this process started, unless runs share it
+    (`shared_ray`).
+
+    Workers can import the same modules as this process, and use `threads` torch threads. The
+    workers of a local Ray inherit both settings. A cluster receives them as a runtime environment.
+    A local Ray does without one, because it would cost a second or two.
     """
     quiet_ray()
     address = "" if address == LOCAL else address
-    # A process is the driver of one Ray, which no other thread may end meanwhile.
+        # A process can be the driver of only one Ray, and no other thread may end that Ray now.
     if not _driving.acquire(blocking=False):
         raise InputError(TAKEN)
     with contextlib.ExitStack() as until:
@@ -83,7 +85,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
             ray = until.enter_context(_joined(*settings))
         try:
             yield ray
-        except SystemError as error:  # how Ray's compiled code ends if it is interrupted
+        except SystemError as error:  # Ray's compiled code raises this if it is interrupted
             if isinstance(error.__cause__, Interrupted | KeyboardInterrupt):
                 raise error.__cause__ from None
             raise
@@ -91,7 +93,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
 
 @contextlib.contextmanager
 def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
-    """The module `ray` while this process is connected; a Ray of our own if there is no address."""
+    """Yield the module `ray` while this process is connected. No address starts a local Ray."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise InputError(TAKEN)
     given: dict[str, Any] = {
@@ -107,7 +109,7 @@ def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
             given["runtime_env"] = {"env_vars": told}
         else:
             given |= until.enter_context(_own(verbose))
-        import ray  # after its environment was set
+        import ray  # only after its environment variables were set
 
         try:
             with _signals_kept():
@@ -121,21 +123,23 @@ def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
 
 @dataclass
 class SharedRay:
-    """The Ray that runs share, and the workers that wait for the next run.
+    """The Ray that several runs share, and the workers that are idle between runs.
 
     Attributes:
-        spare: What workers are made with -> those that are idle.
+        spare: Kind of workers -> idle workers of that kind.
     """
 
     spare: dict[Any, list[Any]] = field(default_factory=dict)
     _until: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _ray: Any = None
     _settings: tuple[Any, ...] = ()
-    _begun: str = ""  # its place
+    _begun: str = ""  # the address of the shared Ray
 
     def joined(self, settings: tuple[str, bool, int]) -> Any:
-        """The module `ray`, connected as the last time, or anew if this run wants another Ray or
-        the caller has ended that one."""
+        """Return the connected module `ray`.
+
+        Reconnect if this run needs other settings or if the caller has ended the shared Ray.
+        """
         wanted = (*settings, importable())
         if self._ray is not None and self._ray.is_initialized():
             if self._place() != self._begun:
@@ -148,23 +152,23 @@ class SharedRay:
         return self._ray
 
     def _place(self) -> str:
-        """By which it is known from a Ray that the caller may have started meanwhile."""
+        """Return the address that tells this Ray from one that the caller started in between."""
         return self._ray.get_runtime_context().gcs_address
 
     def spare_for(self, kind: Any) -> list[Any]:
-        """The idle workers of a kind. Others end, so that theirs are the cores."""
+        """Return the idle workers of a kind, and kill the others to free their cores."""
         for other in [one for one in self.spare if one != kind]:
             for worker in self.spare.pop(other):
                 self._ray.kill(worker)
         return self.spare.setdefault(kind, [])
 
     def end_after_error(self, kind: Any, *_: object) -> None:
-        """End it after a run that failed or was interrupted: its workers may still be at work."""
+        """End the shared Ray after a failed or interrupted run, whose workers may still be busy."""
         if kind is not None:
             self.end()
 
     def end(self) -> None:
-        """Leave it; the next run starts another."""
+        """Disconnect from the shared Ray. The next run starts another one."""
         self.spare, self._ray = {}, None
         self._until.close()
 
@@ -176,8 +180,8 @@ _shared: SharedRay | None = None
 def shared_ray() -> Iterator[None]:
     """Let the runs in a `with` block share one Ray and its workers.
 
-    Only the first run waits until Ray and the workers have started. Runs follow each other. A run
-    that asks for other threads or another address gets a new Ray, which replaces the last one.
+    Only the first run waits until Ray and the workers have started. The runs must follow each
+    other. If a run sets another address or number of threads, a new Ray replaces the shared one.
 
     Returns:
         A context manager. The shared Ray ends with the block.
@@ -191,7 +195,7 @@ def shared_ray() -> Iterator[None]:
         2
     """
     global _shared
-    if _shared is not None:  # the outer block ends it
+    if _shared is not None:  # nested blocks: only the outer block ends the shared Ray
         yield
         return
     _shared = SharedRay()
@@ -203,23 +207,25 @@ def shared_ray() -> Iterator[None]:
 
 
 def spare_workers(kind: Any) -> list[Any] | None:
-    """Idle workers of earlier runs, for a run to take from and to give back to; None if runs share
-    no Ray."""
+    """Return the list of idle workers, from which a run takes workers and to which it returns them.
+
+    Return None if runs share no Ray.
+    """
     return None if _shared is None else _shared.spare_for(kind)
 
 
 def require_cluster(address: str) -> None:
-    """Reject an address where no Ray cluster answers, before a run writes any file."""
+    """Raise an error if no Ray cluster answers at the address, before a run writes any file."""
     if address not in ("", LOCAL):
         quiet_ray()
         _require_listener(address)
 
 
 def _require_listener(address: str) -> None:
-    """Reject an address where nothing listens: Ray would wait for minutes before it says so."""
+    """Raise an error if no program listens at the address. Ray itself would wait for minutes."""
     services: Any = importlib.import_module("ray._private.services")
     try:
-        if address.startswith("ray://"):  # Ray's client, whose server has a port of its own
+        if address.startswith("ray://"):  # Ray's client server, which has its own port
             place = address.removeprefix("ray://").partition("/")[0]
         else:
             place = services.canonicalize_bootstrap_address(address) or ""
@@ -243,17 +249,17 @@ def _unreachable(error: Exception, address: str) -> str:
 
 @contextlib.contextmanager
 def _own(verbose: bool) -> Iterator[dict[str, Any]]:
-    """Arguments that start a Ray on loopback with a new token, which its processes inherit.
+    """Yield arguments that start a Ray on loopback with a new token, which its processes inherit.
 
-    Its folder and processes are removed afterwards. Two processes of Ray are not started, because
-    they would take a second of each run: the monitor and, unless `verbose`, the log monitor.
+    The folder and the processes are removed at the end. Two Ray processes are not started, because
+    each run would wait a second for them: the monitor and, unless `verbose`, the log monitor.
     """
-    # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
-    # it makes to everyone (0777), hence a folder within the folder.
+    # Ray's sockets are in this folder, and the path of a socket may have at most 107 characters.
+    # Ray makes its own folder readable for everyone (0777), so it gets a folder inside this one.
     with mendable(Path("/tmp"), "write to"):
         folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
     try:
-        if shutil.disk_usage(folder.path).free < LEAST:  # Ray would wait for a minute
+        if shutil.disk_usage(folder.path).free < LEAST:  # Ray itself would wait for a minute
             raise InputError(
                 f"Ray needs room for its logs and sockets {disk_full(folder.path.parent)}"
             )
@@ -264,7 +270,7 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
             LOOPBACK: "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
-            "SPT_NOENV": "1",  # keeps agents from overwriting the environment that names them
+            "SPT_NOENV": "1",  # otherwise Ray's agents overwrite their environment variables
             "PYTHONPATH": importable(),
             "RAY_AUTH_TOKEN": None,
             "RAY_ADDRESS": None,
@@ -287,7 +293,7 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
 def _environment(
     wanted: Mapping[str, str | None], changed: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """These variables, or their absence, within; `changed` is called after each change."""
+    """Set or unset environment variables inside the block. Call `changed` after each change."""
     before = {name: os.environ.get(name) for name in wanted}
 
     def set_to(values: Mapping[str, str | None]) -> None:
@@ -304,21 +310,21 @@ def _environment(
 
 
 def _read_again() -> None:
-    """Make an imported Ray forget what it has read of the environment (its own tests do so)."""
+    """Make an imported Ray read the environment variables again, as Ray's own tests do."""
     if "ray" not in sys.modules:
         return
     constants: Any = importlib.import_module("ray._private.ray_constants")
     elsewhere = sys.platform in ("darwin", "win32")
     constants.ENABLE_RAY_CLUSTER = constants.env_bool(LOOPBACK, not elsewhere)
     core = importlib.import_module("ray._raylet")
-    if hasattr(core, "AuthenticationTokenLoader"):  # since Ray 2.52
+    if hasattr(core, "AuthenticationTokenLoader"):  # Ray 2.52 and later
         core.AuthenticationTokenLoader.instance().reset_cache()
         core.Config.initialize("")
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray installs handlers of its own for SIGTERM, which leave the program: keep ours."""
+    """Restore this program's signal handlers, because Ray's SIGTERM handler exits the program."""
     before = [signal.getsignal(end) for end in ENDS]
     try:
         yield

@@ -1,7 +1,7 @@
-"""`fedmuon run --engine ray`: Flower's server and clients, with the clients in Ray's workers.
+"""`fedmuon run --engine ray`: Flower's server and clients, with the clients in Ray workers.
 
-Importing this module loads Ray and Flower, which read their settings then: call
-`ray_cluster.quiet_ray` before.
+Importing this module imports Ray and Flower, which then read their settings. Call
+`ray_cluster.quiet_ray` first.
 """
 
 import contextlib
@@ -38,14 +38,16 @@ def with_ray_grid(
     verbose: bool = False,
     client_app: ClientApp | None = None,
 ) -> Result:
-    """Do `work` with a simulated node for each client of the config; clients are handed the objects
-    that the config was given."""
+    """Call `work` with a grid that simulates one node per client of the config.
+
+    Clients receive the Python objects that were passed with the config.
+    """
     stopping.forget()
     threads = max(1, int(config.engine.cpus_per_client))
     joined = connected(config.engine.ray_address, verbose, threads)
     with contextlib.ExitStack() as until:
         until.enter_context(interruptible())
-        if not verbose:  # Flower's log below errors is for --verbose
+        if not verbose:  # show only Flower's errors
             logger = logging.getLogger("flwr")
             until.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
@@ -63,32 +65,34 @@ def with_ray_grid(
                     most=config.federation.per_round,
                     resources=_resources(config),
                     again=config.faults.retries > 0,
-                    shows_errors=False,  # the strategy reports errors itself
+                    shows_errors=False,  # the strategy itself reports errors
                     seed=config.federation.seed,
                     spare=spare,
                 ) as grid,
             ):
                 done = work(grid)
-                stopping.pause(0.0)  # handle a request to stop that came too late
+                stopping.pause(0.0)  # handle a request to stop that arrived at the end
                 return done
         except RayError as error:
             raise InputError(_why(error, config)) from error
 
 
 def _resources(config: Config) -> dict[str, float]:
-    """The resources that Ray reserves for a worker."""
+    """Return the resources that Ray reserves for a worker."""
     return {"num_cpus": config.engine.cpus_per_client, "num_gpus": config.engine.gpus_per_client}
 
 
 def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
-    """A key of workers that can serve another run of this process. None for workers that load the
-    caller's objects or files, which may change between runs."""
+    """Return a key of the workers that can serve another run of this process.
+
+    Return None if the workers load the user's own objects or files, which may change between runs.
+    """
     named = (getattr(getattr(config, table), key) for table, key in NAMING)
     return None if any(map(is_own, named)) or config.given else (*_resources(config).items(),)
 
 
 def _why(error: RayError, config: Config) -> str:
-    """Explain the error and say what to do."""
+    """Return an explanation of the error and the action that solves it."""
     if died(error):
         return (
             "the Ray engine stopped because all of its workers died. The last one: "
@@ -97,7 +101,7 @@ def _why(error: RayError, config: Config) -> str:
         )
     if is_full(error):
         place = None
-        with contextlib.suppress(Exception):  # Ray may have gone
+        with contextlib.suppress(Exception):  # Ray may have stopped already
             place = Path(ray.get_runtime_context().get_temp_dir())
         return f"the Ray engine stopped: {why(error)} {disk_full(place)}. {STORES}"
     said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
@@ -110,31 +114,31 @@ def _why(error: RayError, config: Config) -> str:
 
 
 def machines() -> int:
-    """The number of machines of the connected Ray."""
+    """Return the number of machines of the connected Ray."""
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
 @dataclass(frozen=True)
 class Handed:
-    """An object of the caller's in Ray's store, of which every worker takes one copy."""
+    """An object of the caller in Ray's object store. Every worker process fetches it once."""
 
-    place: Any  # a reference
+    place: Any  # a reference to the object
 
     @classmethod
     def over(cls, held: Any) -> "Handed":
-        """Put it there, or reject an object that cannot be sent."""
+        """Store the object, or raise an error if it cannot be sent."""
         try:
             return cls(ray.put(held))
         except RayError:
             raise
-        except Exception as error:  # whatever the object's own pickling does
+        except Exception as error:  # pickling may run the user's code, which can raise anything
             raise InputError(
                 "the objects that were passed in Python cannot be sent to Ray's workers "
                 f"({error!s:.200}): remove open files, locks and generators from them"
             ) from error
 
     def __call__(self) -> Any:
-        """The same object each time, in one process."""
+        """Return the object. Within one process, it is the same object each time."""
         return _fetched(self.place)
 
 

@@ -1,12 +1,13 @@
-"""Flower's own commands with two doors closed that they leave open.
+"""Flower's commands, started with two security gaps closed.
 
-`flower-superlink` runs whatever app it is sent by anyone who trusts its certificate, unless its
-Control API has an authentication plugin: here it has one, which wants a key. `flower-superexec`
-shows the tokens of its tasks on command lines, which everyone on the machine may read: here they
-are in files. Run as a program, `superlink_auth.py superlink KEY-FILE ...` or `superexec ...`; and
-`register LINK KEY ...` tells a SuperLink of all its SuperNodes' keys.
+`flower-superlink` runs any app from anyone who trusts its certificate, unless its Control API has
+an authentication plugin. This module adds a plugin that requires a key. `flower-superexec` shows
+the tokens of its tasks on command lines, which every user of the machine can read. This module
+passes the tokens in files. It can run as a program: `superlink_auth.py superlink KEY-FILE ...` or
+`superexec ...`; `register LINK KEY ...` sends the keys of all SuperNodes to a SuperLink.
 
-What is replaced is not Flower's public interface; test_superlink_auth.py tells when it changes.
+The replaced functions are not part of Flower's public interface. test_superlink_auth.py fails if
+they change.
 """
 
 import hmac
@@ -28,17 +29,17 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class OneKey(ControlAuthnPlugin):
-    """An authentication with one account: the holder of the key. There is no login."""
+    """An authentication plugin with one account: the holder of the key. There is no login."""
 
     def __init__(self, key: str = "") -> None:
         self._key = key.encode()
 
     def get_login_details(self) -> AccountAuthLoginDetails | None:
-        """None, because the key is never given out."""
+        """Return None, because the plugin never sends the key."""
         return None
 
     def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, AccountInfo | None]:
-        """Whether the caller has the key, and as whom it then acts."""
+        """Return whether the caller sent the key, and the account for which the caller acts."""
         given = dict(metadata).get(ACCESS_TOKEN_KEY, b"")
         given = given.encode() if isinstance(given, str) else given
         if not self._key or not hmac.compare_digest(given, self._key):
@@ -46,16 +47,16 @@ class OneKey(ControlAuthnPlugin):
         return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
 
     def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
-        """None: the key is not handed out."""
+        """Return None, because the plugin never sends the key."""
         return None
 
     def refresh_tokens(self, metadata: Metadata) -> tuple[Metadata | None, AccountInfo | None]:
-        """Nothing, because the key is valid as long as the SuperLink runs."""
+        """Return no new tokens, because the key is valid as long as the SuperLink runs."""
         return None, None
 
 
 def superlink(key_file: str) -> None:
-    """`flower-superlink`, with a key to its Control API."""
+    """Run `flower-superlink` with a Control API that requires a key."""
     command: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
     key = Path(key_file).read_text(encoding="ascii")
     command.load_control_authn_plugin = lambda: OneKey(key)
@@ -63,7 +64,7 @@ def superlink(key_file: str) -> None:
 
 
 def register(link: str, keys: Sequence[str]) -> None:
-    """`flwr supernode register KEY LINK` for each key: Flower is loaded once for all of them."""
+    """Run `flwr supernode register KEY LINK` for each key, and import Flower only once."""
     command: Any = importlib.import_module("flwr.cli.app").app
     for key in keys:
         if code := command(["supernode", "register", key, link], standalone_mode=False):
@@ -71,7 +72,7 @@ def register(link: str, keys: Sequence[str]) -> None:
 
 
 def superexec() -> None:
-    """`flower-superexec`, whose tasks read their tokens from files."""
+    """Run `flower-superexec` such that its tasks read their tokens from files."""
     command = importlib.import_module("flwr.supercore.cli.flower_superexec")
     executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
     executor.subprocess = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL)
@@ -79,7 +80,7 @@ def superexec() -> None:
 
 
 def _start(command: list[str], **given: Any) -> subprocess.Popen:
-    """Start the command with its token in a file that only this user may read."""
+    """Start the command, and pass its token in a file that only this user can read."""
     place = command.index("--token")
     handle, file = tempfile.mkstemp(prefix="token-")
     with os.fdopen(handle, "w") as written:

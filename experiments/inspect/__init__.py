@@ -1,1 +1,1 @@
-"""Looking at runs, finished or not: curves in a terminal, cards, lists, pages."""
+"""Views of finished and unfinished runs: curves in a terminal, cards, lists and pages."""

@@ -1,4 +1,4 @@
-"""The picture of a run's clients: histograms of their last records, and their drift by round."""
+"""Figure of a run's clients: histograms of their last records, and the drift by round."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,7 +26,7 @@ CAPTION = (
 
 
 def clients_picture(folder: Path) -> list[Picture]:
-    """The picture of a run's clients for a page; none if it kept no records of them."""
+    """Return the clients' figure for a page, or an empty list if the run has no client records."""
     if not (folder / CLIENTS).exists() or not (records := client_records(folder)):
         return []
     return [Picture("client-records", partial(clients_figure, records), TITLE, CAPTION)]
@@ -40,8 +40,8 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
     figure, panels = style.canvas(len(names) + 1, narrow, 2.6)
     for axes, name, (colour, _) in zip(panels, names, style.SERIES, strict=False):
         values = np.array([one[name] for one in last if name in one])
-        count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))  # more with more clients
-        bins = np.histogram_bin_edges(values, count).tolist()  # one if all are equal
+        count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))  # number of bins, 1 to 20
+        bins = np.histogram_bin_edges(values, count).tolist()  # equal values give a single bin
         axes.hist(values, bins=bins, color=colour, edgecolor="white", lw=0.6)
         mean = float(values.mean()) if len(values) else np.nan
         axes.axvline(mean, color=style.BLACK, lw=1.2, ls="--", label=f"mean {digits(mean, 3)}")

@@ -1,4 +1,4 @@
-"""Tables of a run's clients: the distribution of their last records, and the worst of them."""
+"""Tables of a run's clients: the distribution over their last records, and the worst clients."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,28 +9,31 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.core.files import Record
 from fedmuon.experiments.tables import columns
 
-# Names of measures as tables have them, in this order. Other scores of a task follow.
+# Measure -> the words for it in tables, in this order. Other scores of a task follow.
 WORDS = {
     "client_test_accuracy": "test accuracy", "client_test_loss": "test loss",
     "loss_after": "loss after", "loss_before": "loss before", "drift": "drift",
     "momentum_norm": "momentum norm", "cosine": "cosine to the mean", "samples": "samples",
     "participations": "rounds taken part",
 }  # fmt: skip
-RANKED_BY = ("client_test_accuracy", "client_test_loss", "loss_after")  # the first that is there
+RANKED_BY = ("client_test_accuracy", "client_test_loss", "loss_after")  # use the first available
 COUNTS = ("samples", "participations")
 LOW_IS_WORST = ("client_test_accuracy", "cosine", *COUNTS)
-SHOWN = 5  # of the worst clients
+SHOWN = 5  # number of worst clients in the table
 
 
 def last_of_each(records: Sequence[Record]) -> list[Record]:
-    """The last record of each client, in the order of the clients."""
+    """Return the last record of each client, ordered by client."""
     last = {one["client"]: one for one in records}
     return [last[client] for client in sorted(last)]
 
 
 def distributions(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """For each measure, over the last records of the clients that have it: minimum, mean of the
-    worst tenth, median, mean and maximum."""
+    """Return statistics of each measure over the last records of the clients.
+
+    The statistics are the minimum, the mean of the worst tenth, the median, the mean and the
+    maximum. Clients without the measure are left out.
+    """
     last = last_of_each(records)
     others = dict.fromkeys(
         name for one in last for name in one if name not in WORDS and name.startswith("client_test")
@@ -53,8 +56,11 @@ def distributions(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
-    """By what clients are ranked, and their last records, the worst first: by the accuracy on their
-    own test samples, then by the loss after their steps."""
+    """Return the measure that ranks the clients, and their last records from worst to best.
+
+    The measure is the first of `RANKED_BY` that the records contain. The loss after the local steps
+    breaks ties.
+    """
     last = last_of_each(records)
     name = known_names(RANKED_BY, last)[0] if known_names(RANKED_BY, last) else RANKED_BY[-1]
     sign = 1.0 if name in LOW_IS_WORST else -1.0
@@ -65,7 +71,7 @@ def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
 
 
 def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
-    """The distribution over clients, and the worst of them; `clients` is N."""
+    """Return tables of the distribution and the worst clients. `clients` is N."""
     last = last_of_each(records)
     if not last:
         return ["No round is finished yet, so there are no records of clients."]
@@ -94,7 +100,7 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
 
 
 def known_names(names: Iterable[str], records: Sequence[Record]) -> list[str]:
-    """The names that some of the records have."""
+    """Return the names that appear in at least one of the records."""
     return [name for name in names if any(name in one for one in records)]
 
 

@@ -1,4 +1,4 @@
-"""Every run below a folder as rows that can be sorted by any column, and runs side by side."""
+"""A table of all runs below a folder, sortable by any column, and a comparison of runs."""
 
 import os
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
-LATE = ("test_gap", "seconds")  # measurements that tables have last, or not at all
+LATE = ("test_gap", "seconds")  # measurements that come last in tables, or are left out
 ZERO_IS = {"devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "per-round"}
-MOST = 3  # a row with more folders names the first and the last
+MOST = 3  # a row with more folders names only the first and the last
 
 
 def row(run: RunStatus, root: Path) -> Record:
-    """Column -> value of a run, None if it has none; the state of a damaged run is `damaged`."""
+    """Return column -> value of a run. Missing values are None; a damaged run has only a state."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
     if run.damage:
         return {**dict.fromkeys(COLUMNS), "run": name, "state": "damaged"}
@@ -44,7 +44,7 @@ def row(run: RunStatus, root: Path) -> Record:
 
 
 def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]:
-    """Sort rows by a column; those that have no value are last."""
+    """Sort rows by a column, with rows without a value at the end."""
     name = column.replace(" ", "_").replace("-", "_")
     if name not in COLUMNS:
         raise InputError(f"there is no column {column!r}: sort by one of {', '.join(COLUMNS)}")
@@ -56,7 +56,7 @@ def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]
 
 
 def cells(one: Record, names: Sequence[str]) -> list[str]:
-    """These columns of a row as text; an unfinished run has `done/total` rounds."""
+    """Return these columns of a row as text. An unfinished run shows `done/total` rounds."""
     text = {name: _cell(value) for name, value in one.items()}
     if one["state"] not in ("finished", "damaged"):
         text["rounds"] += f"/{one['of']}"
@@ -64,19 +64,20 @@ def cells(one: Record, names: Sequence[str]) -> list[str]:
 
 
 def heads(found: Comparison) -> list[str]:
-    """All columns of compared runs: those before `seeds` in any row, and the measurements."""
+    """Return the columns of compared runs: the columns of all rows up to `seeds`, then measures."""
     rows = [list(row) for row in found.rows]
     before = dict.fromkeys(name for row in rows for name in row[: row.index("seeds")])
     return [*before, "seeds", *found.measures]
 
 
-Side = tuple[list[str], list[list[str]], int]  # heads, rows, and how many columns are words
+Side = tuple[list[str], list[list[str]], int]  # headings, rows, and the number of text columns
 
 
 def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]:
-    """Compare runs, and put them in three tables: keys that differ with measurements, measurements
-    alone, keys alone. Each row has the names of its folders, and each mean its standard
-    deviation."""
+    """Compare runs, and return three tables: keys that differ with measurements, and each alone.
+
+    Each row starts with the names of its folders. Each mean is followed by its standard deviation.
+    """
     found = comparison({"": folders})
     keys = [name for name in heads(found) if "." in name]
     measures = [name for name in found.measures if not name.startswith(LATE)]
@@ -94,7 +95,10 @@ def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]
 
 
 def names_of(found: Comparison) -> list[str]:
-    """The folders of each row, without the path that all rows share; the first and last of many."""
+    """Return the folders of each row as text, without the common path.
+
+    If there are more than `MOST` folders, only the first and the last are named.
+    """
     groups = [found.folders[row["run"]] for row in found.rows]
     every = [folder.absolute() for folders in groups for folder in folders]
     root = os.path.commonpath([one.parent for one in every])
@@ -104,7 +108,7 @@ def names_of(found: Comparison) -> list[str]:
 
 
 def head(name: str) -> str:
-    """The heading of a measurement's column; its standard deviation stands beside it."""
+    """Return the heading of a measurement's column; the column of its deviation follows it."""
     return "± SD" if name.endswith(SPREAD) else name.replace("_", " ")
 
 
@@ -113,13 +117,13 @@ def _cell(value: Any, name: str = "") -> str:
         return "–"
     if value == 0 and name in ZERO_IS:
         return ZERO_IS[name]
-    if isinstance(value, float) and "." not in name:  # a key is as it was set
+    if isinstance(value, float) and "." not in name:  # do not round config keys
         return digits(value, 2 if name.endswith(SPREAD) else 4)
     return escape(plain(value, None))
 
 
 def spent(row: Record) -> str:
-    """The maximum that the private runs of a row spent."""
+    """Return the maximum privacy loss that the private runs of a row spent, as text."""
     epsilon, delta = number(row["spent epsilon"]), number(row["at delta"], 3)
     doubt = "" if row["certified"] else ", not certified"
     return (

@@ -1,4 +1,4 @@
-"""Plain runs as parts of a page: one with its card, or several side by side."""
+"""Plain runs as sections of a page: one run with its card, or several runs side by side."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from fedmuon.experiments.stability.neighbours_report import account
 from fedmuon.experiments.tables import short, unreleased
 from fedmuon.runs.directory import Record
 
-SHORT = 90  # characters of the reason why a run failed
+SHORT = 90  # maximum number of characters of the reason why a run failed
 
 
 def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
-    """Write the page of one run as one file, with curves against `x`."""
+    """Write a page for one run as a single file, with curves against `x`."""
     with tempfile.TemporaryDirectory() as draft, mendable(file, "write"):
         content = write_page(Path(draft), [of_run(run, x)]).read_bytes()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
 
 
 def of_runs(folders: Sequence[Path]) -> Findings:
-    """The part of finished plain runs: one by itself, several side by side.
+    """Return the section for finished plain runs: one run with its card, or several side by side.
 
-    The columns of several are folders, measurements, keys that differ, and what was spent.
+    The table of several runs shows folders, measurements, keys that differ, and spent privacy.
     """
     if len(folders) == 1:
         return of_run(run_status(folders[0]))
@@ -73,7 +73,7 @@ def of_runs(folders: Sequence[Path]) -> Findings:
 
 
 def of_run(run: RunStatus, x: str = "rounds") -> Findings:
-    """The part of one run, finished or not, with curves against `x`."""
+    """Return the section for one finished or unfinished run, with curves against `x`."""
     config = run.config
     return Findings(
         name=run.path.resolve().name,
@@ -94,11 +94,13 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
 
 
 def drawn(run: RunStatus) -> DrawnRun:
-    """A run among others, finished or not: its settings, how far it came and why it stopped there,
-    and its curves."""
+    """Return a finished or unfinished run for a page with several runs.
+
+    It contains the settings, the number of rounds, the reason why the run stopped, and the curves.
+    """
     config = run.config
     state, _, why = run.state.partition(": ")
-    if state == "failed":  # with the reason, but without the advice that follows it
+    if state == "failed":  # show the reason without the advice that follows it
         state += f": {shorten(why.partition(': ')[0], SHORT, placeholder=' …')}"
     words = (
         f"{config.local.recipe} on {config.data.name}",

@@ -1,4 +1,4 @@
-"""Curves drawn with characters: a sparkline in one line, and a panel of braille dots with axes.
+"""Curves in text: a sparkline in one line, and a panel of braille dots with axes.
 
 A braille character has 2 x 4 dots, so W x H characters are a picture of 2W x 4H dots.
 """
@@ -11,13 +11,15 @@ from fedmuon.analysis.report.numbers import digits
 
 BARS = "▁▂▃▄▅▆▇█"
 BLANK = 0x2800  # the braille character without dots
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of its columns, from above
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits by column, from top to bottom
 Points = Sequence[tuple[float, float]]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values as bars of eight heights, in at most `width` characters; if there are more
-    values, each bar is the mean of a part."""
+    """Draw the finite values as bars of eight heights, in at most `width` characters.
+
+    If there are more than `width` values, each bar is the mean of a part of them.
+    """
     found = [one for one in values if math.isfinite(one)]
     count = min(width, len(found))
     ends = [len(found) * place // count for place in range(count + 1)] if count else []
@@ -27,8 +29,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def panel(title: str, points: Points, width: int, height: int) -> list[str]:
-    """A curve in lines of exactly `width` characters: the title with the last value, `height` lines
-    from the maximum down to the minimum, and the axis with the first and last x."""
+    """Draw a curve in lines of exactly `width` characters.
+
+    The first line is the title with the last value. Then `height` lines range from the maximum down
+    to the minimum. The last line is the axis with the first and last x.
+    """
     found = [(x, y) for x, y in points if math.isfinite(y)]
     if not found:
         lines = [title, "no finite value was measured", *[""] * height]
@@ -45,8 +50,10 @@ def panel(title: str, points: Points, width: int, height: int) -> list[str]:
 
 
 def braille(points: Points, width: int, height: int) -> list[str]:
-    """A polygon through the points as `height` lines of `width` characters; the minimum and maximum
-    of x and y are at the edges."""
+    """Draw a line through the points as `height` lines of `width` characters.
+
+    The minimum and maximum of x and y are at the edges.
+    """
     cells = [[0] * width for _ in range(height)]
     xs, ys = zip(*points, strict=True)
     placed = [
@@ -56,7 +63,7 @@ def braille(points: Points, width: int, height: int) -> list[str]:
     for start, end in pairwise(placed if len(placed) > 1 else placed * 2):
         right, up = end[0] - start[0], end[1] - start[1]
         count = max(abs(right), abs(up), 1)
-        for step in range(count + 1):  # the dots between two points, and both
+        for step in range(count + 1):  # all dots from one point to the next, both included
             column = round(start[0] + right * (step / count))
             down = 4 * height - 1 - round(start[1] + up * (step / count))
             cells[down // 4][column // 2] |= DOTS[column % 2][down % 4]
@@ -64,14 +71,14 @@ def braille(points: Points, width: int, height: int) -> list[str]:
 
 
 def _level(value: float, low: float, high: float, count: int) -> int:
-    """The nearest of `count` levels from `low` to `high`; the middle one if both are equal."""
+    """Return the nearest of `count` levels from `low` to `high`, or the middle if low = high."""
     if not low < high:
         return (count - 1) // 2
     return round((value - low) / (high - low) * (count - 1))
 
 
 def side_by_side(panels: Sequence[Sequence[str]], across: int, gap: int = 2) -> list[str]:
-    """Panels of equal size, `across` of them to a row."""
+    """Join panels of equal size in rows of `across` panels."""
     lines = []
     for start in range(0, len(panels), across):
         row = panels[start : start + across]

@@ -1,4 +1,4 @@
-"""A run in its folder, finished or not: what it has done, whether it can resume, and its card."""
+"""The status of a run folder: what the run has done, whether it can resume, and its card."""
 
 import json
 import shlex
@@ -32,7 +32,7 @@ NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
 Changed = tuple[tuple[int, int], ...]  # time of the last change and size of each file of a folder
 
-# A line of the card -> the keys that it shows, if they are read.
+# Line of the card -> the keys that it shows if the run uses them.
 LINES = {
     "data": ("data.name", "data.train", "data.test", "data.alpha"),
     "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps"),
@@ -59,29 +59,29 @@ SHORT = SYMBOLS | {
     "devices.speeds": "speeds", "devices.bandwidths": "bandwidths",
     "devices.availability": "available", "devices.dropout": "dropout",
 }  # fmt: skip
-UNSET = ("none", "constant", "always", 0)  # values of the next tables that change nothing
+UNSET = ("none", "constant", "always", 0)  # values in the next tables that have no effect
 SPARSE = ("compression", "devices")
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run directory. For a list of runs, a `brief` look at large files is enough."""
+    """A run folder. With `brief`, large files are only partly checked, which suits a list."""
 
     path: Path
     brief: bool = False
 
     @cached_property
     def config(self) -> Config:
-        """The resolved config."""
+        """Return the resolved config."""
         RunDirectory(self.path).require_config()
         return load(self.path / "config.toml")
 
     @cached_property
     def rounds(self) -> list[Record]:
-        """The records of the rounds so far, up to the first that is damaged.
+        """Return the records of the rounds so far, up to the first damaged record.
 
         Raises:
-            InputError: If the run has finished and a file of it is damaged.
+            InputError: If the run has finished and one of its files is damaged.
         """
         directory = RunDirectory(self.path)
         if self.summary is not None:
@@ -91,17 +91,17 @@ class RunStatus:
 
     @cached_property
     def summary(self) -> Record | None:
-        """The content of summary.json; None while the run is unfinished."""
+        """Return the content of summary.json, or None while the run is unfinished."""
         return RunDirectory(self.path).summary()
 
     @property
     def from_start(self) -> list[Record]:
-        """The records of its curves, which begin with the untrained model where it was measured."""
+        """Return the records for curves, starting with the untrained model if it was evaluated."""
         return from_start(self.rounds, self.summary)
 
     @cached_property
     def bound(self) -> Record | None:
-        """The content of bound.json; None without neighbours, or before they have all run."""
+        """Return the content of bound.json, or None if it was not written yet or is not needed."""
         if not (self.path / BOUND).exists():
             return None
         require_sound(self.path, [BOUND, NEIGHBOURS])
@@ -109,7 +109,7 @@ class RunStatus:
 
     @cached_property
     def damage(self) -> str:
-        """Why the files cannot be trusted, and what to do; empty if they can."""
+        """Return why the files cannot be trusted and what to do, or "" if they are intact."""
         try:
             _ = self.config, self.rounds, self.bound, self.state
         except InputError as error:
@@ -117,24 +117,24 @@ class RunStatus:
         return ""
 
     def require_unchanged(self) -> None:
-        """Reject a finished run if a file of it is damaged."""
+        """Raise an error if a file of a finished run is damaged."""
         if self.summary is not None and (why := _changes(self.path, self._changed, self.brief)):
             raise InputError(why)
 
     @property
     def private(self) -> bool:
-        """Whether its measurements are not released."""
+        """Return whether the run is private, so that its measurements are not released."""
         named = self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
-        return named or (self.path / "ledger.jsonl").exists()  # custom recipes have a ledger, too
+        return named or (self.path / "ledger.jsonl").exists()  # also true for custom recipes
 
     @property
     def note(self) -> str:
-        """What a reader of its numbers should know."""
+        """Return the note that a reader of the run's numbers should know."""
         return NOT_RELEASED if self.private else ""
 
     @property
     def measures(self) -> dict[str, float]:
-        """The last value of everything that its rounds measured."""
+        """Return the last value of every measure in the records of the rounds."""
         last: dict[str, float] = {}
         for record in self.rounds:
             last |= {
@@ -145,20 +145,20 @@ class RunStatus:
         return last
 
     def curve(self, name: str, x: str = "rounds") -> list[tuple[float, float]]:
-        """(place on the axis `x`, value) where this was measured, from the untrained model on."""
+        """Return pairs (position on the axis `x`, value), starting with the untrained model."""
         records = self.from_start
         places = positions(records, x, str(self.path))
         return [(at, one[name]) for at, one in zip(places, records, strict=True) if name in one]
 
     @property
     def ended(self) -> bool:
-        """Whether the run, and its neighbours if it has some, are done."""
+        """Return whether the run and all of its neighbours have finished."""
         begun = (self.path / NEIGHBOURS).exists()
         return self.summary is not None and ((self.path / BOUND).exists() or not begun)
 
     @property
     def again(self) -> str:
-        """The command that resumes it."""
+        """Return the command that resumes the run."""
         command = "stability" if (self.path / NEIGHBOURS).exists() else "run"
         if handed_over(self.config):
             return f"fedmuon.{command}(out={str(self.path)!r}, resume=True){IN_PYTHON}"
@@ -166,9 +166,10 @@ class RunStatus:
 
     @property
     def state(self) -> str:
-        """`finished`, `unfinished`, `running: HOLDER`, `failed: WHY` or `lost: WHY`.
+        """Return `finished`, `unfinished`, `running: HOLDER`, `failed: WHY` or `lost: WHY`.
 
-        A private run that failed also says whether it can be resumed. Any other would fail again.
+        For a failed private run, the text also says whether the run can be resumed. Any other
+        failed run would fail again.
         """
         if self.ended:
             return "finished"
@@ -188,7 +189,7 @@ class RunStatus:
         return f"{failed}; new noise is drawn, so it may succeed: resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
-        """Name and words of every line: the settings, and how far the run came."""
+        """Return the name and text of each line: the settings, and the number of rounds."""
         lines = settings(self.config) | {"state": self.state}
         if self.rounds:
             done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
@@ -211,7 +212,7 @@ class RunStatus:
 
 
 def _replies_of(rounds: Sequence[Record], clients: int) -> str:
-    """How many replies were used, and from how many clients; empty if all that were asked for."""
+    """Return the number of used replies and of their clients as text, or "" if all were used."""
     used = [answered(one) for one in rounds]
     late = [age for one in rounds for age in one.get("staleness", ())]
     asked, there = sum(len(one["participants"]) for one in rounds), sum(map(len, used))
@@ -224,7 +225,7 @@ def _replies_of(rounds: Sequence[Record], clients: int) -> str:
 
 
 def _memory_of(workers: list[Record]) -> str:
-    """How many workers of Ray there were at the end, and their maximum memory; empty for none."""
+    """Return the number of Ray workers at the end and their peak memory, or "" without workers."""
     if not workers:
         return ""
     nodes = len({one["node"] for one in workers})
@@ -236,12 +237,12 @@ def _memory_of(workers: list[Record]) -> str:
     return words
 
 
-# These read whole files, so each result is cached until a file of the folder changes.
+# These functions read whole files, so each result is cached until a file of the folder changes.
 
 
 @lru_cache(1024)
 def _lost(folder: Path, changed: Changed) -> str:
-    """Why a run cannot be resumed, and what to do; empty if it can."""
+    """Return why a run cannot be resumed and what to do, or "" if it can be resumed."""
     directory = RunDirectory(folder)
     try:
         directory.require_resumable()
@@ -253,7 +254,7 @@ def _lost(folder: Path, changed: Changed) -> str:
 
 @lru_cache(1024)
 def _changes(folder: Path, changed: Changed, brief: bool) -> str:
-    """Which file of a finished run is damaged, and what to do; empty if none is."""
+    """Return which file of a finished run is damaged and what to do, or "" if none is damaged."""
     try:
         RunDirectory(folder).require_unchanged(brief)
     except InputError as error:
@@ -263,26 +264,29 @@ def _changes(folder: Path, changed: Changed, brief: bool) -> str:
 
 @lru_cache(1024)
 def _is_finite(folder: Path, changed: Changed) -> bool:
-    """Whether the last checkpoint is finite."""
+    """Return whether all values of the last checkpoint are finite."""
     return RunDirectory(folder).is_finite()
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder holds a run, damaged or not: its config and checksums, or the last file
-    that is written before the first round."""
+    """Return whether the folder contains a run, damaged or not.
+
+    The sign of a run is its config with its checksums, or the last file that is written before the
+    first round.
+    """
     both = all((folder / name).is_file() for name in ("config.toml", SUMS))
     return both or (folder / "schedule.npy").is_file()
 
 
 def run_status(folder: Path) -> RunStatus:
-    """The run in a folder; an InputError if there is none."""
+    """Return the run in a folder, or raise an InputError if there is none."""
     if not is_run(folder):
         raise InputError(f"{folder} is not a run folder: name one, or list all with `fedmuon ls`")
     return RunStatus(folder)
 
 
 def runs_below(folder: Path) -> list[RunStatus]:
-    """Every run in the folder and below it, ordered by path."""
+    """Return all runs in the folder and below it, ordered by path."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: name one that contains runs")
     places = {
@@ -292,7 +296,7 @@ def runs_below(folder: Path) -> list[RunStatus]:
 
 
 def settings(config: Config) -> dict[str, str]:
-    """The lines of the card that say what is run, in the letters of the papers: `η = 0.1`."""
+    """Return the lines of the card that describe the settings in the papers' symbols: `η = 0.1`."""
     lines = {}
     for line, keys in LINES.items():
         words = []
@@ -304,7 +308,7 @@ def settings(config: Config) -> dict[str, str]:
                 continue
             if key == "local.batch" and not value:
                 if config.local.recipe in PRIVATE:
-                    continue  # it draws lots
+                    continue  # the run draws lots instead
                 value = "full"
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)

@@ -1,12 +1,13 @@
-"""`fedmuon watch`: a page in the browser that follows runs, served by Python's own HTTP server.
+"""`fedmuon watch`: a web page that follows runs, served by Python's own HTTP server.
 
-The page can be read on this machine only. A request must reach 127.0.0.1, know the path of 128
-random bits, and name this machine as its Host: if another site makes its name mean 127.0.0.1, the
-Host is that site.
+Only this machine can read the page. A request must reach 127.0.0.1, contain the path of 128 random
+bits, and name this machine as its Host. Another site can make its name resolve to 127.0.0.1, but
+then the Host is the name of that site.
 
-Runs are read again for every request; nothing is cached or written. The page says how far it has
-read a rounds.jsonl, and gets the whole lines that were appended since. Writers replace files. A
-file that `--resume` cut back is therefore another file, and is read from its start.
+The server reads the runs again for every request and writes no files. The page sends the position
+up to which it has read rounds.jsonl, and receives the complete lines that were appended since. To
+replace a file, fedmuon writes a new one. If `--resume` shortens rounds.jsonl, the page therefore
+recognizes a new file and reads it from the start.
 """
 
 import contextlib
@@ -34,16 +35,16 @@ from fedmuon.runs.directory import UNTRAINED, RunDirectory
 
 ROUNDS = "rounds.jsonl"
 SPENT = ("released", "epsilon", "delta", "certified")
-PART = 1 << 20  # bytes of a file that are read at a time
+PART = 1 << 20  # bytes of a file that one request reads
 PAGE = Path(__file__).parent / "assets"
 FILES = {"": "html", "page.css": "css", "page.js": "javascript"}
-HERE = ("127.0.0.1", "localhost")  # with any port: ssh may forward another one
-MOST = 50  # runs on the page
-LOOKED_AT, PATIENCE = 3.0, 4.0  # seconds since the page last asked; seconds to wait for it
-POLL = 0.1  # seconds within which the server stops
+HERE = ("127.0.0.1", "localhost")  # with any port, because ssh may forward another port
+MOST = 50  # maximum number of runs on the page
+LOOKED_AT, PATIENCE = 3.0, 4.0  # seconds since the last request of the page; seconds to wait for it
+POLL = 0.1  # seconds between two checks whether the server should stop
 HEADERS = {
     "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",  # it would contain the path
+    "Referrer-Policy": "no-referrer",  # a referrer would contain the secret path
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; script-src 'self'; "
     "style-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -53,14 +54,14 @@ NOTHING: Answer = (404, "text/plain", b"There is nothing at this address.")
 
 
 def runs_of(folder: Path) -> dict[str, Path]:
-    """Name -> path of the runs in the folder and below it, or of the folder itself; newest first.
+    """Return name -> path of all runs in the folder, or of the folder itself, newest first.
 
-    A run that is about to begin has no folder yet.
+    The result is empty if the run has not created its folder yet.
     """
     begun: dict[Path, float] = {}
     for run in runs_below(folder) if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            last = run.path / "schedule.npy"  # missing if the run is damaged, or just begins
+        with contextlib.suppress(FileNotFoundError):  # the run was removed in the meantime
+            last = run.path / "schedule.npy"  # missing if the run is damaged or has just begun
             file = last if last.exists() else run.path / "config.toml"
             begun[run.path] = file.stat().st_mtime
     newest = sorted(begun, key=lambda one: begun[one], reverse=True)
@@ -69,7 +70,7 @@ def runs_of(folder: Path) -> dict[str, Path]:
 
 
 def about(name: str, folder: Path) -> Record:
-    """What the page shows of a run apart from its rounds; of a damaged one, the damage."""
+    """Return what the page shows about a run except its rounds, or how the run is damaged."""
     run = RunStatus(folder, brief=True)
     try:
         RunDirectory(folder).require_fixed()
@@ -81,7 +82,7 @@ def about(name: str, folder: Path) -> Record:
         return {"name": name, "state": "damaged", "why": str(error)}
     again = run.again if state == "unfinished" else ""
     found = {"name": name, "state": state, "why": why, "again": again, **config}
-    with contextlib.suppress(FileNotFoundError):  # before its first round
+    with contextlib.suppress(FileNotFoundError):  # there is no file before the first round
         found["size"] = _place((folder / ROUNDS).stat())
     spent = {one: summary["privacy"].get(one) for one in SPENT} if "privacy" in summary else None
     start = {name: value for name, value in summary.get(UNTRAINED, {}).items()
@@ -92,23 +93,23 @@ def about(name: str, folder: Path) -> Record:
 
 @lru_cache(256)
 def _settings(folder: Path, changed: int) -> Record:
-    """The number of rounds and the card of a config that was last changed at that time."""
+    """Return the number of rounds and the card. `changed` is part of the cache key only."""
     config = RunStatus(folder).config
     return {"total": config.federation.rounds, "card": [*settings(config).items()]}
 
 
 def _place(of: os.stat_result, at: int | None = None) -> str:
-    """A position in a file, by default its end, with the inode, which a replaced file changes."""
+    """Return the inode and a position in a file, by default its end. A new file has a new inode."""
     return f"{of.st_ino}-{of.st_size if at is None else at}"
 
 
 def rounds_since(folder: Path, since: str) -> Record:
-    """The whole lines that were appended to rounds.jsonl.
+    """Return the complete lines that were appended to rounds.jsonl.
 
     Args:
-        folder: The run.
-        since: The `at` of an earlier answer. Anything that is no position in this file means its
-            start.
+        folder: The run folder.
+        since: The `at` of an earlier answer. Any text that is not a position in this file means the
+            start of the file.
     """
     try:
         file = os.fdopen(regular(folder / ROUNDS), "rb")
@@ -146,28 +147,28 @@ def rounds_since(folder: Path, since: str) -> Record:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers for the runs that `folder` is or holds; `url` is the address of the page."""
+    """A server of the runs in `folder`, which may itself be a run. `url` is the page's address."""
 
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._secret = folder, secrets.token_urlsafe(16)
-        self._looks, self._last = 0, -math.inf  # how often the page asked, and when
+        self._looks, self._last = 0, -math.inf  # number and time of the page's requests
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/{self._secret}/"
 
     def server_bind(self) -> None:
-        """Bind without looking up the machine's name, as the base class would."""
+        """Bind without looking up the machine's name, which the base class would do."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def answer(self, hosts: list[str], target: str) -> Answer:
-        """The answer to a request for `target` with these Host headers."""
+        """Return the answer to a request for `target` with these Host headers."""
         if len(hosts) != 1 or hosts[0].partition(":")[0] not in HERE:
             return 403, "text/plain", b"ask 127.0.0.1"
         try:
             asked = urlsplit(target)
-        except ValueError:  # no address
+        except ValueError:  # the text is not an address
             return NOTHING
         secret, slash, name = asked.path.removeprefix("/").partition("/")
         if not slash or not hmac.compare_digest(secret.encode(), self._secret.encode()):
@@ -189,14 +190,14 @@ class Server(ThreadingHTTPServer):
         return 200, "application/json", json.dumps(found, allow_nan=False).encode()
 
     def linger(self) -> None:
-        """If somebody looks at the page, wait until it has asked for the end and drawn it."""
+        """If a browser shows the page, wait until it has requested and drawn the end of the run."""
         now, enough = time.monotonic(), self._looks + 2
         looked_at = self._last > now - LOOKED_AT
         while looked_at and self._looks < enough and time.monotonic() < now + PATIENCE:
             time.sleep(POLL / 2)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore that a page was closed in the middle of an answer."""
+        """Ignore the error of a browser that closed the page in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -205,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds within which a request must arrive
 
     def do_GET(self) -> None:
-        """Answer; if something cannot be read, say why."""
+        """Answer the request. If a file cannot be read, answer with the reason."""
         try:
             found = cast(Server, self.server).answer(self.headers.get_all("Host", []), self.path)
         except (InputError, OSError) as error:
@@ -220,14 +221,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the terminal belongs to the run."""
+        """Print nothing, because the terminal shows the output of the run."""
 
 
 @contextlib.contextmanager
 def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Serve the page of a run from a thread, and pass its address to `tell`.
 
-    If no page can be served, `tell` gets the reason and the run goes on without.
+    If no page can be served, `tell` receives the reason and the run continues without a page.
     """
     try:
         server = Server(folder)

@@ -1,1 +1,1 @@
-"""Estimate the cost of a run in advance, from its set-up and a few seconds of its work."""
+"""Estimate the cost of a run in advance, from its set-up and a short trial."""

@@ -1,7 +1,7 @@
-"""`fedmuon plan`: what a run would cost on the given engine, in seconds, memory and bytes.
+"""`fedmuon plan`: estimate the cost of a run on an engine in seconds, memory and bytes.
 
 The run is set up in a temporary folder. A few seconds of rounds, one evaluation and one checkpoint
-are timed; the rest is arithmetic. A plan says nothing about what the rounds would compute.
+are timed, and the total is computed from them. A plan does not show the results of the rounds.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ from fedmuon.runs.loop import Run, prepare
 from fedmuon.runs.provenance import Others, peak
 
 RESUMED = ", then continue with --resume"
-BUSY = 0.3  # cores that other processes used, from which on the table says so
+BUSY = 0.3  # the table warns if other processes used at least this many cores
 ROWS = {
     "start": "to import Python libraries",
     "set-up": "to split samples and draw the schedule",
@@ -50,8 +50,11 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Engine:
-    """The costs of the engine: seconds to start and to stop, the number of workers, the maximum
-    memory of one, and the bytes that a round sends down and up."""
+    """The costs of an engine.
+
+    They are the seconds to start and to stop it, the number of workers, the maximum memory of one
+    worker, and the bytes that a round sends down and up.
+    """
 
     pace: Pace
     start: float = 0.0
@@ -67,7 +70,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
 
     Args:
         config: The experiment.
-        started: Seconds that have already passed, to load libraries.
+        started: Seconds that the command has already spent on importing libraries.
     """
     begun, others = time.perf_counter(), Others()
     config = resolve(absolute_paths(config) if config.engine.name == "deployment" else config)
@@ -81,7 +84,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         look, found = evaluation(run, state), folder_seconds(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
-        # Poisson cohorts get the size that they have on average; simulated devices, other cohorts.
+        # Trial rounds use the mean size of Poisson cohorts, and ignore simulated devices.
         plan = replace(run.experiment.plan, poisson=False, biased=False, timetable=None)
         average = replace(run.experiment, plan=plan)
         engine = _engine(replace(run, experiment=average), state)
@@ -91,14 +94,14 @@ def plan(config: Config, started: float = 0.0) -> Record:
 
 
 def _engine(run: Run, state: ServerState) -> Engine:
-    """Try rounds on the engine; Ray's workers are started for the plan."""
+    """Try rounds on the engine. For Ray, workers are started for the plan."""
     if run.config.engine.name == "inline":
         return Engine(pace(Trial(run.experiment, state, run_rounds), run.data.sizes))
     if run.config.engine.name == "deployment":
         return Engine(*deployed(run, state))
     begun, config = time.perf_counter(), run.config
     quiet_ray()
-    # Here, since loading Ray and Flower belongs to the seconds of the engine's start.
+    # The import is here so that it counts in the seconds of the engine's start.
     from fedmuon.experiments.engines import ray_engine
     from fedmuon.server import message_sizes, strategy
 
@@ -118,22 +121,23 @@ def _engine(run: Run, state: ServerState) -> Engine:
 
     try:
         engine, ended = ray_engine.with_ray_grid(config, work)
-    except InputError as error:  # a plan has no folder to resume
+    except InputError as error:  # a plan has no folder that could be resumed
         raise InputError(str(error).replace(RESUMED, "")) from error
     return replace(engine, stop=time.perf_counter() - ended)
 
 
 def _model_bytes(run: Run, state: ServerState) -> int:
-    """Bytes of one model and of the states that a client returns with it."""
+    """Return the bytes of one model and of the states that a client returns with it."""
     found = returned_like(run.experiment.recipe, state.params, state.states)
     return sum(value.nbytes for value in named(*found).values())
 
 
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
-    """Bytes of the clients that were not tried.
+    """Return the bytes for clients that the trial did not include.
 
-    Clients of one stack are in memory together, as are all replies, each twice while it is read. A
-    round's replies stay until the next ones arrive. One round alone does not show that.
+    The clients of one stack are in memory together. All replies are in memory, too, each twice
+    while it is read. The replies of a round stay until those of the next round arrive, which a
+    trial of a single round does not show.
     """
     entries = sum(value.numel() for value in state.params.values())
     stack = max(1, run.experiment.task.stack_limit // entries)
@@ -148,9 +152,9 @@ def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
 def _record(
     run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: FolderSeconds
 ) -> Record:
-    """Add up the measured parts."""
+    """Combine the measured parts."""
     config, most = run.config, run.config.federation.rounds
-    looks = -(-most // config.output.evaluate_every) + 1  # and the untrained model
+    looks = -(-most // config.output.evaluate_every) + 1  # one more for the untrained model
     every = 1 if run.experiment.recipe.private else config.output.checkpoint_every
     parts = {
         "start": spent["start"],
@@ -185,12 +189,12 @@ def _record(
 
 
 def array_bytes(tensors: dict[str, Any]) -> int:
-    """Bytes of a message's arrays."""
+    """Return the bytes of a message's arrays."""
     return sum(value.nbytes for value in tensors.values())
 
 
 def tables(record: Record) -> list[Table | str]:
-    """The cost as tables of seconds, and of memory and bytes, with notes."""
+    """Return the cost as a table of seconds and a table of memory and bytes, with notes."""
     spent, memory, sent = record["seconds"], record["memory"], record["bytes"]
     each = {"later rounds": "a round", "evaluations": "an evaluation"}
     rows = [
@@ -236,5 +240,5 @@ def tables(record: Record) -> list[Table | str]:
 
 
 def in_seconds(value: float) -> str:
-    """Three digits, or whole seconds."""
+    """Return seconds with three digits, or as an integer if they are large."""
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"

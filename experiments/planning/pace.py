@@ -1,7 +1,7 @@
-"""Seconds of a run, measured in short trials: rounds, evaluations, and writing the run folder.
+"""Measure the seconds of a run in short trials: rounds, evaluations, and writing the run folder.
 
 Trial rounds use the run's participants, samples and engine. If a whole round takes too long, fewer
-participants or fewer steps are tried and the rest is inferred. Only the seconds are stored.
+participants or fewer steps are tried and the rest is extrapolated. Only the seconds are stored.
 """
 
 import itertools
@@ -37,21 +37,21 @@ AFFORD, MOST = 3.0, 100  # seconds for trial rounds, and their maximum number
 LOOK = 1.0  # seconds for trial evaluations
 PROBES, PART = 3, 1024  # number of first, small rounds; rows of the first evaluation
 PATIENCE = 30.0  # seconds within which workers should have started
-SURPRISE = 1.3  # a round that takes this many times what is expected is repeated
+SURPRISE = 1.3  # repeat a trial round that takes more than this multiple of the expected seconds
 LEDGER_AFFORD, LEDGER_MOST = 0.5, 50  # seconds and rounds for a trial ledger
-NUMBER = 36  # bytes of a client's number in a Python list
+NUMBER = 36  # bytes of one client number in a Python list
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Estimates for the rounds of a run from trial rounds.
+    """Estimates for the rounds of a run, based on trial rounds.
 
     Attributes:
-        extra: Seconds that the first round takes more than the others.
-        round: Seconds of a round of all participants.
-        tried: Participants of the largest trial round.
-        memory: Bytes that each further participant of a trial round took.
-        rounds: Trial rounds that followed each other.
+        extra: Additional seconds of the first round, compared with later rounds.
+        round: Seconds of a round with all participants.
+        tried: Number of participants of the largest trial round.
+        memory: Bytes for each additional participant of a trial round.
+        rounds: Number of trial rounds after the first one with all tried participants.
     """
 
     extra: float
@@ -63,16 +63,16 @@ class Pace:
 
 @dataclass(frozen=True)
 class Trial:
-    """An experiment, its first state, and the engine that runs trial rounds."""
+    """An experiment, its initial state, and the engine that runs trial rounds."""
 
     experiment: Experiment
     state: ServerState
     engine: Engine
 
     def each(self, plan: RandomnessPlan) -> Iterator[float]:
-        """The seconds of every round of the plan. A round ends when the next one is asked for."""
+        """Yield the seconds of each round of the plan. A round ends when the next one is requested."""
         tried = replace(self.experiment, plan=plan)
-        if plan.per_round < self.experiment.plan.per_round:  # some rules reject so few replies
+        if plan.per_round < self.experiment.plan.per_round:  # robust rules may need more replies
             tried = replace(tried, recipe=replace(tried.recipe, aggregate=mean()))
         turns = self.engine(tried, self.state)
         for _ in range(plan.rounds):
@@ -81,7 +81,7 @@ class Trial:
             yield time.perf_counter() - start
 
     def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
-        """The seconds of at least one round of the plan, and of more if there is time for them."""
+        """Return the seconds of one round of the plan, and of more rounds while time is left."""
         found: list[float] = []
         for spent in self.each(plan):
             found.append(spent)
@@ -91,14 +91,14 @@ class Trial:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """The time that `work` takes."""
+    """Return the seconds that `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> RandomnessPlan:
-    """A plan with some participants of each of the run's rounds, after those that are skipped."""
+    """Return a plan with some of the participants of each round after the skipped rounds."""
     drawn, rng = plan.schedule(), np.random.default_rng(0)
     chosen = [
         rng.choice(drawn[(skipped + number) % len(drawn)], clients, replace=False)
@@ -108,7 +108,10 @@ def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> Ra
 
 
 def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) -> float:
-    """Samples in one step of all participants: the mean over the first rounds, or over all."""
+    """Return the mean number of samples in one step of all participants.
+
+    The mean is over the first `rounds` rounds, or over all rounds.
+    """
     seen = np.minimum(sizes, plan.batch) if plan.batch else sizes
     return float(seen[plan.schedule()[:rounds]].sum(1).mean())
 
@@ -123,12 +126,12 @@ def pace(
     """Measure how long rounds take.
 
     Args:
-        trial: Where rounds are tried.
-        sizes: Samples of each client.
-        least: The number of workers. A trial round has at least that many participants.
-        divisible: Whether a round can be as short as one step of one client. Workers know the
-            number of steps, so their rounds cannot.
-        settled: Says whether all workers have started.
+        trial: The experiment and the engine of the trial rounds.
+        sizes: Number of samples of each client.
+        least: The number of workers. A trial round has at least this many participants.
+        divisible: Whether a round can be as short as one step of one client. Rounds on workers
+            cannot, because the workers know the number of steps.
+        settled: Returns whether all workers have started.
     """
     plan = trial.experiment.plan
     if not divisible:
@@ -136,7 +139,7 @@ def pace(
         return _grown(trial, _probed(trial, small, settled), lambda some, _: some.per_round)
     chosen = plan.schedule()[0]
     ordinary = int(chosen[np.abs(sizes[chosen] - sizes[plan.schedule()].mean()).argmin()])
-    # The client whose size is nearest to the mean, again and again: the same seconds each time.
+    # Repeat the client whose size is nearest to the mean, so that all rounds take the same time.
     small = replace(few(plan, 1, MOST), fixed=np.full((MOST, 1), ordinary))
     extra, step, _ = _probed(trial, replace(small, steps=1), settled)
     if (client := step * plan.steps) > AFFORD:
@@ -148,7 +151,7 @@ def pace(
 def _probed(
     trial: Trial, small: RandomnessPlan, settled: Callable[[], bool]
 ) -> tuple[float, float, RandomnessPlan]:
-    """The extra seconds of the first rounds, the seconds of another round, and the plan."""
+    """Return the extra seconds of the first rounds, the seconds of a later round, and the plan."""
     found, after = [], 0
     for spent in trial.each(small):
         found.append(spent)
@@ -166,9 +169,9 @@ def _grown(
     probed: tuple[float, float, RandomnessPlan],
     units: Callable[[RandomnessPlan, int | None], float],
 ) -> Pace:
-    """Try rounds of more and more clients, up to all of them, while there is time for one.
+    """Try rounds of more and more clients, up to all clients, while a round fits in the time.
 
-    The model is seconds = a + b units. It is proportional while only one size has been tried.
+    The model is seconds = a + b units. With only one tried size, a = 0.
     """
     (extra, one, small), plan, held = probed, trial.experiment.plan, peak()
     first, every = units(small, 1), units(plan, None)
@@ -180,7 +183,7 @@ def _grown(
         tried, larger = wanted, few(plan, wanted, MOST, PROBES)
         found = trial.seconds(larger, 1, AFFORD)
         seen = units(larger, 1)
-        if found[0] > SURPRISE * whole * seen / every:  # more clients may load more code
+        if found[0] > SURPRISE * whole * seen / every:  # a first larger round may load more code
             again = trial.seconds(larger, 1, AFFORD)
             extra, found = extra + max(0.0, found[0] - again[0]), again
         whole = found[0] + _slope((first, one), (seen, found[0])) * (every - seen)
@@ -200,13 +203,16 @@ def _grown(
 
 
 def _slope(small: tuple[float, float], large: tuple[float, float]) -> float:
-    """Seconds per unit from two rounds (units, seconds); from the larger one if they are alike."""
+    """Return the seconds per unit from two rounds (units, seconds).
+
+    If the rounds have similar sizes, use the larger round alone.
+    """
     (less, one), (more, other) = small, large
     return max(0.0, (other - one) / (more - less)) if more > 1.1 * less else other / more
 
 
 def evaluation(run: Run, state: ServerState) -> float:
-    """Seconds of one evaluation of the model, inferred from fewer rows if all take too long."""
+    """Return the seconds of one evaluation, extrapolated from fewer rows if all take too long."""
     shards, task = run.experiment.shards, run.experiment.task
     shares = sample_weights(run.data.sizes, weights(run.data.sizes, "size"))
     train, held = len(shards.labels), len(shards.held_out.labels)
@@ -224,14 +230,16 @@ def evaluation(run: Run, state: ServerState) -> float:
     return seconds(lambda: look(rows)) * (train + held) / rows
 
 
-# The run folder. Everything is tried with the first model in a temporary folder, because nothing
-# depends on the samples.
+# Writing the run folder. The trial writes the initial model to a temporary folder, because the
+# time does not depend on the samples.
 
 
 @dataclass(frozen=True)
 class FolderSeconds:
-    """Seconds of a round's record (with its ledger line, in a private run), of a checkpoint and of
-    the end; bytes of all records, which are read at the end."""
+    """Seconds of writing a round's record, a checkpoint and the final files, and bytes of memory.
+
+    In a private run, a record includes its ledger line. All records are in memory at the end.
+    """
 
     record: float
     checkpoint: float
@@ -240,7 +248,7 @@ class FolderSeconds:
 
 
 def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
-    """Measure writes to the run's own folder."""
+    """Measure how long writes to the run folder take."""
     directory, federation = run.directory, run.config.federation
     chosen = list(range(federation.per_round))
     record = {"round": 1, "participants": chosen, "client_loss": 0.5, "seconds": 1.0}
@@ -258,7 +266,7 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
 
 
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
-    """Seconds of a round's line, and of the account of all clients that take part in the run."""
+    """Return the seconds of a ledger line, and of the privacy account of all participants."""
     path, plan = run.directory.path / "ledger.jsonl", run.experiment.plan
     account = RunAccountant.open(path, run.config, run.experiment, run.data.sizes, state)
     lines = account.ahead(itertools.repeat(cast(Round, None)), 0)
@@ -272,21 +280,21 @@ def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
     return sum(spent) / len(spent), summed
 
 
-# Deployments. No round is tried: processes like those that Flower starts for a message are timed.
-# The constants were found with 3 and 4 clients on 2 cores. They count processes, or are seconds of
-# Flower's own polling, so they do not depend on the machine's speed. The start is a rough estimate.
-# `python -m benchmarks.plan --only deployment` compares them with a run.
+# Deployments. No round is tried. Instead, processes like those that Flower starts for a message are
+# timed. The constants were measured with 3 and 4 clients on 2 cores. They do not depend on the
+# machine's speed, because they count processes or are seconds between Flower's polls. The start is
+# a rough estimate. `python -m benchmarks.plan --only deployment` compares the plan with a run.
 
-WAIT = 1.0  # seconds of a round in which every process waits for the next poll
-# The others count processes that answer which partition they hold.
+WAIT = 1.0  # seconds per round in which every process waits for the next poll
+# The next constants count durations of a process that answers which partition it has.
 SERIAL = 1.5  # before any SuperNode starts
-EACH = 0.75  # for each SuperNode; one starts per core at a time
-ASKED = 0.5  # for each question; the first are answered while other nodes start
+EACH = 0.75  # for each SuperNode; one SuperNode per core starts at a time
+ASKED = 0.5  # for each query; the first queries are answered while other SuperNodes start
 
 
 def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int, int, int]:
-    """The fields of `cost.Engine` for a deployment."""
-    from fedmuon.server import message_sizes  # loads Ray and Flower
+    """Return the fields of `cost.Engine` for a deployment."""
+    from fedmuon.server import message_sizes  # imports Ray and Flower
 
     federation, cores = run.config.federation, os.cpu_count() or 1
     asked = message_sizes.requests(run.config, run.experiment, state)
@@ -303,8 +311,11 @@ def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int
 
 
 def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float, int]:
-    """Seconds until processes that answer a message each, all at once, have ended; and the most
-    bytes that one of them held."""
+    """Return the seconds and the maximum memory of processes that answer one message each.
+
+    All processes start at once. The seconds end when the last process has ended. The memory is the
+    peak of a single process in bytes.
+    """
     environment = {**os.environ, "PYTHONPATH": importable()}
     command = [sys.executable, "-m", "fedmuon.experiments.engines.probe"]
     for number, message in enumerate(messages):
