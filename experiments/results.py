@@ -1,4 +1,4 @@
-"""What a notebook gets back: finished runs as plain Python, and tables that compare them."""
+"""Results for notebooks: finished runs as Python objects, and tables that compare runs."""
 
 import csv
 import json
@@ -43,9 +43,9 @@ class Result:
 
     Attributes:
         path: The run folder.
-        given: Objects of your own that the run used.
-        temporary: The temporary folder, if the run lies in one. It is removed with the last result
-            that uses it.
+        given: Your own objects that the run used.
+        temporary: The temporary folder, if the run is stored in one. It is removed with the last
+            result that uses it.
 
     Example:
         >>> import fedmuon
@@ -59,11 +59,11 @@ class Result:
     path: Path
     given: UserObjects = field(
         default=NOTHING, repr=False, compare=False
-    )  # objects handed over in Python
-    temporary: "Temporary | None" = field(default=None, repr=False, compare=False)  # if it is one
+    )  # objects that were passed in Python
+    temporary: "Temporary | None" = field(default=None, repr=False, compare=False)  # if any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # a text may be given, too
+        object.__setattr__(self, "path", Path(self.path))  # the path may be a string
 
     @cached_property
     @in_python()
@@ -93,14 +93,14 @@ class Result:
     @cached_property
     @in_python()
     def config(self) -> Config:
-        """The config of the run, with every key."""
+        """The resolved config of the run, with every key."""
         RunDirectory(self.path).require_config()
         return load(self.path / "config.toml")
 
     @cached_property
     @in_python()
     def model(self) -> "dict[str, Tensor]":
-        """The last model: parameter name -> tensor."""
+        """The final model: parameter name -> tensor."""
         return read_tensors(self._sound("model.safetensors"))[0]
 
     @in_python()
@@ -111,12 +111,12 @@ class Result:
             client: The client's number, from 0 to N - 1.
 
         Returns:
-            Parameter name -> tensor. A client that never took part has the personal part of the
-            first model.
+            Parameter name -> tensor. For a client that never took part, the personal part is that
+            of the initial model.
 
         Raises:
             InputError: If the number is out of range, or the run has no personal models. In a
-                deployment, the SuperNodes keep them.
+                deployment, the SuperNodes store them.
         """
         if not 0 <= client < self.config.federation.clients:
             raise InputError(f"client {client} is none of the run's: give 0 to N - 1")
@@ -134,7 +134,7 @@ class Result:
         return self.model | own
 
     def _sound(self, name: str) -> Path:
-        """A file of a finished run, rejected where it is damaged."""
+        """Return the path of a file of a finished run, or raise an error if the file is damaged."""
         RunDirectory(self.path).finished()
         require_sound(self.path, [name])
         return self.path / name
@@ -142,7 +142,7 @@ class Result:
     def save(self, path: str | Path) -> Self:
         """Copy the run folder to `path` and use the copy from now on.
 
-        The copy appears as a whole or not at all.
+        After an error, `path` contains no partial copy.
 
         Args:
             path: A folder that does not exist yet. Folders above it are created.
@@ -156,11 +156,11 @@ class Result:
         place = Path(path).expanduser().absolute()
         copied(self.path, place)
         object.__setattr__(self, "path", place)
-        object.__setattr__(self, "temporary", None)  # the last result that lets go of it removes it
+        object.__setattr__(self, "temporary", None)  # the last result removes the folder
         return self
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what was measured, and where it lies."""
+        """Show the measures and the folder in a notebook."""
         private = f". {NOT_RELEASED}" if "privacy" in self.summary else ""
         return as_html(self._measured(), f"{self.path}{private}")
 
@@ -173,7 +173,7 @@ class Result:
         return self.rounds
 
     def _curve(self) -> list[Record]:
-        """The records to draw, which begin with the untrained model if the run has finished."""
+        """Return the records to draw, starting with the untrained model of a finished run."""
         return from_start(self.rounds, RunDirectory(self.path).summary())
 
     def to_frame(self) -> "DataFrame":
@@ -197,7 +197,7 @@ class Result:
             label: Label for `\\ref`, such as "tab:run".
 
         Returns:
-            A `table` environment; a `tabular` alone without caption and label.
+            A `table` environment, or only a `tabular` if there is neither caption nor label.
         """
         return latex(self._records(), caption, label)
 
@@ -228,13 +228,13 @@ class Result:
         """Draw the curves of the run, and return the axes.
 
         Args:
-            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy". Without
-                it, one panel has the losses and others the first two other measures.
+            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
+                Without it, one panel shows the losses and others show the first two other measures.
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
                 sent so far: "bytes" in both directions, "bytes-up" by clients only.
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
             The axes; without `metric` and `ax`, a tuple of the axes of all panels.
@@ -253,8 +253,8 @@ class StabilityResult(Result):
 
     Attributes:
         path: The run folder.
-        given: Objects of your own that the run used.
-        temporary: The temporary folder, if the run lies in one.
+        given: Your own objects that the run used.
+        temporary: The temporary folder, if the run is stored in one.
 
     Example:
         >>> import fedmuon
@@ -304,13 +304,13 @@ class StabilityResult(Result):
 
         Args:
             metric: "perturbation" for one panel with the perturbations by client. Any other metric
-                draws the curve of the run, as for `Result.plot`. Without it, a second panel has the
-                distribution of the perturbations.
+                draws the curve of the run, as for `Result.plot`. Without it, a second panel shows
+                the distribution of the perturbations.
             x: The horizontal axis of a curve: "rounds", "seconds" (simulated by `[devices]`), or
                 megabytes sent so far: "bytes" in both directions, "bytes-up" by clients only.
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
             The axes; without `metric` and `ax`, a tuple of the axes of both panels.
@@ -325,9 +325,9 @@ class StabilityResult(Result):
                 f"x = {x!r} has no effect on neighbours: leave it out, or name a metric of the "
                 "run, such as metric='loss'"
             )
-        import numpy as np  # not to list or compare runs
+        import numpy as np  # imported here because listing and comparing runs need no numpy
 
-        # These load matplotlib.
+        # These modules import matplotlib.
         from fedmuon.analysis.report.curves import WIDTHS, drawing, require_width
         from fedmuon.analysis.report.style import Panels, canvas, legend
         from fedmuon.experiments.stability.figure import census_panels, draw_strips
@@ -358,8 +358,8 @@ class SweepResult:
         path: The folder of the sweep.
         summary: The content of sweep.json.
         folders: The run folders, in the order of the grid.
-        given: Objects of your own that the runs used.
-        temporary: The temporary folder, if the sweep lies in one.
+        given: Your own objects that the runs used.
+        temporary: The temporary folder, if the sweep is stored in one.
 
     Example:
         >>> import fedmuon
@@ -393,7 +393,7 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the best values, for example that the best point lies at the edge of the
+        """Warnings about the best values, for example that the best point is on the edge of the
         grid.
         """
         return self.summary.get("warnings", [])
@@ -419,8 +419,8 @@ class SweepResult:
             label: Label for `\\ref`, such as "tab:sweep".
 
         Returns:
-            A `table` environment; a `tabular` alone without caption and label. Means and
-            intervals share a column.
+            A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
+            and its interval share a column.
         """
         return latex(self.table, caption, label)
 
@@ -436,12 +436,12 @@ class SweepResult:
         """Draw the curves of all points, with a band over seeds, and return the axes.
 
         Args:
-            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy".
+            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
                 sent so far: "bytes" in both directions, "bytes-up" by clients only.
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
             The axes.
@@ -456,7 +456,7 @@ class SweepResult:
         return _curves(curves, x, metric, ax, width)
 
     def _at(self, run: Result) -> list[tuple[str, Any]]:
-        """The point of the grid at which a run was made."""
+        """Return the keys and values of the run's grid point."""
         flat = flatten(run.config)
         keys = [name for name in self.table[0] if "." in name]
         return [(name, flat[name]) for name in keys if name in flat and reads(run.config, name)]
@@ -467,13 +467,13 @@ class SweepResult:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Show the table in a notebook."""
         return as_html(self.table, " ".join(f"Warning: {one}." for one in self.warnings))
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Finished runs side by side. Runs that differ only in the seed form one row.
+    """A comparison of finished runs. Runs that differ only in the seed form one row.
 
     Attributes:
         rows: One row per group of runs: its name, the keys that differ, and its measures. `NAME ±`
@@ -481,8 +481,8 @@ class Comparison:
         curves: Row name -> the round records of each of its runs.
         note: A note on the numbers; may be empty.
         folders: Row name -> the folders of its runs.
-        left_out: Why some runs are not included.
-        temporary: Temporary folders that this object keeps alive.
+        left_out: Reasons why some runs are not included.
+        temporary: Temporary folders that exist as long as this object does.
 
     Example:
         >>> import fedmuon
@@ -495,10 +495,10 @@ class Comparison:
 
     rows: list[Record]
     curves: dict[str, list[list[Record]]]
-    note: str = ""  # what to know of the numbers
-    folders: dict[str, list[Path]] = field(default_factory=dict)  # of a row's runs, by its name
-    left_out: Sequence[str] = ()  # why runs of a folder are not among them
-    # Temporary folders among them, which stay as long as this does.
+    note: str = ""  # a note on the numbers
+    folders: dict[str, list[Path]] = field(default_factory=dict)  # row name -> folders of its runs
+    left_out: Sequence[str] = ()  # why some runs are not included
+    # The temporary folders of the runs, which exist as long as this object does.
     temporary: Sequence[Temporary] = field(default=(), compare=False)
 
     @property
@@ -528,8 +528,8 @@ class Comparison:
             label: Label for `\\ref`, such as "tab:methods".
 
         Returns:
-            A `table` environment; a `tabular` alone without caption and label. Means and
-            standard deviations share a column.
+            A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
+            and its standard deviation share a column.
         """
         return latex(self.rows, caption, label)
 
@@ -560,13 +560,13 @@ class Comparison:
         """Draw the curves of all rows, means and bands over seeds, and return the axes.
 
         Args:
-            metric: What to draw, such as "loss" (all losses), "test_loss" or "accuracy". Without
-                it, one panel has the losses and others the first two other measures.
+            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
+                Without it, one panel shows the losses and others show the first two other measures.
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
                 sent so far: "bytes" in both directions, "bytes-up" by clients only.
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with letters like Times. `axes.figure.savefig("curves.pdf")` embeds them.
+                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
             The axes; without `metric` and `ax`, a tuple of the axes of all panels.
@@ -582,11 +582,11 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Show the rows and notes in a notebook."""
         return as_html(self.rows, " ".join(filter(None, [self.note, *self._told()])))
 
     def _told(self) -> list[str]:
-        """What is not among them, in sentences."""
+        """Return one sentence for each run that is not included."""
         return [f"Left out: {why}" for why in self.left_out]
 
 
@@ -597,13 +597,13 @@ def _curves(
     ax: "Axes | None",
     width: str | None,
 ) -> Any:
-    from fedmuon.analysis.report.curves import plotted  # loads matplotlib
+    from fedmuon.analysis.report.curves import plotted  # imports matplotlib
 
     return plotted(curves, x, metric, ax, width)
 
 
 def as_html(rows: Sequence[Record], below: str = "") -> str:
-    """Rows as HTML, with a line below them."""
+    """Return rows as an HTML table with a line of text below."""
     head, *body = ([escape(word) for word in line] for line in _cells(rows))
     lines = ["".join(f"<th>{word}</th>" for word in head)]
     lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
@@ -612,7 +612,7 @@ def as_html(rows: Sequence[Record], below: str = "") -> str:
 
 
 def lines_of(rows: Sequence[Record]) -> list[str]:
-    """Rows as lines of text, in columns."""
+    """Return rows as lines of text with aligned columns."""
     cells = _cells(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -622,7 +622,7 @@ def lines_of(rows: Sequence[Record]) -> list[str]:
 
 
 def _cells(rows: Sequence[Record]) -> list[list[str]]:
-    """A line of names, and one for each row; real numbers have four digits."""
+    """Return the column names and the cells of each row. Floats have four digits."""
     heads = list(dict.fromkeys(name for row in rows for name in row))
     lines = [heads]
     for row in rows:
@@ -641,27 +641,27 @@ def frame(rows: Sequence[Record]) -> "DataFrame":
     return pandas.DataFrame(rows)
 
 
-# Runs are compared in groups that differ in the seed alone, and by what else tells them apart.
+# Runs are compared in groups. The runs of a group differ only in the seed.
 
 SEED, NOISE = "federation.seed", "privacy.noise"
-SPENT = 0.01  # of a target, by which the noise that is found for it may miss it
-DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
+SPENT = 0.01  # relative error that is allowed when noise is chosen for a target epsilon
+DIGEST = "data.options.digest"  # digest of samples that the user passed; never shown
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What is compared of a finished run."""
+    """The part of a finished run that a comparison uses."""
 
     folder: Path
     config: Config
     summary: Record
     rounds: list[Record]
-    objects: dict[str, str]  # what tells the user's own objects from others, by kind
-    neighbours: bool  # whether it has neighbours
+    objects: dict[str, str]  # kind -> name and digest of the user's own object
+    neighbours: bool  # whether the run has neighbours
 
     @classmethod
     def read(cls, folder: Path) -> "Finished":
-        """The run in that folder; rejected where a file of it was changed."""
+        """Read the run in a folder, or raise an error if one of its files was changed."""
         directory = RunDirectory(folder)
         summary = directory.finished()
         directory.require_unchanged()
@@ -672,9 +672,11 @@ class Finished:
         return cls(folder, config, summary, directory.records(), objects, neighbours)
 
     def keys(self) -> dict[str, Any]:
-        """The config by `table.key`; without neighbours, the defaults of what only they read.
+        """Return the config as `table.key` -> value.
 
-        Noise that follows from a target epsilon is of that seed's own clients: the run spent it.
+        If the run has no neighbours, keys that affect only neighbours take their defaults. If the
+        noise follows from a target epsilon, its value is "by epsilon", because the value depends on
+        the clients that the seed draws.
         """
         config = self.config
         if not self.neighbours:
@@ -686,16 +688,16 @@ class Finished:
         return found
 
     def reads(self, name: str) -> bool:
-        """Whether the key says anything of the run."""
+        """Return whether the key has an effect on the run."""
         idle = name.startswith("stability.") and not self.neighbours
         return ".options." in name or (reads(self.config, name) and not idle)
 
 
 def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
-    """Compare the finished runs in these folders, by labels.
+    """Compare the finished runs in these folders, grouped by label.
 
-    A folder that is no run stands for the runs right below it. Those that are damaged are left out.
-    Runs of different labels are in different groups.
+    A folder that is not a run stands for the runs directly inside it; damaged ones are left out.
+    Runs with different labels are in different groups.
     """
     runs: dict[tuple[str, Path], Finished] = {}
     left: list[str] = []
@@ -717,7 +719,7 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
 
 
 def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
-    """A row for each group, with means and standard deviations; its curves and folders by name."""
+    """Return one row per group with means and standard deviations, and its curves and folders."""
     flats = [run.keys() for _, run in runs]
     _name_objects(flats, [run.objects for _, run in runs])
     names = dict.fromkeys(name for flat in flats for name in flat)
@@ -728,11 +730,11 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
     for (label, run), flat in zip(runs, flats, strict=True):
         key = (label, *(flat.get(name) for name in differing), *run.objects.items())
         while any(one.config.federation.seed == flat[SEED] for one in groups.get(key, ())):
-            key = (*key, "again")  # who has the same seed is no other seed of the same
+            key = (*key, "again")  # two runs with the same seed cannot be in one group
         groups.setdefault(key, []).append(run)
         shown = [name for name in differing if name != DIGEST and run.reads(name)]
         changed.setdefault(key, {name: flat.get(name) for name in shown})
-    # What a group has of the keys that differ; with their table where other tables have such keys.
+    # Row titles show the keys that differ. A key that several tables define includes its table.
     short = Counter(name.partition(".")[2] for name in names)
     titles = []
     for of in changed.values():
@@ -753,15 +755,15 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         sent.append(_traffic(members))
         curves[name] = [from_start(one.rounds, one.summary) for one in members]
         folders[name] = [one.folder for one in members]
-    if any(one != sent[0] for one in sent):  # else they tell nothing
+    if any(one != sent[0] for one in sent):  # show the traffic only if it differs
         rows = [row | one for row, one in zip(rows, sent, strict=True)]
     return Comparison(rows, curves, note, folders, left)
 
 
 def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str, str]]) -> None:
-    """Give the flat configs the names of objects that were handed over in Python.
+    """Write the names of objects that were passed in Python into the flat configs.
 
-    Where others have the same name, their digests are added.
+    If several different objects share a name, add their digests.
     """
     for kind, (table, key) in NAMED.items():
         place = f"{table}.{key}"
@@ -774,7 +776,7 @@ def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str
 
 
 def _spent(members: Sequence[Finished]) -> Record:
-    """What private runs spent, the seed that spent most, and what that epsilon says."""
+    """Return the largest epsilon that private runs spent, and the meaning of that epsilon."""
     accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
     if not accounts:
         return {}
@@ -790,7 +792,7 @@ def _spent(members: Sequence[Finished]) -> Record:
 
 
 def _traffic(members: Sequence[Finished]) -> Record:
-    """The mean over runs of the megabytes of all messages; nothing if a record lacks them."""
+    """Return the mean megabytes of all messages over runs, or {} if a record lacks them."""
     known = [traffic_of(one.rounds) for one in members]
     totals = [one for one in known if one is not None]
     if len(totals) < len(known):
@@ -800,7 +802,7 @@ def _traffic(members: Sequence[Finished]) -> Record:
 
 
 def _measures(members: Sequence[Finished]) -> Record:
-    """Mean and, of several seeds, standard deviation of what the summaries measure."""
+    """Return mean and, for several seeds, standard deviation of each measure in the summaries."""
     found: Record = {}
     for name in (name for name in members[0].summary if name not in ("seed", "rounds")):
         held = [one.summary.get(name) for one in members]

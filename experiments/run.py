@@ -1,4 +1,4 @@
-"""`fedmuon run`: one experiment on the engine that its config names."""
+"""`fedmuon run`: run one experiment on the engine that its config names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,16 +30,16 @@ def execute(
     """Run the experiment in a folder, or resume it, and return its summary.
 
     Args:
-        config: What to run; None for the config of the run to resume.
+        config: The config to run, or None for the config of the run that is resumed.
         out: The run folder.
-        resume: Whether the folder may hold a run to resume, of the same config.
+        resume: Whether the folder may contain an unfinished run with the same config.
         on_round_end: Called with the record of each round.
-        on_start: Called once with the rounds that are done and those in all.
-        verbose: Whether Ray and Flower may log.
+        on_start: Called once with the number of finished rounds and the number of all rounds.
+        verbose: Whether to show the logs of Ray and Flower.
         callbacks: Called after each round.
-        more_files: Files of the folder that grow after the run, and their first bytes.
+        more_files: Files of the folder that grow after the run: name -> initial content.
     """
-    if config is not None and config.engine.name == "deployment":  # with separate processes
+    if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)
     config = _config_to_resume(config, out) if resume else (config or Config())
     if config.engine.name == "deployment":
@@ -49,7 +49,7 @@ def execute(
                 "config as package.module:object, installed on every node, or use [engine] name "
                 "= 'ray'."
             )
-        # Saves reading cryptography where no certificate is made.
+        # This import loads cryptography, which only a deployment needs.
         from fedmuon.experiments.engines.deployment import deploy
 
         return deploy(config, out, True, on_round_end, on_start, resume)
@@ -64,11 +64,11 @@ def execute(
 
 
 def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:
-    """Do `work` with the clients in this process or on Ray, as the config names it."""
+    """Call `work` with the engine of the config, which runs clients in this process or on Ray."""
     if config.engine.name == "inline":
         return work(run_rounds)
     quiet_ray()
-    # These load Ray and Flower.
+    # This module imports Ray and Flower.
     from fedmuon.experiments.engines import ray_engine
     from fedmuon.server.strategy import FlowerEngine
 
@@ -76,7 +76,7 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
 
 
 def _config_to_resume(config: Config | None, out: Path) -> Config:
-    """The config of the run to resume; one that is given must say the same."""
+    """Return the config of the run to resume. A given config must have the same values."""
     if config is not None and not (out / "config.toml").exists():
         return config
     file = to_resume(out)

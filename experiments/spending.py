@@ -1,4 +1,4 @@
-"""The epsilon of private runs: from a run's folder, and as columns of a suite's tables."""
+"""The epsilon of private runs, from a run folder and as columns of a suite's tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,18 +29,19 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
-    """Each client's epsilon with its bracket, from the ledger of a run.
+    """Compute the epsilon of each client, with its bracket, from the ledger of a run.
 
-    The record's `never_part` counts the clients that took part in no round so far. They have spent
-    epsilon = 0 at every delta: who takes part is public, and is drawn without looking at samples,
-    so all releases have the same law whatever such a client holds, under each adjacency. If secret
-    draws amplify, it is 0, because an epsilon is of the draw and not of its outcome. A client of
-    Poisson cohorts (`EVERYONE`) that was never drawn has the amplified epsilon, and so has a sample
-    of Poisson lots.
+    The record's `never_part` counts the clients that took part in no round so far. These clients
+    have spent epsilon = 0 at every delta. The participants are public and are drawn without
+    looking at samples, so all releases have the same distribution whatever data such a client has.
+    This is true for every adjacency. If secret draws amplify privacy, `never_part` is 0, because
+    an epsilon belongs to the random draw and not to its outcome. Therefore a client of Poisson
+    cohorts (`EVERYONE`) that was never drawn has the amplified epsilon, as does a sample of Poisson
+    lots that was never drawn.
 
     Args:
-        folder: The folder of a private run, which may be going on.
-        delta: By default the delta of the run.
+        folder: The folder of a private run, which may still be running.
+        delta: The privacy parameter δ. The default is the delta of the run.
         accountant: `pld`, or the library `dp-accounting`.
     """
     file = folder / "ledger.jsonl"
@@ -49,11 +50,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     directory = RunDirectory(folder)
     if (folder / "config.toml").exists():
         directory.require_sound()
-    # The run may be going on, so read the ledger last: it is ahead of the rest.
+    # The run may still be running, so read the ledger last: it is written before the other files.
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
     summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
-    held: tuple[Config, np.ndarray] | None = None  # the config, and the samples of each client
+    held: tuple[Config, np.ndarray] | None = None  # the config, and the sizes of the clients
     split = folder / "partition.npz"
     if (folder / "config.toml").exists() and split.exists():
         with np.load(require_regular(split)) as arrays:
@@ -98,10 +99,10 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
 
 
 def _audited(folder: Path) -> Record:
-    """The result of an audit of this run, if there was one."""
+    """Return the result of an audit of this run, or {} if there was no audit."""
     if not (folder / AUDIT).exists():
         return {}
-    from fedmuon.experiments.auditing import one_run  # imports scipy, which accounts do not need
+    from fedmuon.experiments.auditing import one_run  # imports scipy, which only audits need
 
     found = one_run.read_record(folder)
     if found is None:
@@ -114,7 +115,7 @@ def _audited(folder: Path) -> Record:
 
 
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
-    """The delta of a run that has not ended."""
+    """Return the delta of a run that has not ended."""
     if held is None:
         raise InputError(f"{folder} does not name its delta: give --delta")
     privacy = held[0].privacy
@@ -127,7 +128,7 @@ def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -
 
 
 def table(record: Record) -> Table:
-    """The record as a table to read."""
+    """Return the record as a table for printing."""
     rows = [
         (client, *(_shown(held[name]) for name in ("upper", "lower", "rdp")))
         for client, held in record["clients"].items()
@@ -158,7 +159,7 @@ def _shown(value: float | None) -> str:
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
-    """The part of a private run's summary that a suite stores; empty for other runs."""
+    """Return the part of a private run's summary that a suite stores, or {} for other runs."""
     private = summary.get("privacy")
     if private is None:
         return {}
@@ -170,9 +171,9 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
 def with_privacy_columns(
     made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
-    """Add to a suite's tables what private runs certify, and a table of their clients.
+    """Add the certified privacy of private runs and a table of their clients to a suite's tables.
 
-    `epsilon` is nan for a run that did not end.
+    `epsilon` is nan for an unfinished run.
     """
     clients = [
         head
@@ -197,6 +198,6 @@ def with_privacy_columns(
 
 
 def _compared(held: Mapping[str, Any]) -> Record:
-    """Adjacency and sampling of an epsilon. Earlier versions did not store them."""
+    """Return adjacency and sampling of an epsilon, which earlier versions did not store."""
     missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
     return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

@@ -1,22 +1,24 @@
-"""The cost of an optimizer step on a model, compared with Table 2 of Nesterov Muon (002).
+"""The cost of an optimizer step on a model, compared with Table 2 of Nesterov Muon.
 
-The shapes of 002's two models, which it does not print, are those of its public code
-(github.com/Xiaoran-Cheng/muon-randomized-svd). With them all fourteen printed numbers come out, to
-the last of their four decimals, under these conventions, found by trying:
+The Nesterov Muon paper does not state the shapes of its two models. They are taken from its public
+code (github.com/Xiaoran-Cheng/muon-randomized-svd). With these shapes, all fourteen published
+numbers are reproduced to their last digit under the following conventions, found by trial:
 
-    both        no orthogonalization of embeddings and heads; the factorization, which the formula
-                of section 2.2 leaves out, counts; AdamW is 12 flop an entry, SGD 6, Nesterov 2
-    nanoGPT     Q, K, V, O are four square matrices a layer, in 10 layers (one of 11 has none); the
-                feed-forward layers count 12 times 2, one pair of them padding; AdamW is 14 with its
-                decay, and in Muon's runs moves every other step; the input embedding, tied to the
-                head at first, moves in 522 of 1490 steps; 14 flop more for each entry of a matrix,
-                whose breakdown is not printed (the code rescales rows and decays cautiously)
-    CIFAR-10    filters as [out, in 9]; the sketch is paid for with l = 138 columns where the matrix
-                has 64 rows and Q is cut to 64; 3 flop an entry for a normalization of the whole
-                weight or momentum, and none for that of the sketched matrix
+    both        embeddings and heads are not orthogonalized; the factorization counts, although the
+                formula of section 2.2 omits it; per entry, AdamW costs 12 flop, SGD 6, Nesterov 2
+    nanoGPT     Q, K, V, O are four square matrices in each of 10 layers (one of 11 layers has no
+                attention); the feed-forward layers count as 12 pairs, one pair being padding;
+                AdamW costs 14 flop with its decay, and acts in every other step of Muon's runs; the
+                input embedding, at first tied to the head, moves in 522 of 1490 steps; each entry
+                of a matrix costs 14 flop more, without a published breakdown (the code rescales
+                rows and uses cautious decay)
+    CIFAR-10    filters have the shape [out, in 9]; the sketch counts l = 138 columns although the
+                matrix has 64 rows and Q is cut to 64; normalizing a whole weight or momentum costs
+                3 flop per entry, and normalizing the sketched matrix costs nothing
 
-Not explained: the text's model of 135M parameters; the table's 518.7M are those that move, on
-average, in a step, value embeddings and the bigram table (386M) included.
+One number remains unexplained: the text of the paper says that the model has 135M parameters. The
+table's 518.7M parameters are those that move in an average step, including the value embeddings and
+the bigram table (386M).
 """
 
 from dataclasses import replace
@@ -39,7 +41,7 @@ OPTIMIZERS = (
     "Rand Muon (Nesterov Gaussian)",
     "Rand Muon (Nesterov Kaczmarz)",
 )
-TABLE_2 = {  # paper 002: GFLOP per step of these optimizers
+TABLE_2 = {  # Nesterov Muon: GFLOP per step of these optimizers
     "nanogpt": (7.2621, 3.1123, 2135.5947, 250.8060, 2135.7551, 250.9665, 217.4581),
     "airbench": (0.0237, 0.0118, 14.7920, 8.0723, 14.7960, 8.0763, 7.5373),
 }
@@ -49,12 +51,12 @@ NOTE = (
     "Paper 002 calls nanoGPT a model of 135M parameters, but its table counts 518.7M that move "
     "in a step."
 )
-_COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # 3 x 32 x 32; the others read 28 x 28
+_COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # inputs 3 x 32 x 32; others 28 x 28
 _COLUMNS = ("products", "QR", "entries", "total", "performed")
 _WIDTH, _TOKENS = 768, 50304
 _FILTERS = ((64, 24), (64, 64), (256, 64), (256, 256), (256, 256), (256, 256))
 _PARTS = {
-    # 12 layers, Q, K, V fused in one parameter; 124M parameters
+    # 12 layers; Q, K, V are fused in one parameter; 124M parameters
     "gpt2-small": [
         Part("wte (tied)", (50257, _WIDTH)),
         Part("wpe", (1024, _WIDTH)),
@@ -65,7 +67,7 @@ _PARTS = {
         Part("biases", (9 * _WIDTH,), copies=12),
         Part("norms", (2 * _WIDTH,), copies=25),
     ],
-    # 002's language model: 11 layers, one without attention
+    # The language model of Nesterov Muon: 11 layers, one without attention
     "nanogpt": [
         Part("attn", (_WIDTH, _WIDTH), (1, _WIDTH, _WIDTH), 40),
         Part("mlp", (4 * _WIDTH, _WIDTH), (1, 4 * _WIDTH, _WIDTH), 24),
@@ -75,7 +77,7 @@ _PARTS = {
         Part("embed", (_TOKENS, _WIDTH), copies=522 / 1490),
         Part("gates and scalars", (1198,)),
     ],
-    # 002's CIFAR-10 network; its first, whitening convolution is not trained
+    # The CIFAR-10 network of Nesterov Muon; its first convolution (whitening) is not trained
     "airbench": [
         *(
             Part(f"conv{number}", (out, into, 3, 3), (1, out, 9 * into))
@@ -89,7 +91,7 @@ _NAMES = (*MODELS, *_PARTS)
 
 
 def model(name: str) -> list[Part]:
-    """The parameters of a network of `fedmuon.tasks`, of GPT-2, or of 002's nanogpt, airbench."""
+    """Return the parameters of a fedmuon network, GPT-2, or Nesterov Muon's nanogpt or airbench."""
     if name in MODELS:
         shape = (3, 32, 32) if name in _COLOUR else (28, 28)
         return parts(routes(network(name, shape, 10), "hidden"))
@@ -99,7 +101,7 @@ def model(name: str) -> list[Part]:
 
 
 def published_rules(name: str) -> dict[str, Rule]:
-    """002's seven optimizers as it counts them for one of its models."""
+    """Return the seven optimizers of Nesterov Muon, with the paper's counting rules for a model."""
     gpt = name == "nanogpt"
     sketch = Sketch(200, 10, 1) if gpt else Sketch(128, 10, 2)
     sgd = Rule("sgd")
@@ -113,9 +115,9 @@ def published_rules(name: str) -> dict[str, Rule]:
 
 
 def beside_table_2(name: str) -> list[dict[str, Any]]:
-    """GFLOP counted and printed, and their difference.
+    """Return the counted and the published GFLOP, and their difference.
 
-    In Muon's runs of nanoGPT, what is no matrix moves in every other step.
+    In Muon's runs of nanoGPT, parameters that are not matrices move in every other step.
     """
     rows, whole = [], model(name)
     halved = [one if one.matrices else one._replace(copies=one.copies / 2) for one in whole]
@@ -128,7 +130,7 @@ def beside_table_2(name: str) -> list[dict[str, Any]]:
 
 
 def record(name: str, rule: Rule) -> dict[str, Any]:
-    """The step by parameter, in flop, its total, and Table 2 where it has the model."""
+    """Return the flop of a step by parameter, their total, and Table 2 if it lists the model."""
     found, rows = costs(model(name), rule), []
     for one in found:
         part, sides = one.part, "x".join(map(str, one.part.shape))
@@ -155,7 +157,7 @@ def record(name: str, rule: Rule) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> list[Table | str]:
-    """The same for people, in GFLOP; parameters that are updated entry by entry share a line."""
+    """Return the record as tables in GFLOP. Parameters that are not matrices share a line."""
     rows = found["parameters"]
     matrices = [row for row in rows if row["products"]]
     others = [row for row in rows if not row["products"]]

@@ -72,7 +72,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
     """
     quiet_ray()
     address = "" if address == LOCAL else address
-        # A process can be the driver of only one Ray, and no other thread may end that Ray now.
+    # A process can be the driver of only one Ray, and no other thread may end that Ray now.
     if not _driving.acquire(blocking=False):
         raise InputError(TAKEN)
     with contextlib.ExitStack() as until:

@@ -70,9 +70,9 @@ class Trial:
     engine: Engine
 
     def each(self, plan: RandomnessPlan) -> Iterator[float]:
-        """Yield the seconds of each round of the plan. A round ends when the next one is requested."""
+        """Yield the seconds of each round of the plan. The request for the next round ends one."""
         tried = replace(self.experiment, plan=plan)
-        if plan.per_round < self.experiment.plan.per_round:  # robust rules may need more replies
+        if plan.per_round < self.experiment.plan.per_round:  # some rules need more replies
             tried = replace(tried, recipe=replace(tried.recipe, aggregate=mean()))
         turns = self.engine(tried, self.state)
         for _ in range(plan.rounds):

@@ -1,1 +1,1 @@
-"""Neighbouring data sets: certificates, bounds, exact and predicted perturbations."""
+"""Neighbouring data sets: certificates, bounds, and exact or predicted perturbations."""

@@ -1,9 +1,9 @@
-"""The guarantees of the Stability note (001) for a run: the result that covers it, and its bound.
+"""Find the result of the Stability note that covers a run, and compute its certificate.
 
-`fedmuon.analysis` holds the formulas. Here a config and what is known of its run become a
-`CertifiedSetting`, and `certify` returns its `Certificate`. A run that no result covers gets the
-reason instead of a bound. `report` and `table` show a certificate, as `fedmuon bound` does. All
-this needs NumPy only; `finished_run.py` reads the folder of a run.
+The formulas are in `fedmuon.analysis`. This module turns a config and known facts about its run
+into a `CertifiedSetting`, and `certify` returns its `Certificate`. If no result covers the run, the
+certificate contains the reason instead of a bound. `report` and `table` format a certificate, as
+`fedmuon bound` does. The module needs only NumPy; `finished_run.py` reads run folders.
 """
 
 import dataclasses
@@ -45,19 +45,19 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 from fedmuon.tasks.constants import Constants, constants
 
-MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # muon equals fedmuon by definition
-MAPLESS = ("fedavg", "fedavgm", "sgd")  # step along gradients or momenta: L = 1
+MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # muon is the same update as fedmuon
+MAPLESS = ("fedavg", "fedavgm", "sgd")  # steps along gradients or momenta, so L_orth = 1
 AVERAGES = ("mean", "by-samples")
-HEAVY = "heavy-tailed"  # a run replaces it by constant steps
+HEAVY = "heavy-tailed"  # during a run, constant steps replace this schedule
 WHY = {
     "adamw": "AdamW divides by the root of a second moment, which the recursion does not have",
     "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
 }
 OTHERS = "it is not known how far apart it can move two models"
 PRIVATELY = "the recursion of the Stability note has no clipping and no Poisson lots"
-SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # the keys of Newton-Schulz
+SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # keys of Newton–Schulz
 
-FAR_ABOVE = 1000.0  # a certificate of float64 exceeds rounding errors by this factor
+FAR_ABOVE = 1000.0  # a certificate is sound in float64 if it exceeds the rounding by this factor
 CALLER = "The caller gave {} = {:g}, which is not checked."
 CENTERED = (
     "Samples are centered by the mean of {} public samples. These are neither trained nor tested "
@@ -102,15 +102,15 @@ AUTHOR = (
 
 
 def has_map(config: Config) -> bool:
-    """Whether the recipe orthogonalizes."""
+    """Return whether the recipe orthogonalizes."""
     return config.local.recipe in MUON
 
 
 def method_of(config: Config) -> Method:
-    """The recipe as the recursion of `analysis.theory.recursion` sees it.
+    """Return the recipe as a `Method` of `analysis.theory.recursion`.
 
     Raises:
-        Uncertified: If the recursion does not cover it.
+        Uncertified: If the recursion does not cover the recipe.
     """
     local = config.local
     if local.recipe not in MUON + MAPLESS:
@@ -165,7 +165,7 @@ def method_of(config: Config) -> Method:
 
 
 def _require_plain_steps(config: Config) -> None:
-    """Reject steps with an orthogonalized momentum that have no Lipschitz constant, or a state."""
+    """Raise an error for orthogonalized steps that have a state or no Lipschitz constant."""
     table = config.orthogonalizer
     rejected = {
         "[local] adjust = 'polargrad' has no certificate. Its scale grows with the momentum, so "
@@ -189,17 +189,17 @@ def _require_plain_steps(config: Config) -> None:
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:
-    """A bound on the size of the orthogonalizer's output; None if it is not known."""
+    """Return a bound on the size of the orthogonalizer's output, or None if it is unknown."""
     return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **_schulz(table))
 
 
 def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
-    """The arguments of Newton-Schulz."""
+    """Return the arguments of Newton–Schulz."""
     return table.model_dump(include=SCHULZ) | {"coefficients": table.polynomials}
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
-    """The facts on X0 [d, c] and, if `source` is given, on the samples. None for a single class."""
+    """Return facts about X0 [d, c] and the samples of `source`, or None for a single class."""
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
@@ -213,27 +213,27 @@ def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
 
 @dataclass(frozen=True)
 class CertifiedSetting:
-    """A run to certify, by all that is known of it.
+    """All known facts about a run to certify.
 
     Attributes:
-        config: Its config.
-        sizes: How many samples each client has [N].
-        participation: Who took part.
+        config: The config of the run.
+        sizes: Number of samples of each client [N].
+        participation: The participants, or their distribution.
         shape: The model's shape, if it is known.
-        l_orth: L_orth from the caller, in place of the proved one.
-        l_g: L_g from the caller, in place of the proved one.
+        l_orth: L_orth from the caller, in place of the one for which the theorem holds.
+        l_g: L_g from the caller, in place of the one for which the theorem holds.
         dropped: Whether a participant was left out of some round.
-        constants: Estimates, in place of the task's proved constants.
-        caveats: What to know of these estimates.
-        refusal: Why there is no bound.
-        l_map: The Lipschitz constant that the author of a custom map promises.
-        stopped: Why a callback ended the run.
-        factors: Factors of the step size, by round [R].
-        moved: The largest perturbation that neighbours of each client showed [N].
-        start: What is known of X0.
-        gaps: Repeats the run and returns s_q of its momenta [R, E, K].
-        squares: Reads the model of the run and returns the mean of (loss - (1 - 1/c))^2 over the
-            training samples of each client [N].
+        constants: Estimated constants, in place of the task's proved constants.
+        caveats: Warnings about these estimates.
+        refusal: The reason why there is no bound.
+        l_map: The Lipschitz constant that the author of a custom orthogonalizer claims.
+        stopped: The reason why a callback ended the run.
+        factors: Factor of the step size in each round [R].
+        moved: The largest perturbation among the neighbours of each client [N].
+        start: Known facts about X0.
+        gaps: A function that repeats the run and returns s_q of its momenta [R, E, K].
+        squares: A function that reads the final model and returns the mean of
+            (loss - (1 - 1/c))^2 over the training samples of each client [N].
     """
 
     config: Config
@@ -258,9 +258,9 @@ class CertifiedSetting:
     def reach(self) -> Reach | None:
         """The constants on the ball that the iterates cannot leave.
 
-        None if other constants are given or asked for, and where no ball is known: for an unknown
-        start, alignment, weight decay (towards 0, not X0), maps of unknown size, and recipes that
-        the recursion does not cover.
+        The value is None if the caller sets other constants, and if no ball is known. No ball is
+        known for an unknown start, alignment, weight decay (towards 0, not X0), orthogonalizers of
+        unknown size, and recipes that the recursion does not cover.
         """
         config, local = self.config, self.config.local
         given = self.constants is not None or self.l_g is not None
@@ -277,13 +277,13 @@ class CertifiedSetting:
 
     @property
     def rates(self) -> np.ndarray:
-        """The step sizes by round [R]."""
+        """The step size of each round [R]."""
         local, rounds = self.config.local, self.config.federation.rounds
         return local.lr * (np.ones(rounds) if self.factors is None else self.factors)
 
     @cached_property
     def run(self) -> Run:
-        """The run in the terms of `fedmuon.analysis`."""
+        """The run as a `Run` of `fedmuon.analysis`."""
         federation, local = self.config.federation, self.config.local
         proved = self.reach.last if self.reach else self.constants or constants()
         smoothness = proved.smoothness if self.l_g is None else self.l_g
@@ -303,18 +303,18 @@ class CertifiedSetting:
 
     @property
     def exact(self) -> bool:
-        """Whether it is computed in float64."""
+        """Whether the run uses float64."""
         return self.config.engine.dtype == "float64"
 
     def under(self, **changes: Any) -> "CertifiedSetting":
-        """The same run under other settings of [stability]."""
+        """Return the same run with other settings of [stability]."""
         stability = self.config.stability.model_copy(update=changes)
         config = self.config.model_copy(update={"stability": stability})
         return dataclasses.replace(self, config=config)
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The parts of the certificate that are estimated, or claimed by the caller."""
+        """The assumptions of the certificate that are estimated or that the caller claims."""
         named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
         said = (CALLER.format(name, value) for name, value in named if value is not None)
         return (*self.caveats, *said)
@@ -322,17 +322,17 @@ class CertifiedSetting:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The guarantees of the theory for a run.
+    """The guarantees of the theorem for a run.
 
     Attributes:
-        l_orth: The Lipschitz constant of the map.
+        l_orth: The Lipschitz constant of the orthogonalizer.
         exposures: Y_i [N].
-        certificates: Delta_i Y_i [N], the largest perturbation by one sample of client i.
+        certificates: Δ_i Y_i [N], the maximum perturbation if one sample of client i is replaced.
         bound: The generalization bound, if there is one.
-        refusal: Why nothing is promised.
-        loss_bound: B, the range of the loss.
+        refusal: The reason why there is no guarantee.
+        loss_bound: B, the length of an interval that contains all losses.
         status: Without a bound, whether the certificates hold.
-        scope: Without a bound, of what they hold.
+        scope: Without a bound, the runs for which the certificates hold.
     """
 
     l_orth: float | None
@@ -345,7 +345,7 @@ class Certificate:
     scope: str = ""
 
     def violation(self, moved: np.ndarray | None) -> float:
-        """The largest perturbation [N] over its certificate, if one is above; else 0."""
+        """Return the largest ratio of a perturbation [N] to its certificate, or 0 if none is above 1."""
         if moved is None or self.certificates is None:
             return 0.0
         above = moved > self.certificates
@@ -377,9 +377,10 @@ def certify(case: CertifiedSetting) -> Certificate:
 
 
 def map_constant(case: CertifiedSetting) -> float:
-    """L_orth of the configured map, of the configured kind; 1 without a map.
+    """Return L_orth of the config's orthogonalizer, or 1 for a recipe without orthogonalizer.
 
-    See `fedmuon.orthogonalize.lipschitz`.
+    The setting [stability] lipschitz chooses the kind of constant. See
+    `fedmuon.orthogonalize.lipschitz`.
     """
     table, stability = case.config.orthogonalizer, case.config.stability
     if not has_map(case.config):
@@ -399,7 +400,7 @@ def map_constant(case: CertifiedSetting) -> float:
         )
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K
-    smoothed = {"sigma": table.sigma, "alpha": stability.alpha_smoothing}  # 001, Corollary D.11
+    smoothed = {"sigma": table.sigma, "alpha": stability.alpha_smoothing}  # Corollary D.11
     parameters: dict[str, dict[str, Any]] = {
         "smoothed-polar": {"lam": table.lambda_},
         "clipped-sign": {"gamma": table.clip_level},
@@ -416,13 +417,14 @@ def map_constant(case: CertifiedSetting) -> float:
 
 
 def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
-    """Stability note, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2.
+    """Apply Theorem 4.1 of the Stability note with Corollary 4.2 or 4.3, Theorem J.1, Remark 3.2.
 
-    H and G have all of delta each, because the smaller one is known before the data. With a number
-    for C_hp they have the halves that are printed; by variance, H reads the training losses.
+    The terms H and G may each fail with probability delta, because the data do not decide which of
+    them is smaller. If C_hp is a number, each has the published half of delta. If C_hp is
+    "variance", H depends on the training losses.
     """
     shares, deviations = (0.5, 0.5), None
-    if case.config.stability.c_hp == "variance":  # training losses against a uniform softmax's
+    if case.config.stability.c_hp == "variance":  # losses minus those of a uniform prediction
         if case.squares is None or case.shape is None:
             raise Uncertified(BEFORE)
         deviations = Deviations(case.squares(), case.reach.deviation if case.reach else 1.0)
@@ -477,12 +479,12 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:
-    """A bound on the sum of R E roundings of the whole model in float64.
+    """Return a bound on the sum of the rounding errors of R E steps of the whole model in float64.
 
-    Weight decay with |1 - lr decay| > 1 makes each of them grow. Gradients are sums over n samples,
-    whose roundings are a random walk, so moves are off by sqrt(n) of them. Certificates have this
-    added, because a run that attains its certificate exceeds it by rounding. Only certificates far
-    above it are called certified.
+    Weight decay with |1 - lr decay| > 1 makes each rounding error grow. A gradient is a sum over n
+    samples. The rounding errors of the sum are a random walk, so each step has sqrt(n) of them. The
+    bound is added to certificates, because a run that attains its certificate would otherwise
+    exceed it by rounding. Only certificates far above this bound are called certified.
     """
     if case.shape is None:
         return 0.0
@@ -496,9 +498,9 @@ def _rounding(case: CertifiedSetting, method: Method) -> float:
 
 
 def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
-    """Certificates of this run's neighbours under the exact sign.
+    """Return the certificates of this run's neighbours under the exact sign.
 
-    Stability note, Lemma D.12, in the quotient by the ones vector.
+    The result is Lemma D.12 of the Stability note, in the quotient space by the ones vector.
     """
     part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
@@ -519,13 +521,13 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     return Certificate(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
-# What `fedmuon bound` shows, for a run or for parameters alone.
+# Output of `fedmuon bound`, for a run or for parameters alone.
 
-IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # with ten classes
+IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # data sets with ten classes
 
 
 def in_float64(config: Config) -> Config:
-    """The config in float64, unless it names a precision: rounding hides small perturbations."""
+    """Use float64 unless the config names a precision, because rounding hides perturbations."""
     if "dtype" in config.engine.model_fields_set:
         return config
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -539,9 +541,9 @@ def from_parameters(
     l_orth: float | None = None,
     l_g: float | None = None,
 ) -> CertifiedSetting:
-    """N clients of `size` samples each, on any schedule that is drawn uniformly.
+    """Return the setting of N clients with `size` samples each, under any uniform schedule.
 
-    It is in float64, unless the config names a precision.
+    The setting uses float64 unless the config names a precision.
     """
     size, rho = whole("size", size), probability("rho", rho)
     of = config.federation
@@ -556,7 +558,7 @@ def from_parameters(
 
 
 def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
-    """The certificate as one JSON object; numbers that a refused bound lacks are null."""
+    """Return the certificate as one JSON object. Without a bound, its numbers are null."""
     run, stability, found = case.run, case.config.stability, certificate.bound
     top = run.constants.loss_bound
     violation = certificate.violation(case.moved)
@@ -589,7 +591,7 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
 
 
 def _note(case: CertifiedSetting, certificate: Certificate) -> str:
-    """Why a bound is vacuous, or for which clients it is trivial; may be empty."""
+    """Return why a bound is vacuous, or for which clients it is trivial; may be empty."""
     found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (
@@ -609,12 +611,12 @@ def _note(case: CertifiedSetting, certificate: Certificate) -> str:
 
 
 def constant_of(record: dict[str, Any]) -> str:
-    """The constants of a bound."""
+    """Return a text for the constants of a bound."""
     return f"C_hp = {record['c_hp']}, {record['kind']} L_orth, {record['constants']} constants"
 
 
 def table(record: dict[str, Any]) -> Table:
-    """The record as a table to read."""
+    """Return the record as a table for printing."""
     named = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
     rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():

@@ -1,5 +1,7 @@
-"""A run looked at after several of its rounds: the model there, and what is certified of a run that
-ends there, whose schedule is the first part of the longer one's."""
+"""Measures and certificates of a run after several of its rounds.
+
+A run that ends after one of these rounds has the first part of the longer run's schedule.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +29,14 @@ from fedmuon.federated.rounds import begin, risk, run_rounds
 
 @dataclass(frozen=True)
 class Ending:
-    """A run of the matrix task that ends after some round; X⁰ is after round 0.
+    """A run of the matrix task that ends after some round. Round 0 stands for X⁰.
 
     Attributes:
-        round: The number of its rounds.
-        accuracy: Of held-out samples.
-        test_loss: Plain mean over held-out samples.
+        round: The number of rounds.
+        accuracy: Accuracy on held-out samples.
+        test_loss: Plain mean loss over held-out samples.
         loss: The train loss, and the gap with its interval.
-        certificates: What each kind of [stability] certifies, by name; none of X⁰.
+        certificates: Certificate for each kind of [stability], by name; empty for X⁰.
     """
 
     round: int
@@ -50,7 +52,10 @@ def endings(
     kinds: Mapping[str, Mapping[str, Any]],
     source: Source | None = None,
 ) -> list[Ending]:
-    """The run of this config after 0 and these rounds, under these changes of [stability]."""
+    """Return the endings of the config's run after round 0 and the given rounds.
+
+    `kinds` contains, by name, the changes of [stability] for which certificates are computed.
+    """
     config = resolve(config)
     source = read_source(config) if source is None else source
     data = build_data(config, source)
@@ -65,7 +70,7 @@ def endings(
 
     plan, (first, *_) = experiment.plan, models["weight"]
     ball, factors = start_of(first.cpu().numpy(), source), plan.factors()
-    certificates, tops = [{}], [1.0]  # X0, whose gap nobody asks for, has the range of any loss
+    certificates, tops = [{}], [1.0]  # the gap of X0 is not used, so its range is that of any loss
     for place, round in enumerate(rounds, 1):
         federation = config.federation.model_copy(update={"rounds": round})
         case = CertifiedSetting(

@@ -1,4 +1,4 @@
-"""The figure of a run's neighbours, client by client, with their certificates."""
+"""The figure of a run's neighbours by client, with their certificates."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,22 +10,22 @@ from fedmuon.analysis.report.numbers import number
 
 
 def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0) -> Figure:
-    """All neighbours of one run [T], client by client, with their certificates.
+    """Draw all neighbours of one run [T] by client, with their certificates.
 
-    The second panel shows the perturbations as shares of their certificates, or the perturbations
-    themselves if there are no certificates.
+    The second panel shows the perturbations divided by their certificates. Without certificates, it
+    shows the perturbations.
     """
     figure, (left, right) = style.canvas(2, narrow, 3.3, width=width)
     draw_strips(left, neighbours)
     style.legend(left, 1 if narrow else 2)
 
-    # How many neighbours have at most this share of their certificate, and the two maxima.
+    # The distribution of this share over neighbours, and the maximum of perturbations and shares.
     part, name = share(neighbours), "perturbation / certificate"
     if np.isnan(part).any():
         part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
     right.ecdf(part, color=style.BLUE, lw=1.6, label=f"all {len(part)} neighbours")
     right.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {number(part.max(), 3)}")
-    if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
+    if len(part) >= 10 * DRAWS:  # with fewer neighbours, other draws could look different
         mean = expected_maximum(part, DRAWS)
         label = f"largest of {DRAWS} random, on average: {number(mean, 3)}"
         right.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
@@ -42,7 +42,7 @@ census_figure = style.styled(census_panels)
 
 
 def by_exposure(neighbours: Columns) -> np.ndarray:
-    """The clients in rising order of exposure; of their largest perturbation if that is unknown."""
+    """Return the clients by increasing exposure, or by largest perturbation if it is unknown."""
     clients = np.unique(neighbours["client"])
     known = not np.isnan(neighbours["exposure"]).any()
     key = neighbours["exposure" if known else "perturbation"]
@@ -51,12 +51,12 @@ def by_exposure(neighbours: Columns) -> np.ndarray:
 
 
 def draw_strips(axes: Axes, neighbours: Columns) -> None:
-    """A quantile plot of each client's perturbations, and a bar at its certificate."""
+    """Draw a quantile plot of each client's perturbations, and a bar at its certificate."""
     clients, moved = by_exposure(neighbours), neighbours["perturbation"]
     rank, promised, idle = np.empty(len(moved)), np.empty(len(clients)), []
     for place, i in enumerate(clients, 1):
         mine = np.flatnonzero(neighbours["client"] == i)
-        within = (np.arange(len(mine)) + 0.5) / len(mine) * 0.7 - 0.35  # smallest at the left
+        within = (np.arange(len(mine)) + 0.5) / len(mine) * 0.7 - 0.35  # smallest value on the left
         rank[mine] = place + within[np.argsort(np.argsort(moved[mine], kind="stable"))]
         promised[place - 1] = neighbours["certificate"][mine].max()
         idle += [place] if (moved[mine] == 0).any() else []
@@ -67,13 +67,13 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
     if known.any():
         axes.hlines(promised[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
                     lw=1.6, label="certificate")  # fmt: skip
-    if idle:  # a log axis has no zero, so they get a mark at its foot
+    if idle:  # a log axis has no zero, so zeros are marked at the bottom
         axes.plot(idle, [0.02] * len(idle), "x", color=style.RED, ms=5,
                   transform=axes.get_xaxis_transform(),
                   label=f"0, off the log axis: {(moved == 0).sum()} of {len(moved)}")  # fmt: skip
     style.log_y(axes)
     axes.set_xlim(0.3, len(clients) + 0.7)
-    if len(clients) <= 20:  # few enough for readable numbers
+    if len(clients) <= 20:  # with more clients, the numbers would overlap
         turn = 90 if len(clients) > 10 else 0
         axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
         axes.set_xlabel("client, in rising order of exposure $Y_i(C)$")

@@ -1,7 +1,7 @@
-"""A finished run, opened again: what is known of it, its losses, its momenta, its constants.
+"""Open a finished run again, and read its losses, momenta and constants.
 
-`from_directory` collects what the theory needs (`certificates.py`). `FinishedRun` has the samples
-and the experiment, so that the run, or a neighbour of it, can be repeated.
+`from_directory` collects the facts that the theorems need (`certificates.py`). A `FinishedRun` also
+contains the samples and the experiment, so that the run or a neighbour can be repeated.
 """
 
 import math
@@ -63,7 +63,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run with what its neighbours need."""
+    """A finished run with everything that its neighbours need."""
 
     config: Config
     source: Source
@@ -73,8 +73,11 @@ class FinishedRun:
 
     @classmethod
     def open(cls, out: Path, given: UserObjects = NOTHING) -> "FinishedRun":
-        """Open the run in the folder. It has as many rounds as were made before a callback ended
-        it; `given` has the objects that only its caller has."""
+        """Open the run in the folder.
+
+        If a callback ended the run, the run has only the rounds that were made. `given` contains
+        the objects that the caller passed in Python.
+        """
         found = cls.of(load(out / "config.toml").with_objects(given), out)
         planned = found.experiment.plan.rounds
         made = (RunDirectory(out).summary() or {}).get("rounds", planned)
@@ -85,7 +88,7 @@ class FinishedRun:
 
     @classmethod
     def of(cls, config: Config, out: Path) -> "FinishedRun":
-        """Open the run of this config in the folder; its samples must be the same as then."""
+        """Open the run of this config in the folder, and check that its samples are unchanged."""
         source = read_source(config)
         there = fingerprints.require_same(out, fingerprints.described(config, out, source))
         data = build_data(config, source)
@@ -113,10 +116,11 @@ def from_directory(
     """Collect the facts that the theory needs from a finished run.
 
     Args:
-        folder: The run's folder.
+        folder: The run folder.
         changes: Changes of [stability].
-        rho: With it, any uniform schedule is meant; without it, the one that was drawn.
-        given: Objects that only the caller has.
+        rho: With a value, the setting covers every uniform schedule. With None, it covers the
+            schedule that the run drew.
+        given: Objects that the caller passed in Python.
     """
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} has no config.toml, so it is not a run folder: check the path")
@@ -136,7 +140,7 @@ def from_directory(
     except DAMAGE as error:
         raise InputError(f"{folder} is damaged ({error}): make the run again") from None
     moved = None
-    if CENSUS in files.sums_of(folder):  # all neighbours were run
+    if CENSUS in files.sums_of(folder):  # the checksum is written after all neighbours have run
         files.require_sound(folder, [CENSUS])
         moved = largest_moves(folder / CENSUS, plan.clients)
     own_map = build_recipe.user_map(config)
@@ -162,13 +166,13 @@ def from_directory(
 
 
 def read_census(census: Path, usecols: Sequence[int] | None = None) -> np.ndarray:
-    """The numbers of a neighbours.csv, one row for each neighbour."""
+    """Return the numbers of a neighbours.csv, one row per neighbour."""
     with open(census, encoding="utf-8", opener=files.regular) as file:
         return np.loadtxt(file, delimiter=",", skiprows=1, usecols=usecols, ndmin=2)
 
 
 def largest_moves(census: Path, clients: int) -> np.ndarray:
-    """The largest perturbation of each client's neighbours in a neighbours.csv [N]."""
+    """Return the largest perturbation among each client's neighbours in a neighbours.csv [N]."""
     columns = read_census(census, usecols=(1, 4))
     moved = np.zeros(clients)
     np.maximum.at(moved, columns[:, 0].astype(int), columns[:, 1])
@@ -176,7 +180,7 @@ def largest_moves(census: Path, clients: int) -> np.ndarray:
 
 
 def _require_objects(config: Config, folder: Path) -> None:
-    """Reject a run of objects that only its caller has."""
+    """Raise an error if the run needs objects that the caller did not pass."""
     held = [
         f"[{table}] {key}"
         for kind, (table, key) in NAMED.items()
@@ -191,7 +195,7 @@ def _require_objects(config: Config, folder: Path) -> None:
 
 
 def source_of(config: Config, folder: Path) -> Source | None:
-    """The samples of the run in the folder, if they are built in and still the same."""
+    """Return the samples of the run if their data set is built in and unchanged, else None."""
     if is_own(config.data.name):
         return None
     try:
@@ -202,26 +206,27 @@ def source_of(config: Config, folder: Path) -> Source | None:
     return source
 
 
-# Losses.
+# Losses
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The gap at the clients' label shares; plain test minus weighted train loss (001, Table 2)."""
+    """The gap at the clients' label shares; plain test minus weighted train loss (Table 2)."""
 
     gap: MeasuredGap
     plain: float
-    accuracy: float = float("nan")  # on held-out samples
+    accuracy: float = float("nan")  # accuracy on held-out samples
 
 
 def measured_losses(
     config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params,
     ranges: Sequence[float] | None = None,
 ) -> list[Loss]:  # fmt: skip
-    """The losses of every model of a stack [S, ...] on the data of `experiment`.
+    """Return the losses of every model of a stack [S, ...] on the data of `experiment`.
 
-    `ranges` [S] are proved lengths B of an interval that has all losses of a model; 1 if not given,
-    as for 1 - p_y. Cross-entropy has none, so the gap of a network has a normal approximation.
+    `ranges` [S] are proved lengths B of an interval that contains all losses of a model. The
+    default is 1, which is valid for 1 - p_y. Cross-entropy is unbounded, so the interval of the gap
+    of a network is a normal approximation.
     """
     interval = "shorter" if config.task.name == "matrix" else "normal"
     shards, clients = experiment.shards, len(data.sizes)
@@ -251,8 +256,10 @@ def measured_losses(
 
 
 def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> np.ndarray:
-    """For every model of a stack [S, ...] of the matrix task and each client, the mean of
-    (loss - (1 - 1/c))^2 over its training samples [S, N]."""
+    """Return the mean of (loss - (1 - 1/c))^2 over each client's training samples [S, N].
+
+    `params` is a stack of models [S, ...] of the matrix task.
+    """
     shards, classes = experiment.shards, params["weight"].shape[-1]
     losses, _ = experiment.task.losses(params, Batch(shards.inputs, shards.labels))
     squares = (losses.double().cpu().numpy() - (1 - 1 / classes)) ** 2
@@ -261,27 +268,27 @@ def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> n
 
 
 def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
-    """`mean_squares` of the last model of the run in the folder [N]."""
+    """Return `mean_squares` of the final model of the run in the folder [N]."""
     run = FinishedRun.open(folder, given)
     weight = read_tensors(folder / "model.safetensors")[0]["weight"][None]
     params = {"weight": weight.to(run.experiment.shards.inputs.device)}
     return mean_squares(run.experiment, run.data.sizes, params)[0]
 
 
-# The momenta of a run of the matrix task.
+# Momenta of a run of the matrix task
 
 
 def observe_momenta(
     experiment: Experiment, look: Callable[[int, Tensor, Tensor], Found]
 ) -> list[list[list[Found]]]:
-    """Repeat the run, and look at each client's model and momentum before it is orthogonalized.
+    """Repeat the run, and look at each client's model and momentum before orthogonalization.
 
     Args:
         experiment: A run of the matrix task.
-        look: Called with a client, its model and its momentum [d, c].
+        look: A function that is called with a client, its model and its momentum [d, c].
 
     Returns:
-        What `look` returned [R, E, K], cohorts in the schedule's order.
+        The values that `look` returned [R, E, K], with cohorts in the schedule's order.
     """
     recipe, plan = experiment.recipe, experiment.plan
     found: dict[tuple[int, int, int], Found] = {}
@@ -309,12 +316,12 @@ def observe_momenta(
 
 
 def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
-    """The distance of the momenta to the nearest jump of the exact sign: s_q(M) at all calls [R, E,
-    K].
+    """Return s_q(M) of all momenta [R, E, K], the distance to the nearest jump of the exact sign.
 
-    The rows of a softmax's gradients sum to 0, so those of the momentum M [d, c] do. In the
-    quotient by the ones vector it has q = min(d, c - 1) singular values, the q largest of M. What
-    rounding may have added, max(d, c) eps s_1, is subtracted. The run in the folder is repeated.
+    The rows of a softmax's gradients sum to 0, and so do the rows of the momentum M [d, c]. In the
+    quotient space by the ones vector, M therefore has q = min(d, c - 1) singular values, which are
+    its q largest. The function subtracts max(d, c) eps s_1, the error that rounding may have added.
+    It repeats the run in the folder.
     """
 
     def gap(client: int, model: Tensor, momentum: Tensor) -> float:
@@ -331,13 +338,13 @@ OF_BATCHES = (
     "statistics are not a gradient step. No bound covers this network: use GroupNorm."
 )
 
-# Constants of a network. No supremum over all models and samples is known, so the largest values
-# are taken over the first and the last model of a run and some of its samples. They are lower
-# estimates, which prove nothing: a bound that stands on them is `estimated`.
+# Constants of a network. The supremum over all models and samples is unknown. The maximum is
+# therefore taken over the initial and the final model and some samples. It is a lower estimate and
+# proves nothing, so a bound that uses it has the status `estimated`.
 
 
 def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
-    """The setting of a network's run, with constants that were seen in its folder."""
+    """Return the setting of a network's run with constants that were observed in its folder."""
     run = FinishedRun.of(resolve(case.config), folder)
     task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
     if isinstance(task, NetworkTask) and task.statistics:
@@ -359,7 +366,7 @@ def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
 
 
 def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
-    """The largest loss, gradient norm and Hessian eigenvalue at these models on these samples."""
+    """Return the largest loss, gradient norm and Hessian eigenvalue at models and samples."""
     losses = max(float(task.losses(one, batch)[0].max()) for one in models)
     samples = [
         Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1])
@@ -370,7 +377,7 @@ def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Co
 
 
 def curvature(task: Task, params: Params, batch: Batch) -> float:
-    """The norm of the mean loss's Hessian, by power iteration on differences of gradients."""
+    """Return the norm of the mean loss's Hessian by power iteration on gradient differences."""
     rng = np.random.default_rng(0)
     draws = {name: rng.standard_normal(tuple(value.shape)) for name, value in params.items()}
     v, size = {name: torch.from_numpy(d).to(params[name]) for name, d in draws.items()}, 0.0
@@ -396,9 +403,10 @@ def _norm(tree: Params) -> float:
 
 
 def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
-    """L_orth of the routed step over lr, or the reason why it has none, as a field of the setting.
+    """Return L_orth of a network's step divided by lr, or the reason why it has none.
 
-    It is the constant of s Orth on hidden matrices, or of the auxiliary step if that is steeper.
+    The result is a field of the setting. The constant is that of s Orth on hidden matrices, or that
+    of the auxiliary step if it is larger.
     """
     if not has_map(case.config):
         return {"l_orth": 1.0}

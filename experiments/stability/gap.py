@@ -1,7 +1,7 @@
 """The gap F - F_hat of a finished run, with its interval.
 
-It also says why the interval is wide, and whether a change of the config that makes it shorter
-would decide whether the gap is within its bound.
+The module also explains a wide interval. It names the changes of the config that make it shorter,
+and says whether they would decide if the gap is within its bound.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fedmuon.experiments.stability.finished_run import FinishedRun, measured_los
 from fedmuon.federated.rounds import risk, sample_weights
 from fedmuon.runs.directory import Record
 
-NEARLY = 0.99  # share of the full range; above it, the gain is not worth a note
+NEARLY = 0.99  # above this share of the full range, a shorter interval is not worth a note
 ANY = "The gap's interval uses the range 1, which holds for any loss 1 − p_y: {}."
 NO_BALL = "no ball is known that {} cannot leave; {}raise [data] test"
 FAR = (
@@ -45,9 +45,9 @@ ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 
 def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certificate) -> Record:
-    """The gap in bound.json: gap, gap_low and gap_high, F at the clients' label shares.
+    """Return the entries gap, gap_low and gap_high of bound.json, with F at clients' label shares.
 
-    They are null, with a `gap_refusal`, where no interval can be had.
+    If no interval is available, they are null and `gap_refusal` contains the reason.
     """
     why = why_one(case, certificate)
     try:
@@ -61,15 +61,16 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
     changed, top = after_changes(case)
     try:
         then = verdict_on(_gap(run, top), changed)
-    except InputError:  # rounded otherwise, its losses are further apart
+    except InputError:  # with other rounding, the losses of the model differ more than `top`
         then = INCONCLUSIVE
     return found | as_record([why], [then])
 
 
 def beside_start(run: FinishedRun, value: float | None) -> Record:
-    """The train loss before the first round, and what the bound certifies of the population loss.
+    """Return the train loss before the first round, and a certified bound on the population loss.
 
-    With F <= F_hat + bound, a run is certified to have learned where that is below the loss of X0.
+    The bound certifies F <= F_hat + bound. If this value is below the loss of X0, the run is
+    certified to have learned.
     """
     experiment, sizes = run.experiment, run.data.sizes
     shards = experiment.shards
@@ -86,7 +87,7 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:
-    """The result of `beside_start` as rows of a table; empty for folders of earlier versions."""
+    """Return rows that show the result of `beside_start`; empty for folders of old versions."""
     before, certified = record.get("start_loss"), record.get("certified_loss")
     if before is None or certified is None:
         return []
@@ -106,7 +107,7 @@ def start_words(record: Record) -> list[tuple[str, str]]:
 
 
 def _gap(run: FinishedRun, top: float) -> MeasuredGap:
-    """The gap of the last model, if all its losses are in an interval of length `top`."""
+    """Return the gap of the final model, if an interval of length `top` contains all its losses."""
     experiment = run.experiment
     model = read_tensors(run.out / "model.safetensors")[0]
     device = experiment.shards.inputs.device
@@ -116,18 +117,18 @@ def _gap(run: FinishedRun, top: float) -> MeasuredGap:
 
 
 class Why(NamedTuple):
-    """Why a gap has the range 1, and which changes of the config have a shorter one."""
+    """The reason why a gap has the range 1, and changes of the config that make it shorter."""
 
     note: str
     changes: tuple[str, ...] = ()
 
 
 def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
-    """The length of an interval that is proved to have every loss 1 - p_y of the last model.
+    """Return the length of an interval that is proved to contain every loss 1 - p_y of the model.
 
-    The interval of the gap scales with it. It is that of the ball which covered runs in float64
-    cannot leave, unless a neighbour refutes what the certificate assumes. Otherwise it is 1, which
-    needs no proof.
+    The model is the final one. The interval of the gap scales with this length. If the run uses
+    float64, has a certificate and a ball that its iterates cannot leave, the length is that of the
+    ball. If a neighbour refutes the assumptions, or in all other cases, it is 1, without a proof.
     """
     if not case.reach or not case.exact or certificate.certificates is None:
         return 1.0
@@ -135,7 +136,7 @@ def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
 
 
 def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
-    """Why the range is 1. Empty where it is shorter, and for networks, which have no range."""
+    """Return why the range is 1. The reason is empty for a shorter range, and for networks."""
     if case.config.task.name != "matrix" or proved_range(case, certificate) < NEARLY:
         return Why("")
     ball = case.under(constants="ball").reach
@@ -154,7 +155,10 @@ def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
 
 
 def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
-    """The setting whose iterates have no ball, and the keys that would give one, if any would."""
+    """Return the setting because of which there is no ball, and the keys that would change this.
+
+    The keys are empty if no change of keys would help.
+    """
     local = case.config.local
     aligned = bool(local.recipe == "fedmuon-aligned" and local.alignment)
     names = ["weight decay"] * bool(local.weight_decay) + ["alignment"] * aligned
@@ -167,7 +171,7 @@ def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
 
 
 def after_changes(case: CertifiedSetting) -> tuple[Certificate, float]:
-    """The certificate and the range after all changes that are ever named."""
+    """Return the certificate and the range after all changes that a note can name."""
     engine = case.config.engine.model_copy(update={"dtype": "float64"})
     config = case.config.model_copy(update={"engine": engine})
     case = dataclasses.replace(case, config=config).under(constants="ball")
@@ -176,7 +180,7 @@ def after_changes(case: CertifiedSetting) -> tuple[Certificate, float]:
 
 
 def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
-    """The verdict on the claim that this gap is within the bound."""
+    """Return the verdict on the claim that this gap is within the bound."""
     value = certificate.bound.value if certificate.bound else math.nan
     row = {"gap": gap.gap, "gap_low": gap.low, "gap_high": gap.high, "bound": value}
     row["range"] = certificate.loss_bound
@@ -184,8 +188,10 @@ def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
 
 
 def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
-    """The missing conditions of several runs, each sentence and change once, and their verdicts
-    after changes."""
+    """Return the reasons and changes of several runs without repetition, and the later verdicts.
+
+    `then` contains the verdicts after the changes.
+    """
     found = list(every)
     return {
         "gap_notes": [*dict.fromkeys(one.note for one in found if one.note)],

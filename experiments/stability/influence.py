@@ -1,15 +1,15 @@
-"""All replacements of a run, ranked by the derivative of its last model in its samples' weights.
+"""Rank all replacements of a run by the derivative of its final model in the sample weights.
 
-To replace sample z of a client by z' is to move weight 1 from z to z': to first order it moves X^R
-by D = dX^R / dw_z' - dX^R / dw_z (`fedmuon.federated.adjoint`). Reverse passes from k Gaussian
-directions V give <V, D> for every pair of a sample and a candidate at once. As <V, D> is normal
-with variance ||D||_F^2, their mean square estimates that, with a relative error in ||D||_F of about
-1 / sqrt(2 k) (Johnson and Lindenstrauss).
+To replace sample z of a client by z' is to move weight 1 from z to z'. To first order, this moves
+X^R by D = dX^R / dw_z' - dX^R / dw_z (`fedmuon.federated.adjoint`). Reverse passes from k Gaussian
+directions V return <V, D> for every pair of a sample and a candidate at once. Each <V, D> is normal
+with variance ||D||_F^2, so the mean square of the k numbers estimates ||D||_F^2. The relative error
+of ||D||_F is about 1 / sqrt(2 k) (Johnson and Lindenstrauss).
 
-Where some D~ near D is known with its norm, the k numbers are regressed on those of D~: with
+If a D~ near D is known with its norm, the k numbers are regressed on those of D~. With
 D = a D~ + B and a by least squares, ||D||^2 is estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1),
-whose error is about ||B|| / (||D|| sqrt(k)). In the matrix task D~ is the difference of the two
-samples' gradients, both of rank one, half way between the first and the last model.
+whose error is about ||B|| / (||D|| sqrt(k)). In the matrix task, D~ is the difference of the two
+samples' gradients, both of rank one, at the mean of the initial and the final model.
 """
 
 import itertools
@@ -39,21 +39,21 @@ from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 
-POOL = 2048  # held-out samples that are tried
+POOL = 2048  # maximum number of held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
-KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
+KEPT = 1 << 30  # bytes for the candidates: k numbers for each client or mini-batch
 KEEPING = (
     "scaffold",
     "fedmuon-corrected",
     "ef21-muon",
     "fedper",
     "ditto",
-)  # recipes whose clients keep states
+)  # recipes with client states
 JUMPS = ("exact-sign", "randomized-polar")
-RANKING = ".neighbours.ranking"  # until all replacements that it names have been run
+RANKING = ".neighbours.ranking"  # exists until all replacements in it have been run
 PREDICTED = "predicted.csv"
-LEAST = 1e-6  # share of the largest perturbation; smaller ones are rounding
+LEAST = 1e-6  # share of the largest perturbation; smaller perturbations are rounding errors
 CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estimated)",
                "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
                "spearman": "Spearman's rho of predicted and exact",
@@ -62,7 +62,7 @@ CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estima
 
 @dataclass(frozen=True)
 class Candidates:
-    """Held-out samples [P], where they are in the source, and which a client's labels admit."""
+    """Held-out samples [P], their indices in the source, and the samples each client may use."""
 
     index: np.ndarray
     admitted: dict[int, np.ndarray]
@@ -70,11 +70,11 @@ class Candidates:
 
     @classmethod
     def of(cls, run: FinishedRun, experiment: Experiment) -> "Candidates":
-        """All that may replace a sample of some participant; if too many, a random choice."""
+        """Return all samples that may replace a participant's sample, or a random subset."""
         active = np.unique(experiment.plan.schedule()).tolist()
         each = {i: held_out(run.data, run.source, i) for i in active}
         index, most, plan = np.unique(np.concatenate(list(each.values()))), POOL, experiment.plan
-        if plan.batch:  # each mini-batch that has a candidate keeps k numbers of it
+        if plan.batch:  # k numbers are stored for each mini-batch and candidate
             batches = plan.rounds * plan.per_round * plan.steps
             most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
@@ -92,10 +92,10 @@ class Candidates:
         return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
 
     def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
-        """Groups of participants that memory allows for, in the order of a reverse pass.
+        """Yield groups of participants that fit in memory, in the order of a reverse pass.
 
-        Each group admits its own candidates and none of the others'. Full batches keep k numbers of
-        each candidate and participant.
+        A group allows only the candidates of its own participants. With full batches, k numbers are
+        stored for each candidate and participant.
         """
         met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
         each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
@@ -106,7 +106,7 @@ class Candidates:
             yield replace(self, admitted=admitted)
 
     def of_client(self, client: int) -> Batch:
-        """The candidates that may replace the client's samples."""
+        """Return the candidates that may replace the client's samples."""
         place = self.admitted[client]
         if len(place) == len(self.index):
             return self.samples
@@ -115,17 +115,17 @@ class Candidates:
 
 @dataclass
 class Slopes:
-    """<V, dX^R / dw> of one client's samples [k, n_i] and of its candidates.
+    """<V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
 
-    `others` has the candidates' numbers [k, P] in the place of the rows of a batch; None stands for
-    all rows.
+    `others` lists pairs of the rows of a batch and the candidates' numbers [k, P] for this batch.
+    None stands for all rows.
     """
 
     own: Tensor
     others: list[tuple[np.ndarray | None, Tensor]] = field(default_factory=list)
 
     def add(self, pulled: Pulled) -> None:
-        """Add a batch."""
+        """Add the numbers of a batch."""
         self.own[:, slice(None) if pulled.rows is None else pulled.rows] += pulled.own
         if pulled.rows is None and self.others:
             self.others[0][1].add_(pulled.others)
@@ -133,7 +133,7 @@ class Slopes:
             self.others.append((pulled.rows, pulled.others.clone()))
 
     def differences(self) -> Iterator[Tensor]:
-        """<V, D> [k, P] of all that may replace the first sample, the second, ..."""
+        """Yield, for each sample in turn, <V, D> [k, P] of all candidates that may replace it."""
         for sample, own in enumerate(self.own.T):
             held = [there for rows, there in self.others if rows is None or sample in rows]
             yield torch.stack(held).sum(0) - own[:, None] if held else 0 * self.others[0][1]
@@ -149,26 +149,26 @@ class Gradients:
 
     @classmethod
     def of(cls, task: MatrixTask, model: Params, towards: Params, samples: Batch) -> "Gradients":
-        """The gradients, and their products with the directions [k, 1, d, c]."""
+        """Return the gradients, and their products with the directions [k, 1, d, c]."""
         slopes = task.slopes(model, samples)[0]
         turned = torch.tensordot(samples.inputs, towards["weight"][:, 0].transpose(0, 1), 1)
         return cls(samples, slopes, (turned * slopes[:, None]).sum(-1).T)
 
     def some(self, rows: slice | np.ndarray) -> "Gradients":
-        """The gradients of these rows."""
+        """Return the gradients of these rows."""
         samples = Batch(self.samples.inputs[rows], self.samples.labels[rows])
         return Gradients(samples, self.slopes[rows], self.along[:, rows])
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The replacements that should move the model most, and as many random ones.
+    """The replacements with the largest predictions, and the same number of random replacements.
 
     Attributes:
         rows: (client, position, replacement) [T, 3].
         predicted: Predicted perturbations [T].
-        top: How many rows are the highest predictions. The others are random.
-        pairs: How many replacements were ranked.
+        top: Number of rows with the largest predictions. The other rows are random.
+        pairs: Number of ranked replacements.
     """
 
     rows: np.ndarray
@@ -182,9 +182,9 @@ def rank_replacements(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Ranking:
-    """Rank the replacements, and choose the `trials` samples that should move the model most.
+    """Rank the replacements, and choose the `trials` samples with the largest predictions.
 
-    `on_round_end` is called for each round that a reverse pass went through.
+    `on_round_end` is called for each round of a reverse pass.
     """
     best, drawn, pairs = [], [], 0
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
@@ -204,7 +204,7 @@ def predictions(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each participant, what may replace its samples [P], and ||D||_F of every pair [n_i, P]."""
+    """Yield each participant, its candidates [P], and ||D||_F of every pair [n_i, P]."""
     experiment = smooth(run)
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
@@ -220,7 +220,7 @@ def predictions(
     for some in groups:
         try:
             blocks = [_slopes(experiment, start, part, some, heard) for part in parts]
-        except RuntimeError as error:  # autograd may fail in custom objects
+        except RuntimeError as error:  # autograd may fail in the user's own objects
             raise InputError(
                 f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
                 "neighbours to own, any or all"
@@ -228,7 +228,7 @@ def predictions(
         for client in blocks[0]:
             if not len(place := some.admitted[client]):
                 continue
-            each = [block[client] for block in blocks]  # all directions
+            each = [block[client] for block in blocks]  # one block per part of the directions
             others = [
                 (same[0][0], torch.cat([numbers for _, numbers in same]))
                 for same in zip(*(one.others for one in each), strict=True)
@@ -249,7 +249,7 @@ def _regressor(
     towards: Params,
     others: Candidates,
 ) -> tuple[Gradients, Gradients] | None:
-    """Gradients of all samples and candidates where they have closed forms."""
+    """Return the gradients of all samples and candidates if they have closed forms, else None."""
     task, shards = experiment.task, experiment.shards
     if not isinstance(task, MatrixTask):
         return None
@@ -263,7 +263,7 @@ def _regressor(
 
 
 def smooth(run: FinishedRun) -> Experiment:
-    """The run's experiment in float64; rejects a run that has no derivative."""
+    """Return the run's experiment in float64, or raise an error if it has no derivative."""
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
     require_smooth(config, recipe.private, links, recipe.keeps_states, bool(recipe.codecs))
@@ -282,10 +282,10 @@ def require_smooth(
     keeping: bool = False,
     compressed: bool = False,
 ) -> None:
-    """Reject a run that has no derivative, as far as the config tells.
+    """Raise an error if the config shows that the run has no derivative.
 
-    `private`, `links`, `keeping`, whether clients keep states, and `compressed`, whether messages
-    are, tell more about a custom recipe.
+    For a custom recipe, the other arguments say whether it is private, which links it has, whether
+    clients keep states (`keeping`), and whether messages are compressed (`compressed`).
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
@@ -315,7 +315,7 @@ def require_smooth(
 
 
 def _directions(run: FinishedRun, params: Params) -> Params:
-    """V [k, 1, ...], Gaussian."""
+    """Return Gaussian directions V [k, 1, ...]."""
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=4)
     return {
         name: torch.from_numpy(rng.standard_normal((DIRECTIONS, *value.shape))).to(value)
@@ -324,10 +324,10 @@ def _directions(run: FinishedRun, params: Params) -> Params:
 
 
 def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
-    """Split the directions into parts that memory allows for.
+    """Split the directions into parts that fit in memory.
 
-    A pass holds some copies for each client, and in the matrix task the logits of one client and of
-    all candidates.
+    A pass stores some copies for each client. In the matrix task it also stores the logits of one
+    client and of all candidates.
     """
     task, sizes = experiment.task, np.diff(experiment.shards.offsets)
     entries = sum(value[0].numel() for value in towards.values()) * experiment.plan.per_round
@@ -345,7 +345,7 @@ def _slopes(
     candidates: Candidates,
     heard: Callable[[], None],
 ) -> dict[int, Slopes]:
-    """One reverse pass: the slopes of each participant."""
+    """Make one reverse pass, and return the slopes of each participant."""
     found: dict[int, Slopes] = {}
     for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
         size = experiment.shards.size(pulled.client)
@@ -355,7 +355,7 @@ def _slopes(
 
 
 def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
-    """||D||_F [n_i, P] by regression on the gradients' differences."""
+    """Return ||D||_F [n_i, P] by regression on the differences of the gradients."""
     pair = (own.slopes[None], own.samples, others.slopes[None], others.samples)
     apart, found = gradient_distances(*pair)[0].square(), []
     for sample, difference in enumerate(one.differences()):
@@ -367,10 +367,10 @@ def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
 
 
 def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: Batch) -> Tensor:
-    """||u s^T - v t^T||_F [S, n, P] for u [n, d], s [S, n, c], v [P, d] and t [S, P, c].
+    """Return ||u s^T - v t^T||_F [S, n, P] for u [n, d], s [S, n, c], v [P, d] and t [S, P, c].
 
     Both matrices have rank one, so the square is |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t). The
-    inputs u and v may be stacks, too.
+    inputs u and v may also be stacks.
     """
     mine = own.inputs.square().sum(-1) * slopes.square().sum(-1)
     theirs = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
@@ -379,7 +379,7 @@ def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: 
 
 
 def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart) -> Ranking:
-    """The ranking that an interrupted command left for this very run; else a new one is stored."""
+    """Return the ranking that an interrupted command stored for this run, or make a new one."""
     file, home = run.out / RANKING, RunDirectory(run.out).mark
     lines = files.whole_lines(file)
     if lines and (there := files.unsealed(lines[0], home)) is not None:
@@ -395,7 +395,7 @@ def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart
 def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
     """Compare the predictions with the exact perturbations [T] of all rows.
 
-    Predictions are of first order and estimated, so they certify nothing.
+    The predictions are first-order estimates, so they certify nothing.
     """
     predicted, least = ranking.predicted, LEAST * moved.max()
     error = np.abs(predicted - moved) / np.maximum(moved, least) if least else np.zeros(1)

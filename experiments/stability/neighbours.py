@@ -1,9 +1,9 @@
 """`fedmuon stability`: a run and its replace-one neighbours, compared with their certificates.
 
-Replica 0 of every stack is the unperturbed run, and replica s is neighbour s - 1. All share one
-realization of the run's randomness, so ||X_s^R - X_0^R||_F is the effect of replacing one sample.
-For the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, because both runs
-must stay clear of clipping (Stability note, Corollary D.11).
+Replica 0 of every stack is the unperturbed run, and replica s is neighbour s - 1. All replicas use
+the same random draws, so ||X_s^R - X_0^R||_F is the effect of replacing one sample. For the
+Gaussian-smoothed sign, a certificate may fail with probability 2 alpha, because neither run may
+reach the clipping threshold (Stability note, Corollary D.11).
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ SECRET_COHORTS = (
     "neighbours of a run share its participants, but [privacy] cohorts = 'poisson' draws them in "
     "secret, round by round: set cohorts = 'fixed'"
 )
-GAP = "population gap"  # at the clients' label shares; the test gap is of the samples held out
-MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
+GAP = "population gap"  # at the clients' label shares; the test gap uses the held-out samples
+MEMORY, MOST = 1 << 30, 256  # maximum bytes and maximum number of neighbours of one stack
 INCONCLUSIVE = Text("inconclusive: its interval reaches above the bound", style="yellow")
 
 
@@ -71,7 +71,7 @@ def execute(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """Make the run in `out` and its neighbours, and return the content of bound.json.
+    """Train the run in `out` and its neighbours, and return the content of bound.json.
 
     `on_round_end` is called with each finished stack of neighbours.
     """
@@ -85,7 +85,7 @@ def execute(
         case = from_directory(out, given=given)
         certificate = certificates.certify(case)
         if not (out / PROGRESS).exists() and PREDICTED in files.sums_of(out):
-            # All has ended, and to rank the worst neighbours again would take long.
+            # Everything has finished, and ranking the worst neighbours again would take long.
             files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
             return json.loads(files.read_text(out / "bound.json"))
         with RunDirectory(out).failing():
@@ -100,7 +100,7 @@ def execute(
         record |= gap.beside_start(run, record["value"])
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
-        # neighbours.csv is complete, so its checksum is written, too.
+        # neighbours.csv is complete now, so its checksum is written, too.
         content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
         made = {"bound.json": content, **more}
         files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
@@ -113,7 +113,7 @@ def execute(
 
 
 def require_measurable(config: Config) -> None:
-    """Reject a run whose neighbours cannot be run, or not those that are asked for."""
+    """Raise an error if the neighbours, or the requested kind of neighbours, cannot be trained."""
     privacy, table = config.privacy, config.stability
     if config.engine.name == "deployment":
         raise InputError(ONE_MODEL)
@@ -134,7 +134,7 @@ def _run_and_compare(
     on_start: OnStart,
     engine: Engine,
 ) -> tuple[Record, dict[str, bytes]]:
-    """Run the neighbours; compare a ranking with exact runs, and return predicted.csv with it."""
+    """Run the neighbours. For a ranking, also compare it with exact runs in predicted.csv."""
     ranking = measure(run, certificate, on_round_end, on_start, engine)
     if ranking is None:
         return {}, {}
@@ -156,10 +156,10 @@ def measure(
     on_start: OnStart,
     engine: Engine = run_rounds,
 ) -> Ranking | None:
-    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines.
+    """Run the neighbours that are missing in neighbours.csv by stacks, and append their lines.
 
     Returns:
-        The ranking of the worst neighbours, if these are asked for.
+        The ranking of the worst neighbours, if the config requests them.
     """
     worst = run.config.stability.neighbours == "worst"
     ranking = stored_ranking(run, on_round_end, on_start) if worst else None
@@ -173,7 +173,7 @@ def measure(
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
-        unknown = np.full(len(moved), np.nan)  # where there is no certificate
+        unknown = np.full(len(moved), np.nan)  # used without a certificate
         each = [unknown if one is None else one[drawn[part, 0]] for one in promised]
         numbers = np.stack([moved, *each], 1).tolist()
         lines = [f"{head}{a!r},{b!r},{c!r}\n"
@@ -188,19 +188,20 @@ def measure(
 
 
 def pick(run: FinishedRun) -> np.ndarray:
-    """(client, position, replacement) of every neighbour, [T, 3] int64."""
+    """Return (client, position, replacement) of every neighbour, [T, 3] int64."""
     config, data, source = run.config, run.data, run.source
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
-    assert table.neighbours != "worst"  # the worst are ranked, not drawn
+    assert table.neighbours != "worst"  # the worst neighbours are ranked, not drawn
     return draw(data, source, table.trials, seed, table.neighbours)
 
 
 def stack_size(run: FinishedRun) -> int:
-    """How many neighbours fit into one stack. It depends on the config alone, so that runs repeat.
+    """Return the number of neighbours in one stack.
 
-    A replica holds about 8 copies of its parameters, two a reply, and 4 of the cohort's logits.
+    The number depends only on the config, so that repeated runs are identical. A replica needs
+    about 8 copies of its parameters, two more for each reply, and 4 copies of the cohort's logits.
     """
     federation, task = run.config.federation, run.experiment.task
     entries = sum(value.numel() for value in task.initial(generator(0, Draw.INITIAL)).values())
@@ -210,10 +211,10 @@ def stack_size(run: FinishedRun) -> int:
 
 
 def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.ndarray:
-    """||X_s^R - X_0^R||_F of the neighbours drawn [T, 3], [T].
+    """Return ||X_s^R - X_0^R||_F [T] of the given neighbours [T, 3].
 
-    Neighbours in a client that never took part are 0 without a run: no step reads its samples, but
-    a replica's place in the stack can change its last bit.
+    For a client that never took part, the value is 0 without a run. No step reads the samples of
+    this client, but the position of a replica in the stack could change its last bit.
     """
     table, moved = run.config, np.zeros(len(drawn))
     taking_part = np.isin(drawn[:, 0], run.experiment.plan.schedule())
@@ -227,20 +228,20 @@ def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.nda
 
 
 def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
-    """The indices of the replaced samples [T] in the source."""
+    """Return the indices of the replaced samples [T] in the source."""
     return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
 
 
 def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
-    """Cut an interrupted neighbours.csv back to its header and its whole stacks.
+    """Cut an interrupted neighbours.csv back to its header and its complete stacks.
 
-    The file of progress has their number and check. A file that has a checksum is complete.
+    The progress file contains their number and check value. A file with a checksum is complete.
 
     Returns:
-        How many neighbours there are, and the check of their lines.
+        The number of neighbours, and the check value of their lines.
     """
     _, *lines = files.whole_lines(file) or [HEADER]
-    start = files.crc(RunDirectory(file.parent).mark)  # lines of another run have another check
+    start = files.crc(RunDirectory(file.parent).mark)  # lines of other runs fail the check
     progress = file.with_name(PROGRESS)
     if not progress.exists() and CENSUS in files.sums_of(file.parent):
         files.require_sound(file.parent, [CENSUS])
@@ -262,7 +263,7 @@ def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
 
 
 def verdict_table(out: Path, record: Record) -> Table:
-    """Compare perturbations with certificates, and the gap with the bound."""
+    """Return a table that compares perturbations with certificates, and the gap with the bound."""
     moved, promised = read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
     if load(out / "config.toml").engine.dtype == "float32":
@@ -310,7 +311,7 @@ def verdict_table(out: Path, record: Record) -> Table:
 
 
 def _within(record: Record, value: float) -> Text:
-    """Whether the gap's whole interval is at most the bound, or above it."""
+    """Return whether the gap's interval is at most the bound, above it, or neither."""
     low, high = record["gap_low"], record["gap_high"]
     return INCONCLUSIVE if low <= value < high else _yes(high <= value)
 

@@ -36,22 +36,22 @@ MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
 
 
 def findings(folder: Path) -> Findings:
-    """The findings of a run with neighbours; a census must be whole."""
+    """Return the findings of a run with neighbours. A census must be complete."""
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode, name = _mode(folder, neighbours), folder.resolve().name
     config: list[Config] = []
-    with contextlib.suppress(InputError):  # the config may name files that this machine lacks
+    with contextlib.suppress(InputError):  # the config may name files that are missing
         config = [load(folder / "config.toml")]
     trained = config[0].data.train if config else None
-    if config and config[0].data.client_test:  # a part of them
+    if config and config[0].data.client_test:  # clients hold out a part of the training samples
         with np.load(require_regular(folder / "partition.npz")) as split:
             trained = len(split["client"])
     count, compared = len(neighbours["trial"]), record.get("influence")
     of_gap, *claims = run_claims(neighbours, record, mode == "all")
     of_gap = with_range(of_gap, record)
-    if of_gap.changes:  # they make the interval of the gap shorter
+    if of_gap.changes:  # these changes make the interval of the gap shorter
         of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
     about = {
         "scale": "one run",
@@ -89,7 +89,7 @@ def findings(folder: Path) -> Findings:
 
 
 def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
-    """The call that repeats the run in a folder with that ending, with these changes."""
+    """Return the command that repeats the run with these changes in the folder `NAME-END`."""
     if any(map(handed_over, config)):
         also = f" and {' and '.join(changes)}" if changes else ""
         call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
@@ -100,7 +100,7 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
-    """The numbers next to a bound: bound / B, accuracy and both losses of the last model."""
+    """Return the numbers next to a bound: bound / B, and accuracy and losses of the final model."""
     top, value = record.get("range", 1.0), record["value"]
     share = value / top if value is not None and top else None
     own = [] if "share" in record else [("bound over B", number(share))]
@@ -110,7 +110,7 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
 
 
 def _note(record: Mapping[str, Any]) -> str:
-    """Why there is no bound, how it is violated, or that it is vacuous."""
+    """Return why there is no bound, how it is violated, or that it is vacuous."""
     if record["refusal"]:
         return f"Refused: {record['refusal']}"
     note = str(record.get("note", ""))
@@ -118,7 +118,7 @@ def _note(record: Mapping[str, Any]) -> str:
 
 
 def account(private: Mapping[str, Any] | None) -> str:
-    """The epsilon of a private run; empty for other runs."""
+    """Return the epsilon of a private run as text, or "" for other runs."""
     if private is None:
         return ""
     spent = "Epsilon is infinite."
@@ -130,7 +130,7 @@ def account(private: Mapping[str, Any] | None) -> str:
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:
-    """[stability] neighbours of the run; an incomplete census is rejected."""
+    """Return [stability] neighbours of the run, or raise an error for an incomplete census."""
     require_sound(folder, ["config.toml", "partition.npz"])
     try:
         config = tomllib.loads(read_text(folder / "config.toml"))
@@ -145,7 +145,7 @@ def _mode(folder: Path, neighbours: Columns) -> str:
 
 
 def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
-    """Status and constants in one sentence."""
+    """Return the status and the constants of a bound in one sentence."""
     if not record["assumptions"]:
         return f"Status: {record['status']}."
     named = isinstance(c_hp := record["c_hp"], str)

@@ -1,8 +1,8 @@
-"""Certificates after the run: of the neighbours that were asked about, from the run's own path.
+"""Certificates after the run, for the chosen neighbours, from the trajectory of the run.
 
-The run is repeated once. At every local step Lanczos finds the norm of the mean Hessian, and the
-gradients of each sample and its replacement are compared. `fedmuon.analysis.theory.trajectories`
-turns both into certificates.
+The run is repeated once. At every local step, the Lanczos method computes the norm of the mean
+Hessian, and the gradients of each sample and of its replacement are compared.
+`fedmuon.analysis.theory.trajectories` computes the certificates from both.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ from fedmuon.tasks.matrix import MatrixTask
 
 FILE = "realized.csv"
 HEADER = "trial,client,perturbation,certificate,realized\n"
-EXACT, RAISED = 1e-4, 1.001  # Lanczos' relative precision; norms are raised by this factor
-FIRST = 8  # vectors: fewer have no room to turn
+EXACT, RAISED = 1e-4, 1.001  # relative precision of Lanczos, and safety factor for the norms
+FIRST = 8  # up to this size, all eigenvalues are computed, because Lanczos needs more dimensions
 
 
 def require_covered(config: Config) -> None:
-    """Reject all runs except those of the recursion: FedMuon as in the Stability note (001)."""
+    """Raise an error unless the recursion covers the run: FedMuon as in the Stability note."""
     plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
     wanted = {
         "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,
@@ -57,14 +57,14 @@ def require_covered(config: Config) -> None:
 
 
 class LocalStep(NamedTuple):
-    """At a local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
+    """A local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
 
     curvature: float
     distances: np.ndarray
 
 
 def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) -> np.ndarray:
-    """The largest possible distance of the neighbours drawn [T, 3] from this run, [T]."""
+    """Return the maximum distance [T] of the given neighbours [T, 3] from this run."""
     experiment, config, task = run.experiment, run.config, run.experiment.task
     require_covered(config)
     if (
@@ -79,7 +79,7 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
     there = stack(run.source, drawn, config.data.normalize)
 
     def look(client: int, model: Tensor, momentum: Tensor) -> LocalStep:
-        """Pairs of a sample and its replacement are stacks of one sample each."""
+        """Compute the local step. Each pair of sample and replacement is a stack of one sample."""
         data = experiment.shards[client].data
         own = np.flatnonzero(there.client[1:] == client) + 1
         position = torch.from_numpy(there.position[own])
@@ -113,7 +113,7 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
 
 @torch.enable_grad()
 def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
-    """The largest |eigenvalue| of the mean loss's Hessian, by Lanczos."""
+    """Return the largest |eigenvalue| of the mean loss's Hessian, by the Lanczos method."""
     plain, at = dataclasses.replace(task, kernel="torch"), model.clone().requires_grad_()
     loss = plain.losses({"weight": at[None]}, data)[0].mean()
     (slope,) = torch.autograd.grad(loss, at, create_graph=True)
@@ -132,7 +132,7 @@ def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
 
 
 def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
-    """Write realized.csv, one line for each of neighbours.csv, and return its summary."""
+    """Write realized.csv with one line per line of neighbours.csv, and return its summary."""
     known = read_census(run.out / CENSUS)
     client, index, replacement = known[:, 1:4].astype(np.int64).T
     position = run.data.rows_of(index) - run.data.offsets[client]
@@ -147,7 +147,7 @@ def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
 
 
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:
-    """Compare them with the perturbations [T] and with the certificates before the run."""
+    """Compare the certificates after the run with the perturbations [T] and those before it."""
     asked = found > 0
     share = (moved[asked] / found[asked]).max(initial=0.0)
     exceeded = int((moved > found).sum())

@@ -1,5 +1,5 @@
-"""What a suite can compute: one file per study, with the published suite as TOML beside it.
+"""Studies that a suite can compute. Each study has one file, beside the TOML file of its suite.
 
-`find.KINDS` lists the studies. `stability` and `training` are suites of runs; the others are
-numerical studies (see `study`).
+`find.KINDS` lists the studies. The kinds `stability` and `training` are suites of runs. The other
+studies compute numbers (see `study`).
 """

@@ -1,17 +1,18 @@
-"""Study `attribution`: which training samples made the model, by scores and by exact runs.
+"""Study `attribution`: compare attribution scores of training samples with exact retraining.
 
-Each method returns scores [T, n]: an estimate of the derivative of test loss t in the weight of
+Each method returns scores [T, n]. A score estimates the derivative of test loss t in the weight of
 training sample z, up to a factor that is the same for all z. `trajectory` differentiates the whole
-run. The other methods look at one model, or at the models before each round. They know neither the
-optimizer nor who took part, so their score of a sample is multiplied by its share of the updates:
-how often its client took part, over n_i.
+run. The other methods use only one model, or the models before each round. They know neither the
+optimizer nor the participants, so their score of a sample is multiplied by the sample's share of
+the updates: the number of rounds in which its client took part, divided by n_i.
 
-The exact runs share every draw with the scored run, so the comparison has no noise. `leave-one-out`
-repeats the run without one sample z of client i: its mean has n_i - 1 gradients, so z loses the
-weight 1 and the others of the client gain 1 / (n_i - 1) each. `zero-out` puts zeros in the place of
-z, which have no gradient, and keeps n_i. `halves` is the linear datamodeling score (Park et al.
-2023): it repeats the run on many random halves of every client's samples. For each test sample,
-Spearman's rho is taken between the losses and the scores, summed with the changes of the weights.
+The exact runs use the same random draws as the scored run, so the comparison has no noise.
+`leave-one-out` repeats the run without one sample z of client i. The client's mean then has n_i - 1
+gradients, so z loses the weight 1 and each other sample of the client gains 1 / (n_i - 1).
+`zero-out` replaces z by zeros, which have no gradient, and keeps n_i. `halves` is the linear
+datamodeling score (Park et al. 2023): it repeats the run on many random halves of every client's
+samples. For each test sample, Spearman's rho compares the exact losses with the sum of the scores
+times the changes of the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,24 +55,24 @@ from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 
-STEPS = 30  # of conjugate gradients
-STACK = 64  # runs at once
+STEPS = 30  # maximum number of conjugate-gradient steps
+STACK = 64  # maximum number of runs in one batch
 
 
 class Settings(Table):
-    """What the suite's file holds: config tables that all runs share, and those of each variant."""
+    """The keys of the suite's file: config tables for all runs, and tables for each variant."""
 
-    tests: Annotated[int, Field(ge=2)]  # test samples
-    left_out: Annotated[int, Field(ge=3)]  # samples that are left out, one at a time
-    subsets: Annotated[int, Field(ge=3)]  # halves
-    dampings: Annotated[list[Positive], Field(min_length=1)]  # of influence, relative
-    projections: Count  # of TRAK
+    tests: Annotated[int, Field(ge=2)]  # number of test samples
+    left_out: Annotated[int, Field(ge=3)]  # number of samples that are left out one at a time
+    subsets: Annotated[int, Field(ge=3)]  # number of random halves
+    dampings: Annotated[list[Positive], Field(min_length=1)]  # relative damping of `influence`
+    projections: Count  # number of random projections of TRAK
     variants: Annotated[dict[str, Nested], Field(min_length=1)]
     base: Nested = Field(default_factory=dict)
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each variant and each truth."""
+    """Return a cell for each variant and each kind of exact run."""
     source = {"data": {"name": request.data}, "engine": {"dtype": "float64", "device": "cpu"}}
     found = []
     for place, (name, tables) in enumerate(settings.variants.items()):
@@ -84,11 +85,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     return found
 
 
-# What it measures: scores of the train samples, and exact runs without them.
+# Measurements: scores of the training samples, and exact runs without some of them
 
 
 def measure(settings: Settings, variant: str, config: Config, truth: str) -> Record:
-    """A row for each method and test sample: the correlation of its scores with the truth."""
+    """Return, for each method and test sample, the correlation of scores with exact runs."""
     run = train(config, settings.tests)
     known, weights = RETRAIN[truth](run, settings)
     methods: dict[str, Callable[[ScoredRun], Tensor]] = {
@@ -110,32 +111,32 @@ def measure(settings: Settings, variant: str, config: Config, truth: str) -> Rec
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run of the matrix task with its T test samples; X is [d, c]."""
+    """A run of the matrix task with its T test samples. X has the shape [d, c]."""
 
     experiment: Experiment
     seed: int
-    train: Batch  # all clients' samples
+    train: Batch  # samples of all clients
     test: Batch
-    start: ServerState  # before the first round
-    models: Sequence[Params]  # before each round, and the last
-    shares: Tensor  # of the updates, by sample [n]
+    start: ServerState  # state before the first round
+    models: Sequence[Params]  # models before each round, and the final model
+    shares: Tensor  # share of each sample in the updates [n]
 
     def slopes(self, model: Params, samples: Batch) -> Tensor:
-        """s [m, c] of grad loss = u s^T."""
+        """Return s [m, c] of the loss gradients u s^T."""
         assert isinstance(self.experiment.task, MatrixTask)
         return self.experiment.task.slopes(model, samples)[0]
 
     def chances(self, samples: Batch) -> Tensor:
-        """The last model's softmax [m, c]."""
+        """Return the final model's softmax probabilities [m, c]."""
         return (samples.inputs @ self.models[-1]["weight"][0]).softmax(1)
 
     def losses(self, params: Params) -> np.ndarray:
-        """The test losses [T] of another run's model, or of several [runs, T]."""
+        """Return the test losses [T] of another run's model, or [runs, T] of several models."""
         return self.experiment.task.losses(params, self.test)[0].numpy()
 
 
 def train(config: Config, tests: int) -> ScoredRun:
-    """The run with its first test samples."""
+    """Train the run, and return it with its first test samples."""
     config = resolve(config)
     source = read_source(config)
     data = build_data(config, source)
@@ -158,7 +159,7 @@ def train(config: Config, tests: int) -> ScoredRun:
 
 
 def trajectory(run: ScoredRun) -> Tensor:
-    """Ours: <grad f_t, dX^R / dw_z>, by a reverse pass through the run."""
+    """Return <grad f_t, dX^R / dw_z> by a reverse pass through the run (our method)."""
     slopes = run.slopes(run.models[-1], run.test)
     towards = run.test.inputs[:, None, :, None] * slopes[:, None, None, :]
     none = Batch(run.test.inputs[:0], run.test.labels[:0])
@@ -172,9 +173,9 @@ def trajectory(run: ScoredRun) -> Tensor:
 
 
 def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
-    """-sum <grad f_t, grad loss_z> over models; of matrices of rank one it is (u . v)(s . s').
+    """Return the sum over models of -<grad f_t, grad loss_z>, with <.,.> = (u . v)(s . s').
 
-    With the model before each round it is TracIn (Pruthi et al. 2020).
+    With the model before each round, this is TracIn (Pruthi et al. 2020).
     """
     inner = run.test.inputs @ run.train.inputs.T
     each = (run.slopes(model, run.test) @ run.slopes(model, run.train).T for model in models)
@@ -182,9 +183,10 @@ def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
 
 
 def influence(run: ScoredRun, damping: float) -> Tensor:
-    """-grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z at the last model (Koh and Liang 2017).
+    """Return -grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z (Koh and Liang 2017).
 
-    F is the Gauss-Newton matrix of the softmax. Conjugate gradients solve for all t at once.
+    F is the Gauss-Newton matrix of the softmax at the final model. Conjugate gradients solve for
+    all t at once.
     """
     chance, inputs = run.chances(run.train), run.train.inputs
     size = inputs.square().sum(1) * (1 - chance.square().sum(1))
@@ -204,7 +206,7 @@ def influence(run: ScoredRun, damping: float) -> Tensor:
 
 
 def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """A^-1 b of several b [d, T, c], A positive definite."""
+    """Return A^-1 b for several b [d, T, c] and a positive definite A."""
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum((0, 2), keepdim=True)
@@ -213,7 +215,7 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
     towards, size = right, inner(right, right)
     for _ in range(STEPS):
         image = applied(towards)
-        step = (size / inner(towards, image)).nan_to_num_()  # 0 where it is solved
+        step = (size / inner(towards, image)).nan_to_num_()  # 0 for a system that is solved
         found, rest = found + step * towards, rest - step * image
         after = inner(rest, rest)
         towards, size = rest + (after / size).nan_to_num_() * towards, after
@@ -221,9 +223,9 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
 
 
 def trak(run: ScoredRun, projections: int) -> Tensor:
-    """-phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z) with phi the gradients of log p_y / (1 - p_y).
+    """Return -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z). Here phi is a gradient of log p_y / (1 - p_y).
 
-    They are those of the last model, projected at random (Park et al. 2023).
+    The gradients are those of the final model, projected at random (Park et al. 2023).
     """
     d, c = run.models[-1]["weight"].shape[1:]
     shape = (d, projections, c)
@@ -243,8 +245,10 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Some participants' samples, none of which is its client's only one, and the client of every
-    sample [n]."""
+    """Return some participants' samples, and the client of every sample [n].
+
+    No returned sample is the only sample of its client.
+    """
     sizes, plan = np.diff(run.experiment.shards.offsets), run.experiment.plan
     owner = np.repeat(np.arange(plan.clients), sizes)
     used = np.flatnonzero(np.isin(owner, plan.schedule()) & (sizes[owner] > 1))
@@ -253,11 +257,11 @@ def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndar
 
 
 def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Runs without one of some participants' samples.
+    """Repeat the run without one sample, for some participants' samples.
 
     Returns:
-        Test losses over those of the run with all samples [runs, T], and the changes of weights
-        [runs, n].
+        The test losses minus those of the run with all samples [runs, T], and the changes of the
+        weights [runs, n].
     """
     rows, owner = chosen_rows(run, settings)
     whole, found, changes = run.losses(run.models[-1]), [], []
@@ -271,7 +275,7 @@ def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tenso
 
 
 def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """The same with zeros in the place of the sample."""
+    """Repeat the run with zeros in place of one sample. Return the same as `leave_one_out`."""
     shards = run.experiment.shards
     rows, owner = chosen_rows(run, settings)
     found = []
@@ -288,7 +292,7 @@ def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
 
 
 def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Test losses of runs on half of every client's samples [runs, T], and who stayed [runs, n]."""
+    """Return test losses of runs on random halves [runs, T], and which samples stayed [runs, n]."""
     shards, found, stayed = run.experiment.shards, [], []
     for number in range(settings.subsets):
         rng = generator(run.seed, Draw.NEIGHBOUR, round=number, block=1)
@@ -304,7 +308,7 @@ def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
 RETRAIN = {"leave-one-out": leave_one_out, "zero-out": zero_out, "halves": halves}
 
 
-# What it claims.
+# Claims
 
 OURS = "trajectory"
 NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, before each round",
@@ -326,25 +330,25 @@ STANDS_ON = (
 
 
 def name_of(method: str) -> str:
-    """The method in words."""
+    """Return the name of the method in words."""
     return NAMES.get(method) or method.replace("influence,", "influence, damping")
 
 
 def mean(values: np.ndarray) -> Slope:
-    """The mean over test samples whose loss changes, with its 95% interval."""
+    """Return the mean over test samples whose loss changes, with its 95% interval."""
     known = values[np.isfinite(values)]
     return mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Ours foretells each truth, and is ahead of every other, beyond paired intervals."""
+    """Claim that our scores predict each kind of exact run, and better than all other scores."""
     foretold, ahead = [], []
     for variant, truth in distinct(rows, "variant", "truth"):
         part = where(rows, variant=variant, truth=truth)
         rho = {name: where(part, method=name)["rho"] for name in distinct(part, "method")}
         mine = rho.pop(OURS)
         own = mean(mine)
-        if truth != "halves":  # what one sample does is nearly of first order
+        if truth != "halves":  # a first-order score predicts the effect of one sample well
             foretold.append(
                 Claim(
                     f"{variant}: the derivative through the run ranks {truth} runs with ρ ≥ 0.99.",
@@ -368,7 +372,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Mean correlations by variant, method and truth; a variant's name has a line of its own."""
+    """Return mean correlations by variant, method and truth. A variant's name is a line."""
     truths = distinct(rows, "truth")
     lines: Rows = [("scores", *truths)]
     for variant in distinct(rows, "variant"):
@@ -384,12 +388,12 @@ def _shown(found: Slope, digits: int) -> str:
     return f"{written(found.value, f'.{digits}f')} ± {found.high - found.value:.{digits}f}"
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def correlations(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each truth: a line for each method, a mark for each variant."""
+    """Draw a panel for each truth, a line for each method and a mark for each variant."""
     truths, methods, variants = (distinct(rows, one) for one in ("truth", "method", "variant"))
     figure, panels = style.canvas(len(truths), narrow, 2.6)
     for axes, truth in zip(panels, truths, strict=True):

@@ -1,11 +1,12 @@
 """Study `bias`: two clients on which Local Muon stalls and `fedmuon-corrected` does not.
 
-FedMuon with bias correction (005). Client i has the loss h_i ||X - B_i||_F^2 / 2 for a 2 x 2 matrix
-X, with B_1 = -B_2 = diag(sides). Between B_1 and B_2 the gradients point in opposite directions.
-Orth forgets their lengths, so the clients' steps cancel there, although the mean gradient is not 0.
-Local Muon stops where it meets this set. The optimum is one point of it.
+The paper is FedMuon (005). Client i has the loss h_i ||X - B_i||_F^2 / 2 for a 2 x 2 matrix X, with
+B_1 = -B_2 = diag(sides). Between B_1 and B_2, the clients' gradients point in opposite directions.
+Orth ignores the lengths of the gradients, so the clients' steps cancel although the mean gradient
+is not 0. Local Muon stops where it reaches this set. Only one point of the set is the optimum.
 
-All step sizes and starting points are one stack. Nothing else is random: seeds are starting points.
+All step sizes and starting points form one stack. The seeds are the starting points. Nothing else
+is random.
 """
 
 from collections.abc import Sequence
@@ -48,14 +49,14 @@ from fedmuon.tasks.base import Params
 
 LOCAL, CORRECTED, EVERY_STEP = "local-muon", "fedmuon-corrected", "fedmuon-corrected, E = 1"
 METHODS = (LOCAL, CORRECTED, EVERY_STEP)
-EXACT = "exact"  # the polar factor itself, beside `q = 1`, `q = 2`, ...
+EXACT = "exact"  # the exact polar factor, in contrast to `q = 1`, `q = 2`, ...
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
 class Settings(Table):
-    """What the suite's file holds."""
+    """The keys of the suite's file."""
 
-    iterations: Annotated[list[Count], Field(min_length=1)]  # q; the exact map is always added
+    iterations: Annotated[list[Count], Field(min_length=1)]  # q; the exact factor is always added
     coefficients: str
     lrs: Annotated[list[Positive], Field(min_length=2)]
     rounds: Annotated[int, Field(ge=2)]
@@ -63,13 +64,13 @@ class Settings(Table):
     memory: Annotated[float, Field(ge=0, lt=1)]
     curvatures: Pair  # h_1 and h_2
     sides: Pair  # B_1 = diag(sides)
-    spread: Positive  # of the entries of the starting points around 0
+    spread: Positive  # standard deviation of the entries of the starting points
     seeds: Annotated[int, Field(ge=2)]
-    drawn: Annotated[int, Field(ge=2)]  # rounds whose distances are kept for the figure
+    drawn: Annotated[int, Field(ge=2)]  # number of rounds whose distances are stored for the figure
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each method and map."""
+    """Return a cell for each method and orthogonalizer."""
     maps: dict[str, Any] = {
         f"q = {q}": newton_schulz(q, settings.coefficients) for q in settings.iterations
     } | {EXACT: Orthogonalizer(exact_sign)}
@@ -82,13 +83,13 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A shard that holds only its client's number."""
+    """A shard that contains only the number of its client."""
 
     number: int
     size: int = 1
 
     def batch(self, rows: object) -> int:
-        """What the task gets as this client's batch."""
+        """Return the client's number, which the task uses as its batch."""
         return self.number
 
 
@@ -104,39 +105,40 @@ class Quadratics:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
 
     def gradient(self, params: Params, batches: Sequence[int]) -> tuple[Tensor, Params]:
-        """Losses [K S] and gradients [K S, m, n] of K clients, each with S replicas."""
+        """Return losses [K S] and gradients [K S, m, n] of K clients with S replicas each."""
         at = params["X"]
         owner = torch.tensor(batches).repeat_interleave(len(at) // len(batches))
         away, scale = at - self.centres[owner], self.curvatures[owner, None, None]
         return (scale * away.square()).sum((1, 2)) / 2, {"X": scale * away}
 
     def optimum(self) -> Tensor:
-        """The minimizer [m, n] of the clients' mean loss."""
+        """Return the minimizer [m, n] of the clients' mean loss."""
         weights = self.curvatures / self.curvatures.sum()
         return (weights[:, None, None] * self.centres).sum(0)
 
 
-# What it measures.
+# Measurements
 
 
 def two_clients(settings: Settings) -> Quadratics:
-    """Both clients, at diag(sides) and -diag(sides)."""
+    """Return both clients, with optima diag(sides) and -diag(sides)."""
     side = torch.diag(torch.tensor(settings.sides, dtype=torch.float64))
     curvatures = torch.tensor(settings.curvatures, dtype=torch.float64)
     return Quadratics(curvatures, torch.stack([side, -side]))
 
 
 def starting_points(settings: Settings) -> Tensor:
-    """The starting points [seeds, 2, 2], the same for every method, map and step size."""
+    """Return the starting points [seeds, 2, 2], the same for every method, map and step size."""
     draws = generator(0, Draw.INITIAL).standard_normal((settings.seeds, 2, 2))
     return torch.from_numpy(draws) * settings.spread
 
 
 def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -> Record:
-    """Distances to the optimum, means over the last tenth of the rounds, by step size and seed.
+    """Return mean distances to the optimum over the last tenth of the rounds.
 
-    The table of means has the distance by round, a mean over seeds. `near` is the first round after
-    which the distance is at most a tenth of that at the start; R + 1 if there is none.
+    The rows are by step size and seed. The table of means contains the distance by round, as a mean
+    over seeds. `near` is the first round after which the distance is at most a tenth of the
+    starting distance, or R + 1 if there is no such round.
     """
     task, begin = two_clients(settings), starting_points(settings)
     shape = len(settings.lrs), settings.seeds
@@ -170,10 +172,10 @@ def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -
     return {"rows": rows, "means": means}
 
 
-# What it claims.
+# Claims
 
-SHARE = 0.1  # of the distance at the start: the floor that Local Muon does not pass
-FLAT, FALLS = 0.1, 0.8  # slopes in the step size: at most about 0, and about 1
+SHARE = 0.1  # of the starting distance: claims compare Local Muon and `near` with it
+FLAT, FALLS = 0.1, 0.8  # slopes in the step size: at most FLAT (no fall), at least FALLS (linear)
 SAME = 0.05  # a relative difference that does not count
 STANDS_ON = (
     "Two clients with quadratic losses of a 2 × 2 matrix and exact gradients take part in every "
@@ -186,7 +188,7 @@ STANDS_ON = (
 
 
 def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Slope]:
-    """The distance at the end over that at the start, by map and step size."""
+    """Return the final distance divided by the starting distance, by map and step size."""
     found = {}
     for name in distinct(rows, "map"):
         for lr in lrs:
@@ -196,7 +198,7 @@ def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Sl
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
-    """The log-log slope of a start's last distance in the step size: means over starts, by map."""
+    """Return the mean over starts of the log-log slope of the final distance in the step size."""
     found = {}
     x = np.log(levels(rows, "lr"))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
@@ -207,7 +209,7 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
 
 
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
-    """Where both methods end, how that depends on the step size, and how soon they are near."""
+    """Make the claims about final distances, their dependence on step size, and needed rounds."""
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
     flat, falling = in_step_size(rows, LOCAL), in_step_size(rows, CORRECTED)
     ends, small = end_shares(rows, LOCAL, lrs), end_shares(rows, CORRECTED, lrs[:1])
@@ -220,7 +222,7 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
     def near(method: str, name: str, lr: float) -> np.ndarray:
         return where(rows, method=method, map=name, lr=lr)["near"]
 
-    # Paired by start: how many rounds E local steps save, and a map's rounds over the exact one's.
+    # Paired by start: rounds that E local steps save, and rounds of a map over those of exact Orth.
     saved = {
         name: mean_of(
             (near(EVERY_STEP, name, lrs[-1]) - near(CORRECTED, name, lrs[-1])).astype(float)
@@ -285,7 +287,7 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, means: Columns) -> Rows:
-    """Mean distances at the end, at the smallest step size; rounds until near, at the largest."""
+    """Return final mean distances at the smallest step size, and `near` at the largest one."""
     lrs = levels(rows, "lr")
     lines: Rows = [("map", "Local Muon", "corrected", "near after", "with E = 1")]
     for name in distinct(rows, "map"):
@@ -300,12 +302,12 @@ def numbers(rows: Columns, means: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def distances(rows: Columns, means: Columns, narrow: bool = False) -> Figure:
-    """Mean distances by round at the smallest step size, and at the end by step size."""
+    """Draw mean distances by round at the smallest step size, and final ones by step size."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lrs = levels(rows, "lr")
     for name, look in zip(distinct(rows, "map"), style.SERIES, strict=False):

@@ -1,9 +1,9 @@
-"""Study `certified-loss`: is the certified population loss below the loss of not training?
+"""Study `certified-loss`: is the certified population loss below the loss of the initial model?
 
-A certificate is a bound on F - F_hat, so F is certified to be at most train loss + bound. That is
-worth something where training lowers the train loss by more than the bound. A cell is one
-federation with one number of samples. It tries a grid of step sizes, lambdas and numbers of rounds
-with tuning seeds. For each form of the bound, other seeds judge the best setting.
+A certificate bounds F - F_hat, so F is certified to be at most the train loss plus the bound. This
+is useful only if training lowers the train loss by more than the bound. A cell is one federation
+with one number of samples. The tuning seeds try a grid of step sizes, lambdas and numbers of
+rounds. For each form of the bound, other seeds evaluate the best setting.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.runs.directory import Record
 
-Setting = tuple[float, float]  # eta and lambda
+Setting = tuple[float, float]  # (eta, lambda)
 SETTLED = {
     "data.name": "--data",
     "data.train": "samples",
@@ -46,11 +46,11 @@ SETTLED = {
     "stability.c-hp": "the study, which has all of them",
 }
 SETTING = ("lr", "lambda", "rounds", "form")
-GOALS = {"ratio": "best ratio", "difference": "most certified"}  # decrease / bound, or - bound
+GOALS = {"ratio": "best ratio", "difference": "most certified"}  # decrease / bound, or minus
 
 
 class Settings(Table):
-    """The keys of the suite's file; `horizons` are numbers of rounds."""
+    """The keys of the suite's file. `horizons` are numbers of rounds."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -64,7 +64,7 @@ class Settings(Table):
 
     @property
     def tried(self) -> int:
-        """How many settings a choice is made from."""
+        """The number of settings from which one is chosen."""
         return len(self.lrs) * len(self.lambdas) * len(self.horizons)
 
 
@@ -74,19 +74,19 @@ class Searched:
 
     name: str
     size: int
-    head: Mapping[str, Any]  # federation, samples
-    config: Config  # with the first setting and seed of the cell
+    head: Mapping[str, Any]  # federation and number of samples
+    config: Config  # the config with the first setting and seed of the cell
     tables: Nested
     settings: Settings
 
     def compute(self) -> Record:
-        """`tuning`, a row for each setting and form, and `rows`, of the chosen ones by seed."""
+        """Return `tuning`, a row per setting and form, and `rows`, the chosen settings by seed."""
         settings = self.settings
         horizons, source = sorted({*settings.horizons}), read_source(resolve(self.config))
         tuning: list[Record] = []
         for setting in itertools.product(settings.lrs, settings.lambdas):
             found = [self._run(setting, horizons, seed, source) for seed in settings.tuning_seeds]
-            for of_seeds in zip(*found, strict=True):  # the rows of one horizon and form
+            for of_seeds in zip(*found, strict=True):  # the rows of one horizon and form by seed
                 ratio, away = (float(np.mean([one[name] for one in of_seeds])) for name in GOALS)
                 known = {name: of_seeds[0][name] for name in SETTING}
                 tuning.append(self.head | known | {"ratio": ratio, "difference": away})
@@ -97,7 +97,7 @@ class Searched:
             )
             for form, goal in choices
         }
-        ends: dict[Setting, set[int]] = {}  # a run serves all choices of its step size and lambda
+        ends: dict[Setting, set[int]] = {}  # one run covers all choices with its eta and lambda
         for one in best.values():
             ends.setdefault((one["lr"], one["lambda"]), set()).add(one["rounds"])
         judged = [
@@ -116,7 +116,7 @@ class Searched:
     def _run(
         self, setting: Setting, horizons: Sequence[int], seed: int, source: Source
     ) -> list[Record]:
-        """A row for each of these numbers of rounds and each form of the bound."""
+        """Return a row for each number of rounds and each form of the bound."""
         config = self._config(setting, max(horizons), seed)
         first, *ends = endings(config, horizons, {form: {"c_hp": form} for form in C_HP}, source)
         return [
@@ -138,7 +138,7 @@ class Searched:
 
 
 def certified(first: Ending, end: Ending, form: str) -> Record:
-    """The certified population loss of a run, and how it compares with that of X0."""
+    """Return the certified population loss of a run, and compare it with the loss of X0."""
     before, after = first.loss.gap.empirical, end.loss.gap.empirical
     found = end.certificates[form].bound
     value = found.value if found else math.inf
@@ -160,7 +160,7 @@ def certified(first: Ending, end: Ending, form: str) -> Record:
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
-    """A cell for each federation and number of samples."""
+    """Return a cell for each federation and number of samples."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the setting", "it")
     contents.require_free("[base]", settings.base, SETTLED)
     found = []
@@ -178,16 +178,16 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
         one = Searched(slug, size, head, cell(every), every, settings)
         config = one._config((settings.lrs[0], settings.lambdas[0]), longest, settings.seeds[0])
         contents.require_read("[base]", settings.base, [config])
-        source = read_source(resolve(config))  # sizes that do not fit are rejected here
+        source = read_source(resolve(config))  # raises an error for sizes that do not fit
         split(source.labels, source.official_test, samples, config.data.test, settings.seeds[0])
         found.append(Searched(slug, size, head, config, every, settings))
     return found
 
 
-# What it claims.
+# Claims
 
 WORTH = 1.0  # decrease / bound: above it, the certified loss is below that of X0
-JUDGED = "variance"  # the form that the claims are about, fixed in advance
+JUDGED = "variance"  # the form that the claims use, fixed in advance
 STANDS_ON = (
     "Every bound is of the Stability note's kind, with no constant left open, on the ball that "
     "the iterates cannot leave. Its branch H has three proved forms: explicit, sharp, and by "
@@ -204,8 +204,11 @@ STANDS_ON = (
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """Gaps are within their bounds, all are certified, and at every seed they are worth something
-    at the largest number of samples."""
+    """Make the claims about bounds and certificates.
+
+    Gaps are within their bounds, and all runs are certified. At the largest number of samples, the
+    certificate is useful at every seed.
+    """
     high = rows["gap_high"]
     within = Claim(
         "Every gap is at most its bound.",
@@ -240,7 +243,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """The chosen settings of every federation and number of samples, by form and goal."""
+    """Return the chosen settings for each federation and number of samples, by form and goal."""
     head = ("form: η, λ, rounds", "decrease", "bound", "ratio", "accuracy")
     lines: Rows = [head]
     for federation, samples, goal in distinct(rows, "federation", "samples", "goal"):
@@ -257,7 +260,7 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
@@ -266,8 +269,11 @@ def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
 
 @style.styled
 def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Decrease over bound: of the chosen settings against n, and of all that were tried against
-    the rounds, at the largest n; a column for each federation."""
+    """Draw decrease / bound with a column for each federation.
+
+    The upper row shows the chosen settings against n. The lower row shows the best tried settings
+    against the number of rounds at the largest n.
+    """
     federations, most = distinct(rows, "federation"), rows["samples"].max()
     figure, panels = style.canvas(2 * len(federations), narrow, 2.2, len(federations))
     above, below = panels[: len(federations)], panels[len(federations) :]

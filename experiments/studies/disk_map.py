@@ -1,9 +1,9 @@
-"""Study `disk-map`: accuracy over the gain, the reach and epsilon of DiSK (003, Figure 6).
+"""Study `disk-map`: accuracy as a function of DiSK's gain, reach and epsilon (DiSK, Figure 6).
 
-A cell is one epsilon. As in 003 (C.2), the step size is chosen without the filter, and then kept
-for all (kappa, gamma). Seeds that choose do not judge: the tuning seeds choose the step size, the
-shape of the trend and the best pair, and the other seeds say how much of them there is. At one seed
-and epsilon, all pairs share the split, the start, the lots and the noise.
+A cell is one epsilon. As in DiSK (C.2), the step size is chosen without the filter, and then used
+for all (kappa, gamma). The tuning seeds choose the step size, the shape of the trend and the best
+pair. The other seeds measure the size of the trend and the gain of this pair. At one seed and
+epsilon, all pairs use the same split, initial model, lots and noise.
 """
 
 import itertools
@@ -34,9 +34,9 @@ from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.federated.build import resolve
 from fedmuon.runs.directory import Record
 
-Tables = dict[str, dict[str, Scalar | dict[str, Scalar]]]  # options of an object are a table
+Tables = dict[str, dict[str, Scalar | dict[str, Scalar]]]  # options of a custom object are a table
 Seeds = Annotated[list[Natural], Field(min_length=1)]
-SINGLE = "(1 − κ)/κ"  # the reach at which a step takes one gradient
+SINGLE = "(1 − κ)/κ"  # with this reach, a step needs only one gradient
 SETTLED = {
     "privacy.kappa": "gains", "privacy.lookahead": "reaches", "privacy.epsilon": "epsilons",
     "local.lr": "lrs", "federation.seed": "seeds", "data.name": "--data",
@@ -44,21 +44,21 @@ SETTLED = {
 
 
 class Settings(Table):
-    """The keys of the suite's file; `gains` and `reaches` are κ and γ of DiSK (003)."""
+    """The keys of the suite's file. `gains` and `reaches` are κ and γ of DiSK."""
 
     seeds: Seeds
     tuning_seeds: Seeds
     epsilons: Annotated[list[Positive], Field(min_length=1)]
     gains: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=2)]
     reaches: Annotated[list[Positive], Field(min_length=1)]
-    single: bool  # whether to add gamma = (1 - kappa) / kappa, which takes one gradient
-    shared_reach: Positive  # one of reaches, at which kappa and epsilon are compared
+    single: bool  # whether to add gamma = (1 - kappa) / kappa, which needs only one gradient
+    shared_reach: Positive  # one of `reaches`; kappa and epsilon are compared at this reach
     lrs: Annotated[list[Positive], Field(min_length=1)]
     base: Tables
 
     @property
     def pairs(self) -> list[tuple[float, float, str]]:
-        """kappa, gamma, and what the row of the map is called."""
+        """All triples of kappa, gamma and the name of the row in the map."""
         rows = [(f"{reach:g}", reach) for reach in self.reaches] + [(SINGLE, 0.0)] * self.single
         return [
             (gain, reach or (1 - gain) / gain, name)
@@ -67,7 +67,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
-    """A cell for each epsilon."""
+    """Return a cell for each epsilon."""
     if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
         raise InputError(
             f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose must not judge, so "
@@ -96,12 +96,12 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
     return found
 
 
-# What it measures.
+# Measurements
 
 
 @dataclass(frozen=True)
 class MapCell:
-    """All runs at one epsilon; `size` counts them."""
+    """All runs at one epsilon. `size` is the number of runs."""
 
     name: str
     size: int
@@ -111,7 +111,7 @@ class MapCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """The step sizes that were tried, and a row for each pair, or no filter, and seed."""
+        """Return the tried step sizes, and a row for each seed and each pair or no filter."""
         settings, tried = self.settings, {}
         for lr in settings.lrs:
             ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
@@ -136,7 +136,7 @@ class MapCell:
         return {"rows": rows, "tuning": tuning}
 
     def config_of(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Config:
-        """The settings of one run; without a pair, the recipe has no filter."""
+        """Return the config of one run. Without a pair, the recipe has no filter."""
         last: Tables = {"local": {"lr": lr}, "privacy": {"epsilon": self.epsilon},
                         "federation": {"seed": seed}}  # fmt: skip
         if pair is None:
@@ -153,11 +153,11 @@ class MapCell:
         folder = self.folder / f"{name}-{lr:g}-{seed}"
         found = TrainingRun(name, None, self.config_of(lr, pair, seed), folder).compute()
         unknown = dict.fromkeys(("accuracy", "test_loss", "validation_accuracy"), math.nan)
-        end = {} if found["note"] else found["rows"][-1]  # else of the last evaluated round
+        end = {} if found["note"] else found["rows"][-1]  # a note says that the run diverged
         return unknown | end | {"note": found["note"]}
 
 
-# What it claims.
+# Claims
 
 STANDS_ON = (
     "At every ε the step size is the best of a grid without the filter, by accuracy on validation "
@@ -173,9 +173,9 @@ PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
 
 def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy by seed and cell of two columns: of the tuning seeds, and of the others [S, cells].
+    """Return accuracies by seed and cell [S, cells] of the tuning seeds, and of the other seeds.
 
-    A run that diverged counts as accuracy 0.
+    A cell is a pair of values of the two columns. A diverged run has accuracy 0.
     """
     places = distinct(rows, *axes)
     found = []
@@ -190,10 +190,11 @@ def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """How much of the trend of the tuning seeds each other seed has, as accuracy per cell [S].
+    """Return how much of the tuning seeds' trend each other seed shows, as accuracy per cell [S].
 
-    With the unit vector u along mean(tuning) - its mean over cells, it is (m_s, u) / sqrt(cells):
-    the root mean square of the part of map m_s that follows the trend, with its sign.
+    Let u be the unit vector along mean(tuning) minus its mean over cells. The result is
+    (m_s, u) / sqrt(cells) for the map m_s of seed s. Its absolute value is the root mean square of
+    the part of m_s that follows the trend.
     """
     trend = tuning.mean(0)
     trend = trend - trend.mean()
@@ -204,12 +205,12 @@ def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Accuracy of the cell that is best on the tuning seeds less the mean of all cells, [S]."""
+    """Return the accuracy of the tuning seeds' best cell minus the mean of all cells [S]."""
     return others[:, tuning.mean(0).argmax()] - others.mean(1)
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """The claims of the text about Figure 6: trends over (κ, γ) and (κ, ε), and a best pair."""
+    """Make the claims about Figure 6: trends over (κ, γ) and (κ, ε), and a best pair."""
     filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
     optima: dict[str, Slope] = {}
@@ -243,7 +244,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 
 def shared_row(rows: Columns) -> tuple[str, Columns]:
-    """The reach at which κ and ε are compared, and its rows."""
+    """Return the reach at which κ and ε are compared, and its rows."""
     mine = where(rows, shared=1)
     return str(mine["choice"][0]), mine
 
@@ -256,7 +257,7 @@ def _said(found: dict[str, Slope]) -> str:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """By ε: the step size, accuracy without filter, of all pairs, and of the best one."""
+    """Return the step size, and accuracies without filter, of all pairs and of the best, by ε."""
     head = ("ε", "step size", "no filter", "all (κ, γ)", "lowest to highest mean",
             "best on tuning seeds", "its accuracy")  # fmt: skip
     lines: Rows = [head]
@@ -274,12 +275,12 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """A map over (κ, γ) for each ε, then one over (κ, ε): means over the seeds that judge."""
+    """Draw a map over (κ, γ) for each ε and one over (κ, ε): means over the evaluation seeds."""
     judged = where(rows, tunes=0)
     filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")
@@ -298,7 +299,7 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
 
 
 def _draw_map(axes: Axes, rows: Columns, columns: tuple[str, str]) -> None:
-    """Mean accuracies in percent; the best is framed."""
+    """Draw mean accuracies in percent, with a frame around the best."""
     across, up = (distinct(rows, name) for name in columns)
     means = np.array([
         [np.nan_to_num(where(rows, **{columns[0]: x, columns[1]: y})["accuracy"]).mean()

@@ -1,10 +1,11 @@
-"""Study `disk-regression`: noisy gradient descent on a linear regression (DiSK (003), Figure 5a).
+"""Study `disk-regression`: noisy gradient descent on a linear regression (DiSK, Figure 5a).
 
-Descent is plain, goes through a low-pass filter, or through DiSK's Kalman filter.
+Three methods are compared: plain descent, a low-pass filter, and DiSK's Kalman filter.
 
-The gradient of the whole data is clipped nowhere, and Gaussian noise is added to it at every step.
-One cell has one filter, and holds all step sizes, noise levels and seeds as one stack. A seed's
-noise at a level is the same for all filters and step sizes; levels are independent of each other.
+The gradient uses the whole data set and is not clipped. Gaussian noise is added at every step. A
+cell has one filter, and all its step sizes, noise levels and seeds form one stack. At one noise
+level, all filters and step sizes use the same noise of a seed. Different levels use independent
+noise.
 """
 
 import math
@@ -41,24 +42,24 @@ Gain = Annotated[float, Field(gt=0, le=1)]
 
 
 class Settings(Table):
-    """What the suite's file holds; `gain` and `reach` are 003's kappa and gamma."""
+    """The keys of the suite's file. `gain` and `reach` are DiSK's kappa and gamma."""
 
     noises: Annotated[list[Positive], Field(min_length=2)]
     lrs: Annotated[list[Positive], Field(min_length=1)]
     gains: Annotated[list[Gain], Field(min_length=1)]
     reach: Positive
-    shared_lr: Positive  # one of lrs, and of all methods under `as printed`
-    shared_gain: Gain  # one of gains, likewise
+    shared_lr: Positive  # one of `lrs`, used by all methods in the setting `one step size`
+    shared_gain: Gain  # one of `gains`, used by all filters in that setting
     seeds: Annotated[int, Field(ge=2)]
     steps: Count
     samples: Count
     features: Count
-    condition: Annotated[float, Field(ge=1)]  # of the inputs' second moments
+    condition: Annotated[float, Field(ge=1)]  # condition number of the inputs' second moments
     label_noise: Positive
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for plain descent, and one for each filter and gain."""
+    """Return a cell for plain descent, and one for each filter and gain."""
     if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
         raise InputError("shared-lr and shared-gain must be among lrs and gains: add them there")
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
@@ -76,20 +77,20 @@ class Regression:
     floor: float
 
     def loss(self, at: Tensor) -> Tensor:
-        """F [S] at x [S, d, 1]."""
+        """Return F [S] at x [S, d, 1]."""
         away = at - self.best
         return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
 
     def gradient(self, at: Tensor) -> Tensor:
-        """The gradient [S, d, 1]."""
+        """Return the gradient [S, d, 1]."""
         return self.hessian @ (at - self.best)
 
 
-# What it measures.
+# Measurements
 
 
 def regression(samples: int, features: int, condition: float, label_noise: float) -> Regression:
-    """Synthetic data: a = D z with z standard normal, y = a'w + noise, scaled to be 1-smooth."""
+    """Return synthetic data a = D z, y = a'w + noise, scaled to be 1-smooth; z is normal."""
     rng = generator(SEED, Draw.SYNTHETIC)
     scale = np.sqrt(np.geomspace(1, 1 / condition, features))
     inputs = rng.standard_normal((samples, features)) * scale
@@ -104,22 +105,21 @@ def regression(samples: int, features: int, condition: float, label_noise: float
 
 
 def measure(settings: Settings, method: str, gain: float) -> Record:
-    """A row for each step size, noise level and seed: the loss of the last iterate.
+    """Return a row for each step size, noise level and seed with the loss of the last iterate.
 
-    It is infinite if the run diverged. `shared` marks the step size and gain that all methods have
-    under `as printed`.
+    The loss of a diverged run is infinite. `shared` marks rows with the shared step size and gain.
     """
     data = settings.samples, settings.features, settings.condition, settings.label_noise
     problem = regression(*data)
     shape = (len(settings.lrs), len(settings.noises), settings.seeds)
     lr = torch.tensor(settings.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
-    # The low-pass filter is DiSK at one point, from the same start: with gamma = inf the weight c
-    # of the point ahead is 0.
+    # The low-pass filter is DiSK with one evaluation point and the same start: gamma = inf makes
+    # the weight c of the look-ahead point 0.
     smooth = disk_filter(gain, settings.reach if method == DISK else math.inf)
     chain = Chain((private_gradient() if method == PLAIN else smooth, descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
-        """The gradient with this step's noise: the same at all points of a step."""
+        """Return the gradient with this step's noise, the same at all points of a step."""
         shift = level_noise(step, settings.noises, settings.seeds, settings.features)
         shift = shift.repeat(shape[0], 1, 1)
         return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
@@ -147,9 +147,10 @@ def measure(settings: Settings, method: str, gain: float) -> Record:
 
 
 def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -> Tensor:
-    """A step's noise [levels * seeds, d, 1]. Draws are keyed by level too.
+    """Return the noise of a step [levels * seeds, d, 1].
 
-    On a quadratic, shared draws would show a single comparison at every level, scaled.
+    Each level has its own draws. On a quadratic with shared draws, all levels would show the same
+    comparison at different scales.
     """
     shifts = []
     for level, noise in enumerate(noises):
@@ -158,10 +159,10 @@ def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -
     return torch.cat(shifts)
 
 
-# What it claims.
+# Claims
 
 NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "disk": "DiSK"}
-# Whether each method has its best step size and gain at each level, or all share theirs.
+# Whether each method uses its best step size and gain at each level, or all use the shared ones.
 TUNED = {"one step size": False, "tuned": True}
 STANDS_ON = (
     "The loss is a quadratic with largest curvature 1. Its gradient uses all samples, and "
@@ -177,10 +178,10 @@ STANDS_ON = (
 
 
 def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float, float, np.ndarray]:
-    """The runs of a method at a noise level whose mean is the lowest in that setting.
+    """Return the runs of a method at a noise level with the lowest mean in that setting.
 
     Returns:
-        Gain, step size, and the excess losses of the seeds.
+        The gain, the step size, and the excess losses of the seeds.
     """
     mine = (rows["method"] == name) & (rows["noise"] == noise)
     mine &= TUNED[setting] | (rows["shared"] == 1)
@@ -194,16 +195,17 @@ def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float,
 
 
 def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -> Slope:
-    """A method's excess loss minus another's, over the mean of the other's: a 95% interval.
+    """Return a method's excess loss minus another's, divided by the mean of the other's.
 
-    At one level, runs of one seed share their noise, so the differences are taken seed by seed.
+    The result has a 95% interval. At one level, runs of one seed use the same noise, so the
+    differences are paired by seed.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
     return mean_of((mine - theirs) / theirs.mean())
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """DiSK against each of the others, level by level, on the same noise, in each setting."""
+    """Claim that DiSK beats the other methods at every level and setting, on the same noise."""
     every = []
     for setting in TUNED:
         shares, found = [], {}
@@ -228,7 +230,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Mean excess losses, with what was chosen."""
+    """Return mean excess losses with the chosen gain and step size."""
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:
         for noise in levels(rows, "noise"):
@@ -241,12 +243,12 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def by_noise(rows: Columns, narrow: bool = False) -> Figure:
-    """Excess losses of the methods over noisy gradient descent's, a panel for each setting."""
+    """Draw excess losses relative to noisy gradient descent, with a panel for each setting."""
     figure, panels = style.canvas(len(TUNED), narrow, 2.9)
     noises = np.unique(rows["noise"])
     for axes, setting in zip(panels, TUNED, strict=True):

@@ -1,9 +1,9 @@
-"""Study `disk-stationarity`: the mean squared gradient under DiSK (003) and its bounds.
+"""Study `disk-stationarity`: the mean squared gradient under DiSK, compared with its bounds.
 
-F(x) is the mean of log(1 + (a'x - y)^2)/2 over the samples, |a| <= 1: not convex. The curvature of
-log(1 + u^2)/2 lies in [-1/8, 1] and its slope in [-1/2, 1/2], so L = 1, a gradient's variance is at
-most 1/4, and D <= F(x_0). Batches are drawn with replacement; noise and batch of a seed and step
-are the same for all filters.
+F(x) is the mean of log(1 + (a'x - y)^2)/2 over the samples with |a| <= 1. F is not convex. The
+function log(1 + u^2)/2 has curvature in [-1/8, 1] and slope in [-1/2, 1/2]. Therefore L = 1, the
+variance of a gradient is at most 1/4, and D <= F(x_0). Batches are drawn with replacement. All
+filters use the same noise and batch at one seed and step.
 """
 
 import itertools
@@ -51,7 +51,7 @@ SEED, SIGMA, SMOOTHNESS = 0, 0.5, 1.0
 
 
 class Settings(Table):
-    """What the suite's file holds; `level` and `horizons` are those of Corollary 4."""
+    """The keys of the suite's file. `level` and `horizons` are those of DiSK, Corollary 4."""
 
     reaches: Annotated[list[float], Field(min_length=1)]
     gains: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
@@ -64,11 +64,11 @@ class Settings(Table):
     seeds: Annotated[int, Field(ge=2)]
     samples: Count
     features: Count
-    outliers: Annotated[float, Field(ge=0, le=1)]  # their share
+    outliers: Annotated[float, Field(ge=0, le=1)]  # share of outliers
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each reach and gain, and one for each horizon of Corollary 4."""
+    """Return a cell for each reach and gain, and one for each horizon of Corollary 4."""
     grid = [
         Call(f"disk-{reach:g}-{gain:g}", partial(measure, settings, reach, gain), settings.steps)
         for reach, gain in itertools.product(settings.reaches, settings.gains)
@@ -79,7 +79,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Robust:
 
     @classmethod
     def of(cls, settings: Settings) -> "Robust":
-        """A linear truth with noise, and outliers far away."""
+        """Draw data from a linear model with noise and distant outliers."""
         rng = generator(SEED, Draw.SYNTHETIC)
         inputs = rng.standard_normal((settings.samples, settings.features))
         inputs /= np.maximum(1, np.linalg.norm(inputs, axis=1, keepdims=True))
@@ -101,23 +101,23 @@ class Robust:
         return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
 
     def value(self, at: Tensor) -> Tensor:
-        """F [S] at x [S, d]."""
+        """Return F [S] at x [S, d]."""
         return torch.log1p((at @ self.inputs.mT - self.labels).square()).mean(1) / 2
 
     def gradient(self, at: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The gradient [S, d] of the mean, or with weights [S, n] that sum to 1."""
+        """Return the mean gradient [S, d], or a weighted mean; weights [S, n] sum to 1."""
         off = at @ self.inputs.mT - self.labels
         share = 1 / len(self.labels) if weights is None else weights
         return (off / (1 + off.square()) * share) @ self.inputs
 
     def start(self) -> tuple[float, float]:
-        """F(0), which is at least D, and |grad F(0)|."""
+        """Return F(0), which is at least D, and |grad F(0)|."""
         origin = torch.zeros((1, self.inputs.shape[1]), dtype=torch.float64)
         return float(self.value(origin)), float(self.gradient(origin).norm())
 
 
 def measure(settings: Settings, reach: float, gain: float) -> Record:
-    """A row for each step size, noise, batch and seed, from the start of Algorithm 2."""
+    """Return a row for each step size, noise, batch and seed, with the start of Algorithm 2."""
     rows = []
     for noise, batch in itertools.product(settings.noises, settings.batches):
         spread = settings.features * noise**2
@@ -132,7 +132,7 @@ def measure(settings: Settings, reach: float, gain: float) -> Record:
 
 
 def measure_tuned(settings: Settings, steps: int) -> Record:
-    """A row for each seed: Corollary 4's run, from the start of its proof, full batches."""
+    """Return a row for each seed of Corollary 4's run on full batches, with its proof's start."""
     gap, slope = Robust.of(settings).start()
     spread = settings.features * settings.level**2
     best = theorem.corollary_4(steps, gap, SMOOTHNESS, slope, spread)
@@ -144,7 +144,7 @@ def _rows(
     settings: Settings, runs: Sequence[theorem.Disk], noise: float, start: theorem.Start,
     shared: Record,
 ) -> list[Record]:  # fmt: skip
-    """Rows of runs that differ in the step size, which are one stack with their seeds."""
+    """Return rows of runs that differ in the step size. With their seeds they form one stack."""
     problem, one = Robust.of(settings), runs[0]
     gap, slope = problem.start()
     rates = torch.tensor([run.lr for run in runs], dtype=torch.float64)
@@ -179,13 +179,13 @@ def trajectory(
     settings: Settings, problem: Robust, run: theorem.Disk, lr: Tensor, noise: float, batch: int,
     start: theorem.Start,
 ) -> Tensor:  # fmt: skip
-    """(1/T) sum_t |grad F(x_t)|^2 [S] from x_0 = 0, a replica for each entry of lr [S]."""
+    """Return (1/T) sum_t |grad F(x_t)|^2 [S] from x_0 = 0, one replica per entry of lr [S]."""
     link = disk_filter(run.gain, run.reach)
     seeds, features, samples = settings.seeds, settings.features, len(problem.labels)
     copies = len(lr) // seeds
 
     def from_zero(params: Params) -> dict[str, Tensor]:
-        """The filter with g~_{-1} = 0, as in 003's proof: as if a step had led nowhere."""
+        """Start the filter with g~_{-1} = 0, as in DiSK's proof: as after a step without move."""
         state = link.init(params)
         return state | {"steps": torch.ones_like(state["steps"])}
 
@@ -212,7 +212,7 @@ def trajectory(
     return total / run.steps
 
 
-# What it claims.
+# Claims
 
 KEYS = ("reach", "gain", "lr", "noise", "batch", "steps")
 STANDS_ON = (
@@ -227,21 +227,21 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Runs are below the bound, Corollary 4 holds, and filtering is worth something."""
+    """Make the claims: runs stay below the bound, Corollary 4 holds, and filtering helps."""
     grid = where(rows, corollary=0)
     return [*_bound_claims(grid), *_corollary_claims(where(rows, corollary=1)),
             *_filter_claims(grid)]  # fmt: skip
 
 
 def _settings(rows: Columns) -> list[Columns]:
-    """The rows of each setting, which differ in their seed alone."""
+    """Return the rows of each setting; the rows of one setting differ only in the seed."""
     keys = np.stack([rows[name] for name in KEYS], 1)
     every = [(keys == key).all(1) for key in np.unique(keys, axis=0)]
     return [{name: column[at] for name, column in rows.items()} for at in every]
 
 
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
-    """The bounds are of an expectation, so that means over seeds are compared, with intervals."""
+    """Compare means over seeds and their intervals with the bounds on expectations."""
     found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
     known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
     share = np.array([mean.value / bound for mean, bound in known])
@@ -274,7 +274,7 @@ def _bound_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _corollary_claims(best: Columns) -> Sequence[Claim]:
-    """Corollary 4's runs: they keep to its bound, and longer ones end with smaller means."""
+    """Claim that Corollary 4's runs satisfy its bound, and that longer runs have smaller means."""
     parts = {steps: where(best, steps=steps) for steps in levels(best, "steps")}
     shown, under = [], []
     for steps, part in parts.items():
@@ -306,7 +306,7 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
 
 
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
-    """Each mean over seeds, with its interval, over its bound."""
+    """Return each mean over seeds, with its interval, divided by its bound."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
     free = np.array([mean.free for mean, _ in means])
     return Effect(
@@ -315,7 +315,10 @@ def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effec
 
 
 def _filter_claims(grid: Columns) -> Sequence[Claim]:
-    """What filtering is worth, seed by seed, at the most noise, gamma = -1 and full batches."""
+    """Make the claims about the benefit of filtering, paired by seed.
+
+    They use the largest noise, gamma = -1 and full batches.
+    """
     part = where(grid, reach=-1.0, noise=grid["noise"].max(), batch=0.0)
     best, least = np.full(3, np.nan), (np.nan, np.nan)
     shown, of_least = {}, {}
@@ -324,7 +327,7 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
         gains = [gain for gain in levels(one, "gain") if gain < 1]
         saved = {gain: _saved(one, gain, len(gains)) for gain in gains}
         ends = np.array([(value, value - reach, value + reach) for value, reach in saved.values()])
-        best = ends.max(axis=0) if len(ends) else np.full(3, np.nan)  # of the best gain
+        best = ends.max(axis=0) if len(ends) else np.full(3, np.nan)  # values of the best gain
         known = np.where(np.isnan(one["bound"]), np.inf, one["bound"])
         chosen = float(one["gain"][known.argmin()])
         least = _saved(one, chosen)
@@ -350,9 +353,10 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
-    """By how much of kappa = 1's mean that gain's is smaller, seed by seed, with its interval.
+    """Return the relative reduction of the mean at kappa = 1 by this gain, and its half-width.
 
-    Of `many` such intervals all are right together 95 times in 100.
+    The runs are paired by seed. With `many` such intervals, all intervals together are right with
+    probability 95%.
     """
     own, plain = (where(part, gain=one) for one in (gain, 1.0))
     if not len(plain["seed"]):
@@ -364,7 +368,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Settings at the most noise with full batches, then Corollary 4's."""
+    """Return the settings with the largest noise and full batches, then those of Corollary 4."""
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, printed", "Corollary 4")]
     grid = where(rows, corollary=0)
     shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
@@ -376,12 +380,12 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each reach, at the most noise and full batches: a colour for each step size."""
+    """Draw a panel for each reach at the largest noise and full batches, a colour per step size."""
     grid = where(rows, corollary=0)
     grid = where(grid, noise=grid["noise"].max(), batch=0.0)
     reaches = np.unique(grid["reach"])

@@ -1,9 +1,9 @@
-"""Study `dp-bias`: what noise does to a Newton-Schulz direction on average.
+"""Study `dp-bias`: the mean effect of noise on a Newton–Schulz direction.
 
-DP-Muon (000), section 4. The released momentum is M = H + rho E. Averages are over E and over the
-probes U of the correction O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2. So the uncorrected bias
-is P_rho Q(H) - Q(H) and the corrected one (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H), where P is the
-Gaussian heat operator.
+The study is about DP-Muon, section 4. The released momentum is M = H + rho E. Averages are over E
+and over the probes U of the correction O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2. The
+uncorrected bias is P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H).
+P is the Gaussian heat operator.
 """
 
 import math
@@ -33,26 +33,26 @@ from fedmuon.runs.directory import Record
 
 Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
 SEED = 0
-NOT_ALL = ("probe", "probe_bound", "probe_any", "probe_error", "gain_error")  # of Monte Carlo alone
-AT_ONCE = 1 << 14  # samples of a chunk
+NOT_ALL = ("probe", "probe_bound", "probe_any", "probe_error", "gain_error")  # only Monte Carlo
+AT_ONCE = 1 << 14  # number of samples of a chunk
 SHAPES = {"2 × 2": (2, 2), "3 × 4": (3, 4)}
 QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
 
 
 class Settings(Table):
-    """What the suite's file holds; `norm` is ||H||_F, which must stay clear of 1, where Q kinks."""
+    """The keys of the suite's file. `norm` is ||H||_F, which must not be 1: Q has a kink at 1."""
 
     rhos: Annotated[list[Positive], Field(min_length=2)]
     norm: Positive
     steps: Count
     coefficients: str
-    nodes: Annotated[int, Field(ge=2)]  # of Gauss-Hermite quadrature, in each of four dimensions
-    samples: Annotated[int, Field(ge=100)]  # pairs (E, U) of the Monte Carlo estimate
-    spacing: Positive  # of finite differences
+    nodes: Annotated[int, Field(ge=2)]  # nodes of Gauss-Hermite quadrature per dimension (of four)
+    samples: Annotated[int, Field(ge=100)]  # number of pairs (E, U) of the Monte Carlo estimate
+    spacing: Positive  # step of finite differences
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Every way to know the bias, for each matrix: quadrature where there are few entries."""
+    """Return a cell for each matrix and method; quadrature is only for matrices of few entries."""
     ways = [("2 × 2", by_quadrature)]
     ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
     return [
@@ -61,17 +61,17 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def output_map(settings: Settings) -> Map:
-    """Q of 000: Newton-Schulz from M / max(1, ||M||_F)."""
+    """Return Q of DP-Muon: Newton–Schulz from M / max(1, ||M||_F)."""
     steps, coefficients = settings.steps, settings.coefficients
     return lambda matrix: newton_schulz(matrix, steps, coefficients, normalization="unit")
 
 
 def momentum(shape: str, norm: float) -> Tensor:
-    """H [m, n] of this Frobenius norm, with singular values 1 : 2 : 3 ... in random directions."""
+    """Return H [m, n] with this Frobenius norm, singular values 1 : 2 : 3 ..., random vectors."""
     m, n = SHAPES[shape]
     rng = generator(SEED, Draw.SYNTHETIC, block=m * n)
     left, right = (np.linalg.qr(rng.standard_normal((k, m)))[0] for k in (m, n))
@@ -80,7 +80,7 @@ def momentum(shape: str, norm: float) -> Tensor:
 
 
 def by_quadrature(settings: Settings, shape: str) -> Record:
-    """Both biases to many digits: Gauss-Hermite quadrature over all entries."""
+    """Compute both biases to many digits by Gauss-Hermite quadrature over all entries."""
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     heat, twice = (
         torch.stack([_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos])
@@ -91,7 +91,7 @@ def by_quadrature(settings: Settings, shape: str) -> Record:
 
 
 def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
-    """P_rho Q(H) = E Q(H + rho U) by the product rule."""
+    """Return P_rho Q(H) = E Q(H + rho U) by the product rule of quadrature."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     grid = np.stack(np.meshgrid(*[points] * at.numel(), indexing="ij"), -1)
     mass = weights / weights.sum()
@@ -103,11 +103,12 @@ def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
 
 
 def by_monte_carlo(settings: Settings, shape: str) -> Record:
-    """Both biases from draws of (E, U), with their standard errors and the error of one direction.
+    """Estimate both biases from draws of (E, U), with standard errors and single-direction errors.
 
-    phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H) is averaged for the plain bias. Exchanging E
-    and U, which have one law, the corrected direction is on average phi(E) + phi(U) - (phi(E + U)
-    + phi(E - U)) / 2: its terms of order rho^2 cancel draw by draw, by the parallelogram law.
+    Let phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H). The mean of phi(E) is the uncorrected
+    bias. E and U have the same distribution and can be exchanged, so the corrected bias is the mean
+    of phi(E) + phi(U) - (phi(E + U) + phi(E - U)) / 2. In every draw, its terms of order rho^2
+    cancel by the parallelogram law.
     """
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
@@ -118,7 +119,7 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     given = settings.coefficients, settings.steps
     for row, (quotient, probe) in zip(record["rows"], doubts, strict=True):
         row["gain_error"], row["probe_error"] = quotient, probe
-        # phi(U) is a pair of probes at M = H, so its deviation is that of 000, C.6, for J = 1.
+        # phi(U) is a pair of probes at M = H, so its deviation is that of DP-Muon (C.6) for J = 1.
         row["probe"] = row["plain_error"] * math.sqrt(settings.samples)
         row["probe_bound"] = probe_error(*given, SHAPES[shape], row["rho"])
         row["probe_any"] = largest_output(*given, min(SHAPES[shape]))
@@ -128,18 +129,19 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
 def _sampled(
     apply: Map, at: Tensor, rho: float, samples: int
 ) -> tuple[Tensor, Tensor, Tensor, tuple[float, float]]:
-    """What one rho's draws show.
+    """Estimate the biases and errors at one rho.
 
     Returns:
-        Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
-        of a mean square. Then the relative standard errors of the quotient of the last two, and of
-        the root of phi's mean square.
+        Both biases [2, m, n], their standard errors [2], and the errors of a single direction O
+        [2], each as a root mean square. The last element has two relative standard errors: of the
+        quotient of the last two errors, and of the root of phi's mean square.
 
-    To first order log sqrt(mean a) is off by mean(a / mean a - 1) / 2, and draws are independent.
+    To first order, the error of log sqrt(mean a) is mean(a / mean a - 1) / 2. Draws are
+    independent.
     """
     chunks = []
     for chunk, start in enumerate(range(0, samples, AT_ONCE)):
-        # the same draws (E, U) for every rho, so that the curves are smooth
+        # use the same draws (E, U) for every rho, so that the curves are smooth
         rng = generator(SEED, Draw.SMOOTHING, step=chunk, block=at.numel())
         count = min(AT_ONCE, samples - start)
         e, u = torch.from_numpy(rng.standard_normal((2, count, *at.shape)))
@@ -155,7 +157,7 @@ def _sampled(
 
 
 def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
-    """For each pair: phi(E), the symmetrized correction, and the squared errors of both O's."""
+    """Return, for each pair: phi(E), the symmetrized correction, squared errors of both O."""
     exact, both = apply(at), torch.stack([e, u, e + u, e - u])
     forth, back = apply(at + rho * both), apply(at - rho * both)
     even = (forth + back) / 2 - exact
@@ -166,24 +168,24 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
 
 
 def by_taylor(settings: Settings, shape: str) -> Record:
-    """The leading terms alone, in the place of biases."""
+    """Return a record with the leading terms in place of the biases."""
     apply, at = output_map(settings), momentum(shape, settings.norm)
     terms = leading_terms(apply, at, settings.rhos, settings.spacing)
     return _record(shape, TAYLOR, settings.rhos, terms, terms)
 
 
 def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
-    """rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), by finite differences, [2, rhos, m, n]."""
+    """Return rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H) by finite differences."""
     first, second = laplacians(apply, at, spacing)
     both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
     return torch.stack([torch.stack(one) for one in both])
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
-    """Lap Q and Lap^2 Q at H, entrywise: central differences at h and 2h, extrapolated.
+    """Return Lap Q and Lap^2 Q at H by central differences at h and 2h with extrapolation.
 
-    With d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2 they are sum_i d_i^2 Q and
-    sum_ij d_i^2 d_j^2 Q.
+    With d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2, they are sum_i d_i^2 Q and
+    sum_ij d_i^2 d_j^2 Q, for each entry of Q.
     """
     d, found = at.numel(), []
     for h in (spacing, 2 * spacing):
@@ -201,10 +203,10 @@ def _record(
     shape: str, way: str, rhos: Sequence[float], biases: Tensor, terms: Tensor,
     errors: Tensor | None = None, spreads: Tensor | None = None,
 ) -> Record:  # fmt: skip
-    """A row for each rho, with norms of both biases [2, rhos, m, n], plain and corrected.
+    """Return a row for each rho with the norms of both biases [2, rhos, m, n].
 
-    `off` is the norm of what is left of them without their leading terms; errors are [2, rhos].
-    A norm alone would take a term of the wrong sign or direction for the bias.
+    `off` is the norm of a bias minus its leading term. It is stored because the norm of the bias
+    alone cannot show a wrong sign or direction of the term. `errors` has the shape [2, rhos].
     """
     nothing = torch.zeros(biases.shape[:2])
     columns = {
@@ -222,15 +224,15 @@ def _record(
     return {"rows": rows}
 
 
-# What it claims.
+# Claims
 
 MEASURED = {"quadrature": "quadrature", "monte-carlo": "Monte Carlo"}
 SMALL = 1 / 32  # slopes are fitted up to this rho, where the next term is small
-Curves = dict[tuple[str, str], Columns]  # by matrix and way, in rising order of rho
+Curves = dict[tuple[str, str], Columns]  # (matrix, method) -> rows by increasing rho
 ORDERS = {"plain": 2, "corrected": 4}
 WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correction"}
 TERMS = {"plain": "(ρ²/2) ΔQ", "corrected": "−(ρ⁴/4) Δ²Q"}
-NEAR = 0.1  # of a slope, and of a leading coefficient relative to it
+NEAR = 0.1  # tolerance of a slope, and relative tolerance of a leading coefficient
 STANDS_ON = (
     "H is fixed with ‖H‖_F = 2, where Q is smooth. The released momentum is M = H + ρE. Biases "
     "are averages over E and the probes U, which are standard normal and independent, as in the "
@@ -242,7 +244,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Orders, leading terms, which bias is smaller, and what a single direction gains."""
+    """Make the claims about orders, leading terms, the smaller bias, and single directions."""
     parts = _measured(rows)
     return [
         *(order(parts, kind) for kind in ORDERS),
@@ -253,7 +255,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def order(parts: Curves, kind: str) -> Claim:
-    """The bias goes to 0 like rho^2 without the correction, like rho^4 with it."""
+    """Claim the order of the bias: rho^2 without the correction, rho^4 with it."""
     slopes = {", ".join(name): _slope(part, kind) for name, part in parts.items()}
     values, reach = zip(*slopes.values(), strict=True)
     return Claim(
@@ -266,7 +268,7 @@ def order(parts: Curves, kind: str) -> Claim:
 
 
 def leading(rows: Columns, kind: str) -> Claim:
-    """The relative distance from the term is small at the smallest rho, and falls with rho."""
+    """Claim that the relative distance from the term is small and decreases with rho."""
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
@@ -288,7 +290,7 @@ def leading(rows: Columns, kind: str) -> Claim:
 
 
 def smaller(parts: Curves) -> Claim:
-    """The correction makes the bias smaller at every rho that was tried."""
+    """Claim that the correction makes the bias smaller at every tried rho."""
     ratios, reaches = [], []
     for part in parts.values():
         plain, corrected = (
@@ -307,7 +309,7 @@ def smaller(parts: Curves) -> Claim:
 
 
 def _single_directions(rows: Columns) -> Sequence[Claim]:
-    """Both claims are of one draw of samples: no seeds would shorten their intervals."""
+    """Make two claims about one draw of samples. More seeds would not shorten their intervals."""
     ratios, least = {}, []
     for shape in distinct(rows, "shape"):
         part = _part(rows, shape, "monte-carlo")
@@ -344,12 +346,12 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
 
 
 def _errors(part: Columns, of: str) -> np.ndarray:
-    """Relative standard errors; tables of earlier versions have none."""
+    """Return relative standard errors; they are missing in tables of earlier versions."""
     return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes and ratios by matrix and way."""
+    """Return slopes and ratios by matrix and method."""
     lines: Rows = [("matrix", "way", "plain slope", "corrected slope", "plain at ρ", "corrected")]
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind)[0]:.3f}" for kind in ORDERS]
@@ -360,7 +362,7 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _measured(rows: Columns) -> Curves:
-    """The curves of all that was measured, by matrix and way."""
+    """Return the curves of all measured biases, by matrix and method."""
     return {
         (shape, MEASURED[way]): _part(rows, shape, way)
         for shape, way in distinct(rows, "shape", "way")
@@ -369,16 +371,16 @@ def _measured(rows: Columns) -> Curves:
 
 
 def _part(rows: Columns, shape: str, way: str) -> Columns:
-    """The rows of one curve, in rising order of rho."""
+    """Return the rows of one curve, sorted by rho."""
     part = where(rows, shape=shape, way=way)
     order = np.argsort(part["rho"])
     return {name: column[order] for name, column in part.items()}
 
 
 def _slope(part: Columns, kind: str) -> tuple[float, float]:
-    """The slope sum_k w_k log b_k, and half of its interval.
+    """Return the slope sum_k w_k log b_k, and half of its interval.
 
-    Errors of one draw may go one way, so that they add up.
+    The errors come from one draw and may be correlated, so their absolute values are added.
     """
     used = part["rho"] <= SMALL
     x, bias = np.log(part["rho"][used]), part[kind][used]
@@ -387,7 +389,7 @@ def _slope(part: Columns, kind: str) -> tuple[float, float]:
     return float(np.polyfit(x, np.log(bias), 1)[0]), float(reach)
 
 
-# How it is drawn.
+# Figures
 
 KINDS = {
     "plain": (style.BLUE, "o", "without correction"),
@@ -398,7 +400,7 @@ TERMS_AS_TEX = {"plain": r"$(\rho^2/2)\,\Delta Q$", "corrected": r"$-(\rho^4/4)\
 
 @style.styled
 def orders(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each matrix: norms of both biases against rho, with their leading terms."""
+    """Draw a panel for each matrix: norms of both biases against rho, and their leading terms."""
     shapes = distinct(rows, "shape")
     figure, panels = style.canvas(len(shapes), narrow, 3.0)
     for axes, shape in zip(panels, shapes, strict=True):

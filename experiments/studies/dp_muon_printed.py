@@ -1,4 +1,4 @@
-"""Study `dp-muon-printed`: what the settings of Table 3 of DP-Muon (000) spend, by both modes."""
+"""Study `dp-muon-printed`: the epsilon of the settings in Table 3 of DP-Muon, in both modes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ from fedmuon.runs.directory import Record
 
 
 class Row(Table):
-    """A printed setting: T steps of m blocks on Poisson lots, and the epsilon beside them."""
+    """A published setting: T steps of m blocks on Poisson lots, with the published epsilon."""
 
     population: Count
     lot: Positive
@@ -35,24 +35,24 @@ class Row(Table):
 
 
 class Settings(Table):
-    """What the suite's file holds: rows by name."""
+    """The keys of the suite's file: rows by name."""
 
     rows: Annotated[dict[str, Row], Field(min_length=1)]
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each row."""
+    """Return a cell for each row."""
     return [
         Call(f"row-{number}", partial(account, name, row))
         for number, (name, row) in enumerate(settings.rows.items())
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def account(name: str, row: Row) -> Record:
-    """The printed epsilon beside that of both modes, and the noise that it would take jointly."""
+    """Return the published epsilon, that of both modes, and the noise that joint mode requires."""
     releases = row.lot / row.population, row.steps, row.delta, row.blocks
     joint = epsilon(row.noise, *releases)
     spent = {
@@ -67,9 +67,9 @@ def account(name: str, row: Row) -> Record:
     return {"rows": [{"name": name} | row.model_dump(exclude={"population", "lot"}) | spent]}
 
 
-# What it claims.
+# Claims
 
-NEAR = 0.003  # of the printed value
+NEAR = 0.003  # relative tolerance around the published value
 STANDS_ON = (
     "Every ε here is zero-out: the data are compared with those in which one example adds 0. If N "
     "is public, add-remove gives the same number. Joint: Poisson lots; m blocks are clipped to C "
@@ -82,7 +82,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Where the print comes from, and what it means with many blocks and with one."""
+    """Make the claims about the origin of the published values and their meaning for 1 or m blocks."""
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
     many = rows["blocks"] > 1
@@ -110,7 +110,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Every row, with the noise that the printed epsilon would take."""
+    """Return all rows, with the noise that the published epsilon would require."""
     lines: Rows = [("setting", "m", "δ", "σ", "printed ε", "per-release ε", "joint ε, zero-out",
                     "σ for printed ε")]  # fmt: skip
     for at in range(len(rows["name"])):
@@ -122,14 +122,14 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 
 @styled
 def printed(rows: Columns, narrow: bool = False) -> Figure:
-    """A line for each setting, epsilon to the right on a log axis."""
+    """Draw a line for each setting, with epsilon on a horizontal log axis."""
     figure, (axes,) = canvas(1, narrow, 2.4 if narrow else 2.2)
     at = np.arange(len(rows["name"]))[::-1]
     low, high = rows["joint_lower"], rows["joint_upper"]

@@ -1,9 +1,10 @@
-"""Study `dp-stationarity`: Theorem 3.4 of DP-Muon (000) and the nuclear norm that it bounds.
+"""Study `dp-stationarity`: Theorem 3.4 of DP-Muon and the nuclear norm that it bounds.
 
-All that the theorem asks of the problem is known: the gradients of single people are shorter than
-c, the mean is smooth with L = min(m, n) in the theorem's norms, and convex, so that its gap is too.
-Step size and memory are those of Corollary 3.5. One cell has one method, noise and horizon, and
-holds all seeds as one stack; lots and noise of a seed are the same for both methods.
+The problem satisfies all assumptions of the theorem with known constants. The gradients of single
+people are shorter than c. The mean is smooth with L = min(m, n) in the theorem's norms. It is
+convex, so its gap is also known. Step size and momentum are those of Corollary 3.5. A cell has one
+method, noise and horizon, and all its seeds form one stack. Both methods use the same lots and
+noise of a seed.
 """
 
 import itertools
@@ -56,15 +57,15 @@ from fedmuon.privacy.noise import keyed_streams, normals
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
-SEED = 0  # of the data
-REFINED = 50  # steps towards the minimum
+SEED = 0  # seed of the data
+REFINED = 50  # number of iterations towards the minimum
 MUON = "dp-muon"
 CORRECTED = "dp-muonbc"
 METHODS = (MUON, CORRECTED)
 
 
 class People(Table):
-    """The people, the number of steps, and how a step is taken."""
+    """The people, the numbers of steps, and the settings of a step."""
 
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
     seeds: Annotated[int, Field(ge=2)]
@@ -72,27 +73,27 @@ class People(Table):
     columns: Count
     people: Count
     lot: Positive
-    distance: Positive  # of the centre from the start, in spectral norm
-    spread: Positive  # of an entry of a person's matrix about the centre
-    iterations: Count  # of Newton-Schulz
+    distance: Positive  # distance of the centre from the start, in spectral norm
+    spread: Positive  # standard deviation of an entry of a person's matrix around the centre
+    iterations: Count  # number of Newton–Schulz iterations
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(m, n) of W."""
+        """Return the shape (m, n) of W."""
         return self.rows, self.columns
 
 
 class Settings(People):
-    """What the suite's file holds; `slope` is c, which no gradient of a person reaches."""
+    """The keys of the suite's file. `slope` is c, an upper bound on any person's gradient norm."""
 
     noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
     slope: Positive
     clip: Positive
-    probes: Count  # antithetic pairs of DP-MuonBC
+    probes: Count  # number of antithetic pairs of DP-MuonBC
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each method, noise and horizon."""
+    """Return a cell for each method, noise and horizon."""
     every = itertools.product(METHODS, settings.noises, settings.steps)
     return [
         Call(f"{method}-{noise:g}-{steps}", partial(measure, settings, method, noise, steps), steps)
@@ -100,23 +101,24 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 @dataclass(frozen=True)
 class Location:
     """f(W) = (1/N) sum_i h(|W - A_i|_F) with h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
 
-    h' is below c, and both h'' and h'(u)/u lie in (0, 1]: f is convex and 1-smooth in Frobenius
-    norm, so ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op, r = min(m, n).
+    h' is below c, and h'' and h'(u)/u are in (0, 1]. Therefore f is convex and 1-smooth in the
+    Frobenius norm, and ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op with
+    r = min(m, n).
     """
 
     points: Tensor
-    slope: float | Tensor  # or one for each person, [N]
+    slope: float | Tensor  # a number, or one value per person [N]
 
     @classmethod
     def of(cls, settings: Settings) -> "Location":
-        """People about a centre whose singular values are all `distance`."""
+        """Draw people around a centre whose singular values all equal `distance`."""
         rng, shape = generator(SEED, Draw.SYNTHETIC), settings.shape
         left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
         away = settings.spread * rng.standard_normal((settings.people, *shape))
@@ -124,7 +126,7 @@ class Location:
         return cls(torch.from_numpy(points).flatten(1), settings.slope)
 
     def squares(self, at: Tensor) -> Tensor:
-        """|W - A_i|_F^2 [S, N] at W [S, m n]."""
+        """Return |W - A_i|_F^2 [S, N] at W [S, m n]."""
         squares = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
         return squares.clamp_min(0)
 
@@ -133,26 +135,26 @@ class Location:
         return self.points.square().sum(1)
 
     def weights(self, squares: Tensor) -> Tensor:
-        """h'(u) / u: a person's gradient is that times W - A_i."""
+        """Return h'(u) / u. A person's gradient is this weight times W - A_i."""
         return self.slope * (self.slope**2 + squares).rsqrt()
 
     def combined(self, at: Tensor, shares: Tensor) -> Tensor:
-        """sum_i shares_i (W - A_i) [S, m n]."""
+        """Return sum_i shares_i (W - A_i) [S, m n]."""
         return shares.sum(1)[:, None] * at - shares @ self.points
 
     def value(self, squares: Tensor) -> Tensor:
-        """f [S], from the squared distances."""
+        """Return f [S] from the squared distances."""
         return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
 
     def gradient(self, at: Tensor) -> Tensor:
-        """The gradient [S, m n]."""
+        """Return the gradient [S, m n]."""
         return self.combined(at, self.weights(self.squares(at)) / len(self.points))
 
     def gap(self) -> float:
-        """A ceiling of f(0) - f*, to rounding f(0) - f*.
+        """Return an upper bound on f(0) - f*, which is exact except for rounding.
 
-        W <- the weighted mean goes down to the minimum. As f is convex and both W and W* lie
-        among the A_i, f(W) - f* <= |grad f(W)|_F 2 max |A_i|_F.
+        Iterating W <- weighted mean decreases f to its minimum. f is convex, and W and W* are
+        convex combinations of the A_i, so f(W) - f* <= |grad f(W)|_F 2 max |A_i|_F.
         """
         start = torch.zeros_like(self.points[:1])
         best = start
@@ -164,15 +166,15 @@ class Location:
 
 
 def measure(settings: Settings, method: str, noise: float, steps: int) -> Record:
-    """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
+    """Return a row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound.
 
-    Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone. So its distance
-    from the polar factor is 1 less the least singular value of O. The bound is given the largest
-    distance of any step and seed.
+    If its polynomials map (0, 1] into itself, Newton–Schulz changes only the singular values. The
+    polar error is then 1 minus the smallest singular value of O. The bound uses the largest polar
+    error of all steps and seeds.
     """
     problem, short = Location.of(settings), min(settings.shape)
     gap = problem.gap()
-    # the step size and memory of 000, Corollary 3.5, with eta_0 = sqrt(D / L)
+    # the step size and momentum of DP-Muon, Corollary 3.5, with eta_0 = sqrt(D / L)
     plan = theorem.light_tailed(steps, 1.0, math.sqrt(gap / short))[0]
     sizes, least, most = follow(trajectory(problem, settings, method, noise, plan), problem, plan)
     error = max(0.0, 1 - least) if method == MUON else 0.0
@@ -185,7 +187,7 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
         "steps": steps,
         "bound": bound.value,
         **{f"term_{name}": term for name, term in bound.terms.items()},
-        "ceiling": math.sqrt(short) * settings.slope,  # of any gradient's nuclear norm
+        "ceiling": math.sqrt(short) * settings.slope,  # upper bound on any gradient's nuclear norm
         "polar_error": error,
         "longest_step": most,
     }
@@ -195,9 +197,9 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
 def trajectory(
     problem: Location, settings: Settings, method: str, noise: float, plan: Schedule
 ) -> Iterator[Tensor]:
-    """W_0 = 0, ..., W_T of all seeds [S, m, n], by DP-Muon as 000 has it, or with the correction.
+    """Yield W_0 = 0, ..., W_T of all seeds [S, m, n] for DP-Muon, or for DP-MuonBC.
 
-    Each seed releases a Poisson lot of its own. No link sees the loss.
+    Each seed releases its own Poisson lot. No link uses the loss.
     """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
@@ -236,8 +238,8 @@ def follow(
     """Follow the path W_0, ..., W_T.
 
     Returns:
-        The mean nuclear norm of the true gradient [S], and the least and largest singular value of
-        any direction O.
+        The mean nuclear norm of the true gradient [S], and the smallest and largest singular value
+        of all directions O.
     """
     before = next(path)
     total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
@@ -250,7 +252,7 @@ def follow(
     return total / plan.steps, least, most
 
 
-# What it claims.
+# Claims
 
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
 TERMS = ("descent", "step", "clipping", "noise", "drift")
@@ -267,7 +269,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Below the bound, for both methods; falling; how loose the bound is, and what it says."""
+    """Make the claims: norms are below the bound and decrease; the bound is tight; it says much."""
     within, outside, tight = _bound_claims(rows)
     falling = []
     for method, name in NAMES.items():
@@ -280,7 +282,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
-    """DP-Muon, run by run; DP-MuonBC, which the theorem does not cover; how tight the bound is."""
+    """Make the claims about DP-Muon's bound, about DP-MuonBC, and about tightness.
+
+    DP-Muon is checked run by run. The theorem does not cover DP-MuonBC.
+    """
     plain, corrected = (where(rows, method=method) for method in NAMES)
     shares = [part["mean_nuclear"] / part["bound"] for part in (plain, corrected)]
     held = [
@@ -318,7 +323,7 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 
 
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
-    """At the largest T: the largest term of the bound, and whether the bound says anything."""
+    """Make the claims at the largest T: the largest term, and whether the bound is informative."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
     for noise, one in split(part, "noise", "σ").items():
@@ -347,7 +352,7 @@ def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """The bound's terms by noise and T, and what was measured."""
+    """Return the terms of the bound and the measured norms, by noise and T."""
     lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
     names = (*(f"term_{name}" for name in TERMS), "bound")
     for noise in levels(rows, "noise"):
@@ -360,12 +365,12 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each method: mean nuclear norms and bounds against T, a colour for each noise."""
+    """Draw mean nuclear norms and bounds against T, with a panel per method, a colour per noise."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
         for noise, look in zip(levels(rows, "noise"), style.SERIES, strict=False):

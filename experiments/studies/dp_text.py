@@ -1,10 +1,10 @@
 """Study `dp-text`: private fine-tuning of a decoder on tables and sentences.
 
-DP-Muon (000), section 5, and DiSK (003), Tables 4 and 5. A cell is a seed. One decoder is trained
-on public text, and every method continues from it under its joint epsilon. Each training is a run
-directory, which resumes and replays like any other. The corpus lies in [base.data] folder. If that
-is empty, both texts are synthetic (`make-text`), and the public text has other names and wordings
-than the private one.
+The papers are DP-Muon (section 5) and DiSK (Tables 4 and 5). A cell is one seed. One decoder is
+trained on public text, and every method fine-tunes it with the method's joint epsilon. Each
+training is a run folder, which can be resumed and replayed like any other. The corpus is in the
+folder [base.data] folder. If this key is empty, both texts are synthetic (`make-text`), and the
+public text uses other names and wordings than the private text.
 """
 
 import math
@@ -56,7 +56,7 @@ from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
 
 Nested = dict[str, dict[str, Scalar]]
-SHOWN = 10  # generated sentences that are stored for a reader
+SHOWN = 10  # number of generated sentences that are stored as examples
 
 
 class Order(Table):
@@ -71,14 +71,14 @@ NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders", "
 
 
 class Settings(Table):
-    """The keys of the suite's file; `public` overrides `base` when the start is trained.
+    """The keys of the suite's file. `public` overrides `base` for training the public decoder.
 
-    With `choose`, sentences are those of the model with the highest BLEU, or the lowest NLL, on the
-    validation part among the models after evaluated rounds; and the NLL is the lowest one on the
-    validation part, as in 000, Appendix D.
+    With `choose`, the sentences come from a chosen model among those after evaluated rounds: the
+    model with the highest BLEU, or with the lowest NLL, on the validation part. The reported NLL is
+    then the lowest NLL on the validation part, as in DP-Muon, Appendix D.
 
-    `search` lists values of keys of [local], by method. Every seed trains with each combination of
-    them and scores the run with the lowest NLL on the validation part.
+    `search` lists values of keys of [local] for each method. Every seed trains with each
+    combination of them, and scores the run with the lowest NLL on the validation part.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -87,12 +87,12 @@ class Settings(Table):
     variants: Annotated[dict[str, Nested], Field(min_length=1)]
     made_tables: Count
     public_tables: Count
-    prompts: Count  # held-out tables to write about
+    prompts: Count  # number of held-out tables about which sentences are generated
     beams: Count
-    published: dict[str, dict[str, dict[str, float]]]  # by format and method
+    published: dict[str, dict[str, dict[str, float]]]  # format -> method -> published values
     choose: Literal["last", "bleu", "nll"] = "last"
     ban_newlines: bool = False
-    needs_files: bool = False  # whether the corpus and the weights must be given
+    needs_files: bool = False  # whether the user must provide the corpus and the weights
     paper: Literal["000", "003"] = "000"
     scores: list[str] = Field(["bleu", "rouge_l"], min_length=1)  # names of `SCORES`
     orders: list[Order] = Field(default_factory=lambda: [Order(**one) for one in ORDERS])
@@ -101,7 +101,7 @@ class Settings(Table):
     )
 
     def candidates(self, method: str) -> dict[str, Nested]:
-        """The settings of one method by what is searched in them; without a search, its own."""
+        """Return label -> settings for each combination of one method's searched values."""
         own, values = self.variants[method], self.search.get(method, {})
         made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
         return {
@@ -111,7 +111,7 @@ class Settings(Table):
 
     @model_serializer(mode="wrap")
     def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without newer keys at their defaults, so that old folders can be resumed."""
+        """Leave out newer keys with default values, so that old folders can be resumed."""
         fields, content = type(self).model_fields, write(self)
         for name, field in fields.items():
             if field.alias in NEWER and getattr(self, name) == field.get_default(
@@ -122,7 +122,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
-    """A cell for each seed."""
+    """Return a cell for each seed."""
     for name in {*settings.scores, *(one.measure for one in settings.orders)} - {*MEASURES}:
         raise InputError(f"{name} is no score of sentences: choose one of {', '.join(MEASURES)}")
     data = {"data": {"name": request.data}}
@@ -153,14 +153,14 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 @dataclass(frozen=True)
 class TextCell:
-    """All methods with one seed, from one public decoder; `size` counts trainings."""
+    """All methods with one seed and one public decoder. `size` is the number of trainings."""
 
-    name: str  # of its folder
+    name: str  # name of the folder
     size: int
     settings: Settings
     form: str
@@ -168,7 +168,7 @@ class TextCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Rows `ends`, `curves` and `written` of every method, and `searched` of each setting."""
+        """Return `ends`, `curves` and `written` of every method, and `searched` of each setting."""
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
@@ -185,7 +185,7 @@ class TextCell:
                 f"{text} has no dev part or no test part: one chooses the model, and the other "
                 'scores it; get the files, or set choose = "last" in the suite\'s file'
             )
-        if not weights:  # a decoder trained on public text, without privacy
+        if not weights:  # train a decoder on public text, without privacy
             public = self._make_text(folder, "lodgings", self.settings.public_tables)
             config = self._config(self.settings.public, public, "")
             train(prepare(config, folder / "public", True), run_rounds)
@@ -209,12 +209,12 @@ class TextCell:
         return record | {"made_up": not given}
 
     def _make_text(self, folder: Path, domain: str, count: int) -> Path:
-        """Synthetic text of that domain, made once."""
+        """Write synthetic text of that domain if it does not exist yet."""
         make_text(folder / domain, self.form, count, domain, self.seed)
         return folder / domain
 
     def _config(self, own: Nested, text: Path, weights: str) -> Config:
-        """The settings of one training, on all pairs that its text has."""
+        """Return the config of one training on all pairs of its text."""
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
@@ -231,10 +231,10 @@ class TextCell:
 def search(
     tried: Mapping[str, Config], places: Sequence[Path], settings: Settings
 ) -> tuple[int, list[Record]]:
-    """Train with every setting in a folder of its own; the number of the best, and a row of each.
+    """Train with each setting in its own folder, and return the best index and a row per setting.
 
-    Best is the lowest NLL on the validation part, of the models after evaluated rounds: 000 does
-    not print by what it chose.
+    The best setting has the lowest NLL on the validation part among the models after evaluated
+    rounds. DP-Muon does not state its criterion.
     """
     lowest: list[float] = []
     for config, out in zip(tried.values(), places, strict=True):
@@ -255,7 +255,7 @@ def search(
 
 
 def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
-    """One method's run, and what its decoder then says of held-out tables."""
+    """Train one method, and return its measures and its sentences about held-out tables."""
     models = Models(out.with_name(f"{out.name}-models"), settings.choose)
     run = prepare(config, out, resume=True, callbacks=[models])
     measures = dict.fromkeys(("nll", *settings.scores), math.nan)
@@ -296,14 +296,14 @@ def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, lis
 
 
 def _read(run: Run, file: Path) -> Params:
-    """The parameters of a file, without a replica axis."""
+    """Return the parameters in a file, without a replica axis."""
     task = run.experiment.task
     stored = read_weights(file)
     return {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
 
 
 def _nll(run: Run, params: Params, held: Batch) -> float:
-    """The mean negative log-likelihood of a target token."""
+    """Return the mean negative log-likelihood of a target token."""
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
@@ -313,13 +313,13 @@ def _nll(run: Run, params: Params, held: Batch) -> float:
 
 @dataclass
 class Models(Callback):
-    """The models after evaluated rounds, in a folder, and the choice among them."""
+    """The models after evaluated rounds, stored in a folder, and the choice among them."""
 
     folder: Path
     choose: str
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Save the model of an evaluated round; it was released, so this spends no privacy."""
+        """Save the model of an evaluated round. It was released, so saving costs no privacy."""
         if self.choose != "last" and "train_loss" in record:
             self.folder.mkdir(exist_ok=True)
             write_bytes(self._file(record["round"]), tensor_bytes(state.params))
@@ -328,7 +328,7 @@ class Models(Callback):
         return self.folder / f"round-{number:07}.safetensors"
 
     def chosen(self, run: Run, settings: Settings) -> tuple[Params, float]:
-        """The best model by its validation BLEU or NLL, and the lowest validation NLL of all."""
+        """Return the best model by validation BLEU or NLL, and the lowest validation NLL."""
         losses = lows = self.losses(run)
         if self.choose == "bleu":
             pairs = corpus(run.config.data.name, run.config.data.folder)["dev"]
@@ -340,7 +340,7 @@ class Models(Callback):
         return _read(run, best), min(losses)
 
     def losses(self, run: Run) -> list[float]:
-        """The NLL of every model on the validation part."""
+        """Return the NLL of every model on the validation part."""
         data, task = run.config.data, run.experiment.task
         pairs = corpus(data.name, data.folder)["dev"]
         rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
@@ -361,7 +361,7 @@ class Models(Callback):
 def _write_sentences(
     run: Run, params: Params, settings: Settings, pairs: Sequence[Pair]
 ) -> tuple[list[str], list[list[str]], list[Record]]:
-    """Sentences about the first tables of the pairs, their references, and some rows of both."""
+    """Return sentences about the first tables of the pairs, their references, and some examples."""
     table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
     held = prompts(pairs)
     encoded = {prompt: tokens.prompt(prompt) for prompt in held}
@@ -376,7 +376,7 @@ def _write_sentences(
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = []
     for prompt, one, references in zip(short, sentences, wanted, strict=True):
-        # An untrained decoder writes control characters, too.
+        # An untrained decoder can also generate control characters.
         line = "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in one)
         shown.append({"table": prompt, "written": line, "reference": references[0]})
     return sentences, wanted, shown[:SHOWN]
@@ -386,17 +386,17 @@ def _banned(tokens: Tokens, settings: Settings) -> Sequence[int]:
     return tokens.newlines if settings.ban_newlines else ()
 
 
-# What it claims.
+# Claims
 
-MEASURES = {"nll": ("NLL per target token", "nats"), **SCORES_SHOWN}  # name and unit
-ORDERS: tuple[dict[str, str], ...] = (  # what 000 prints for E2E
+MEASURES = {"nll": ("NLL per target token", "nats"), **SCORES_SHOWN}  # measure -> name, unit
+ORDERS: tuple[dict[str, str], ...] = (  # the order that DP-Muon reports for E2E
     {"better": "DP-Adam", "than": "DP-SGD", "measure": "nll"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "nll"},
     {"better": "DP-MuonBC", "than": "DP-Muon", "measure": "nll"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "bleu"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "rouge_l"},
 )
-PAPERS = {"000": "DP-Muon", "003": "DiSK"}  # their short names
+PAPERS = {"000": "DP-Muon", "003": "DiSK"}  # short names of the papers
 JOINT = (
     "All releases of a step are accounted for jointly, with Poisson lots (zero-out). A private "
     "example is one pair of a table and a sentence. A table with several sentences is several "
@@ -433,7 +433,7 @@ MADE_UP = (
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The report's section, with published numbers, and a warning if the text is synthetic."""
+    """Return the report's section with published numbers, and a warning for synthetic text."""
     settings = Settings.model_validate(about["settings"])
     published = settings.published.get(about["data"], {})
     whole = replace(
@@ -462,7 +462,7 @@ def _stands_on(settings: Settings) -> str:
 def claims(
     ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
 ) -> Sequence[Claim]:
-    """Claims: each run keeps its ε, and the methods have the paper's order (000's by default)."""
+    """Claim that each run keeps its ε, and that the methods have the paper's order."""
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
@@ -478,7 +478,7 @@ def claims(
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
-    """The mean over seeds is better, beyond the interval of the differences seed by seed."""
+    """Claim that a method's mean is better, beyond the interval of the paired differences."""
     sign = 1 if measure == "nll" else -1
     one, other = (ends[measure][ends["method"] == name] for name in (better, than))
     word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]
@@ -499,7 +499,7 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
 def numbers(
     published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns, paper: str = "000"
 ) -> Rows:
-    """Means over seeds with standard deviations, and below each what the paper prints."""
+    """Return means and standard deviations over seeds, and the published values below them."""
     measured = [name for name in MEASURES if name in ends]
     lines: Rows = [("method", "noise σ", "blocks", *(MEASURES[name][0] for name in measured))]
     for name in distinct(ends, "method"):
@@ -513,12 +513,12 @@ def numbers(
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @styled
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
-    """Held-out loss by step, from curves.csv: means over seeds, least and largest as a band."""
+    """Draw the held-out loss by step: means over seeds, with minimum and maximum as a band."""
     figure, (axes,) = canvas(1, narrow, 3.0)
     methods = distinct(rows, "method")
     for name, (colour, marker) in zip(methods, SERIES, strict=False):
@@ -536,7 +536,7 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
 
 
 def in_words(figure: Figure) -> str:
-    """What a line with a band is, where there are bands."""
+    """Explain the lines and bands, if there are bands."""
     (axes,) = figure.axes
     said = "A line is the mean over seeds, its band their least and largest."
     return said * bool(axes.collections)

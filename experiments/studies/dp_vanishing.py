@@ -1,8 +1,8 @@
-"""Study `dp-vanishing`: Corollary B.6 of DP-Muon (000) where clipping does cut.
+"""Study `dp-vanishing`: Corollary B.6 of DP-Muon when clipping shortens gradients.
 
-The problem is that of `dp-stationarity`, but each person has a slope c_i of their own, Pareto
-quantiles with index 2.5: the second moment of gradients is at most G_2^2 = mean c_i^2 wherever W
-is, and no larger moment stays bounded as people become more. Each f_i is 1-smooth whatever c_i.
+The problem is that of `dp-stationarity`, but each person has a slope c_i. The slopes are Pareto
+quantiles with index 2.5. The second moment of gradients is at most G_2^2 = mean c_i^2 at any W. As
+the number of people grows, no larger moment stays bounded. Each f_i is 1-smooth for every c_i.
 """
 
 import itertools
@@ -42,7 +42,7 @@ from fedmuon.runs.directory import Record
 
 
 class Settings(bounded.People):
-    """What the suite's file holds."""
+    """The keys of the suite's file."""
 
     noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)]
     least: Positive
@@ -50,7 +50,7 @@ class Settings(bounded.People):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each noise and horizon."""
+    """Return a cell for each noise and horizon."""
     every = itertools.product(settings.noises, settings.steps)
     return [
         Call(f"{noise:g}-{steps}", partial(measure, settings, noise, steps), steps)
@@ -58,18 +58,18 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def slopes(settings: Settings) -> Tensor:
-    """c_i [N]: the least times (1 - u)^(-1/a) at N evenly spread u, in random order."""
+    """Return c_i [N]: c_min (1 - u)^(-1/a) at N evenly spaced u, in random order."""
     rest = (np.arange(settings.people) + 0.5) / settings.people
     order = generator(bounded.SEED, Draw.PARTITION).permutation(settings.people)
     return torch.from_numpy(settings.least * rest[order] ** (-1 / settings.tail))
 
 
 def measure(settings: Settings, noise: float, steps: int) -> Record:
-    """A row for each seed: the mean nuclear norm, the bound with its terms, and K_T."""
+    """Return a row for each seed: the mean nuclear norm, the bound with its terms, and K_T."""
     own, shape = slopes(settings), settings.shape
     given = settings.model_dump(exclude={"least", "tail"})
     given |= {"slope": float(own.max()), "probes": 1}
@@ -80,7 +80,7 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
     first = theorem.clip_scale(moment, theorem.Release(1.0, noise, settings.lot, shape))
     plan, clip = theorem.second_moment(steps, scale, first)
     clipped = bounded.Settings.model_construct(**given, clip=clip)
-    excesses: list[float] = []  # the largest mean over people of (||G||_F - C)_+ of a step
+    excesses: list[float] = []  # for each step, the largest mean over people of (||G||_F - C)_+
 
     def with_excesses(path: Iterator[Tensor]) -> Iterator[Tensor]:
         for now in path:
@@ -101,9 +101,9 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
         "clip": clip,
         "bound": bound.value,
         **{f"term_{name}": term for name, term in bound.terms.items()},
-        "exact": exact.value,  # for polar factors without error, of which K_T is
+        "exact": exact.value,  # the bound for exact polar factors, which K_T assumes
         "constant": theorem.second_moment_rate(steps, release, moment, gap, short, scale),
-        "ceiling": math.sqrt(short) * float(own.mean()),  # of any gradient's nuclear norm
+        "ceiling": math.sqrt(short) * float(own.mean()),  # bound on any gradient's nuclear norm
         "polar_error": error,
         "excess": max(excesses),
         "excess_bound": excess,
@@ -111,7 +111,7 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
     return {"rows": seed_rows(shared, "mean_nuclear", sizes)}
 
 
-# What it claims.
+# Claims
 
 POWER = -1 / 6
 STANDS_ON = (
@@ -126,7 +126,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """The bound and what it says; whether its rate shows; falling; what clipping takes."""
+    """Make the claims about the bound, its rate, the decrease of norms, and clipping."""
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
     slopes = {name: one.slope for name, one in curves.items()}
@@ -161,7 +161,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> Sequence[Claim]:
-    """Runs are judged where the bound is below what no gradient of this problem exceeds."""
+    """Judge runs only where the bound is below the maximum gradient norm of this problem."""
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     judged = share[said]
     largest = f"; the largest is {judged.max():.2f} of its bound" if said.any() else ""
@@ -190,7 +190,7 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """The bound's terms by noise and T, and what was measured."""
+    """Return the terms of the bound and the measured norms, by noise and T."""
     lines: Rows = [("σ", "T", *TERMS, "bound", "measured")]
     for noise in levels(rows, "noise"):
         for steps in levels(rows, "steps"):
@@ -201,12 +201,12 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def vanishing(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each noise: measured norms, the bound and K_T T^(-1/6) against T."""
+    """Draw norms, the bound and K_T T^(-1/6) against T, with a panel for each noise."""
     noises, sizes = levels(rows, "noise"), np.unique(rows["steps"])
     figure, panels = style.canvas(len(noises), narrow, 2.9)
     for axes, noise in zip(panels, noises, strict=True):

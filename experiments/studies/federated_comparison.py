@@ -1,9 +1,9 @@
 """Study `federated-comparison`: federated methods, each with its own best step sizes.
 
-A cell is one method on one model and one label skew alpha. It first searches the method's grid of
-step sizes with seeds of its own, by the loss on validation samples. Where the best value lies at an
-end of its grid, the grid grows on that side. With the step sizes found, it then runs the seeds of
-the comparison, and measures accuracy on test samples that played no part in the choice.
+A cell is one method on one model at one label skew alpha. With tuning seeds, the cell first
+searches the method's grid of step sizes for the smallest loss on validation samples. If the best
+value is at an end of the grid, the grid grows on that side. With the best step sizes, the cell then
+runs the comparison seeds. The accuracy is measured on test samples that the choice did not use.
 """
 
 import itertools
@@ -47,8 +47,8 @@ from fedmuon.federated.rounds import begin, risk, run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import sent_bytes
 
-Steps = dict[str, float]  # step sizes by key
-Point = tuple[tuple[str, float], ...]  # the same of a grid
+Steps = dict[str, float]  # config key -> step size
+Point = tuple[tuple[str, float], ...]  # a grid point: pairs of a config key and a step size
 SETTLED = {"data.name": "--data", "data.alpha": "alphas", "federation.seed": "seeds"}
 
 
@@ -56,18 +56,18 @@ Values = Annotated[list[Positive], Field(min_length=2)]
 
 
 class Model(Table):
-    """A model: config tables over `base`, and the accuracy that counts as reached."""
+    """A model: config tables that extend `base`, and the target accuracy."""
 
     target: Share
     base: Nested
-    alphas: list[Positive] = Field(default_factory=list)  # empty: those of the suite
+    alphas: list[Positive] = Field(default_factory=list)  # if empty, use the suite's alphas
 
 
 class Method(Table):
-    """A method: config tables over the model's, and the grid of each step size `table.key`.
+    """A method: config tables that extend the model's, and a grid for each step size `table.key`.
 
-    All combinations of `grid` are tried. The keys of `then` are searched after it, one by one, with
-    the best values of those before: they matter less, and a combination costs a run.
+    All combinations of `grid` are tried. The keys of `then` are searched afterwards, one by one,
+    with the best values of the earlier keys. This saves runs for keys that matter less.
     """
 
     base: Nested
@@ -83,16 +83,16 @@ class Ordered(Table):
 
 
 class Settings(Table):
-    """What the suite's file holds.
+    """The keys of the suite's file.
 
-    `tuning-seeds` choose the step sizes and `seeds` compare; none is in both. `extend` is how many
-    values a grid may grow by.
+    `tuning-seeds` choose the step sizes and `seeds` compare the methods. No seed may be in both
+    lists. `extend` is the maximum number of values that a grid may grow by.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
     extend: Annotated[int, Field(ge=0, le=20)]
-    every: Count  # rounds between two evaluations
+    every: Count  # number of rounds between two evaluations
     alphas: Annotated[list[Positive], Field(min_length=1)]
     base: Nested
     models: Annotated[dict[str, Model], Field(min_length=1)]
@@ -106,14 +106,14 @@ class Compared:
 
     name: str
     size: int
-    head: Mapping[str, Any]  # model, alpha, method
-    config: Config  # with the first step sizes and seed of the cell
+    head: Mapping[str, Any]  # model, alpha and method
+    config: Config  # the config with the first step sizes and seed of the cell
     tables: Nested
     settings: Settings
-    costs: bool = False  # whether curves also have the bytes and simulated seconds so far
+    costs: bool = False  # whether curves also show bytes and simulated seconds so far
 
     def compute(self) -> Record:
-        """Choose the step sizes, then compare; `tuning`, `rows` and `curves`."""
+        """Choose the step sizes, run the comparison, and return `tuning`, `rows` and `curves`."""
         method = self.settings.methods[self.head["method"]]
         best: Steps = {}
         tried: list[tuple[Steps, float]] = []
@@ -148,25 +148,25 @@ class Compared:
         return {"rows": rows, "tuning": tuning, "curves": curves}
 
     def _validation_loss(self, before: Steps, point: Point) -> float:
-        """The mean over the seeds of the search; infinite where a run diverged."""
+        """Return the mean loss over the tuning seeds, or infinity if a run diverged."""
         ends = [self._run(before | dict(point), seed) for seed in self.settings.tuning_seeds]
         losses = [math.inf if note else curve[-1]["validation_loss"] for curve, note in ends]
         mean = float(np.mean(losses))
         return mean if math.isfinite(mean) else math.inf
 
     def _run(self, steps: Steps, seed: int, every: int = 0) -> tuple[list[Record], str]:
-        """One run's evaluated rounds, and why it diverged, if it did.
+        """Train once, and return the evaluated rounds and the reason if the run diverged.
 
         Args:
             steps: The step sizes.
             seed: The seed of the run.
-            every: Rounds between two evaluations on test samples, from round 0 on. With 0, the end
-                alone is evaluated, and on validation samples only.
+            every: Rounds between two evaluations on test samples, starting with round 0. With 0,
+                only the final model is evaluated, and only on validation samples.
         """
         config = resolve(cell(self.tables, tables_of(steps), {"federation": {"seed": seed}}))
         experiment = build_experiment(config, build_data(config, read_source(config)))
         shards, rounds = experiment.shards, config.federation.rounds
-        assert shards.validation is not None  # `cells` requires it
+        assert shards.validation is not None  # checked by `cells`
         parts = {"validation": shards.validation} | ({"test": shards.held_out} if every else {})
         state, clock = begin(experiment.recipe, experiment.task, seed), experiment.plan.timetable
         sent = {"bytes_up": 0, "bytes_down": 0}
@@ -199,7 +199,7 @@ class Compared:
 
 
 def tables_of(steps: Steps) -> Nested:
-    """The config tables that give each key its value."""
+    """Return the config tables that set each key to its value."""
     found: Nested = {}
     for name, value in steps.items():
         table, _, key = name.partition(".")
@@ -210,16 +210,16 @@ def tables_of(steps: Steps) -> Nested:
 def search(
     grid: Mapping[str, Sequence[float]], loss: Callable[[Point], float], extend: int
 ) -> tuple[dict[Point, float], str]:
-    """Evaluate a grid of step sizes, and grow it while its best point lies at an end.
+    """Evaluate a grid of step sizes, and extend it while its best point is at an end.
 
     Args:
         grid: The values of each key, in geometric steps.
-        loss: The loss at a point.
-        extend: How many values the grid may grow by, over all keys.
+        loss: A function that returns the loss at a point.
+        extend: The maximum number of values that the grid may grow by, over all keys.
 
     Returns:
-        The loss of every point that was evaluated, and the keys whose best value still lies at an
-        end of its grid, in words.
+        The loss of every evaluated point, and a text that names the keys whose best value is still
+        at an end of its grid.
     """
     axes = {name: sorted(values) for name, values in grid.items()}
     found: dict[Point, float] = {}
@@ -243,18 +243,18 @@ def search(
 
 
 def in_words(steps: Steps) -> str:
-    """`lr = 0.1, server-lr = 0.03`."""
+    """Return a text such as `lr = 0.1, server-lr = 0.03`."""
     return ", ".join(f"{name.partition('.')[2]} = {value:g}" for name, value in steps.items())
 
 
 def set_by(place: str, one: Model | Method) -> dict[str, str]:
-    """The config keys that a model or method sets or searches: `table.key` -> `place`."""
+    """Return `table.key` -> `place` for all keys that a model or method sets or searches."""
     keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
-    """A cell for each model, alpha and method."""
+    """Return a cell for each model, alpha and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes", "them")
     for claim in settings.claims:
         for name in (claim.better, claim.than):
@@ -283,7 +283,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
                 tables_of({name: values[at] for name, values in every.items()}) for at in (0, -1)
             )
             config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
-            for values in (first, last):  # one of them may be the default, which nothing refuses
+            for values in (first, last):  # one of them may be a default, which is never rejected
                 contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
             if not config.data.validation:
                 raise InputError("[base.data] validation = 0: step sizes are chosen by it, set it")
@@ -296,7 +296,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     return found
 
 
-# What it claims.
+# Claims
 
 STANDS_ON = "\n".join((
     "Step sizes of every method were chosen by the loss on validation samples, with seeds that "
@@ -314,16 +314,16 @@ STANDS_ON = "\n".join((
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The report's section: the claims are those of the suite's file."""
+    """Return the report's section, with the claims of the suite's file."""
     given = [(one["better"], one["than"]) for one in about["settings"]["claims"]]
     return described(replace(study, claims=partial(claims, given)), folder, about)
 
 
 def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The section of a finished folder, with the step sizes that were chosen.
+    """Return the section of a finished folder, with the chosen step sizes.
 
-    The settings of suite.json have the first step sizes that were tried. A choice at an end of its
-    grid is a caution at the verdicts.
+    The settings in suite.json show the first step sizes that were tried. If a chosen step size is
+    at an end of its grid, the verdicts get a warning.
     """
     rows = read_table(folder / "rows.csv")
     chosen = {float(one.partition(",")[0].partition("=")[2]) for one in rows["step_sizes"].tolist()}
@@ -346,12 +346,12 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 def claims(
     given: Sequence[tuple[str, str]], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """The orders of the suite's file, and whether every choice lies inside its grid."""
+    """Make the claims of the suite's file, and claim that every choice is inside its grid."""
     return [*(ordered(rows, better, than) for better, than in given), inside_grid(rows)]
 
 
 def inside_grid(rows: Columns) -> Claim:
-    """Claim that no chosen step size lies at an end of its grid."""
+    """Claim that no chosen step size is at an end of its grid."""
     inside = [row == "" for row in rows["edge"]]
     return counted(
         "Every chosen step size lies inside its grid.", inside, "runs",
@@ -386,7 +386,7 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
 
 
 def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """A line for each method, by model and alpha, the most accurate first."""
+    """Return a line for each method by model and alpha, with the most accurate method first."""
     head = ("method", "step sizes", "accuracy", "test loss", "rounds to target")
     lines: Rows = [head]
     for model, alpha in distinct(rows, "model", "alpha"):
@@ -407,7 +407,7 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
 
 
 def mean_to_target(reached: np.ndarray) -> str:
-    """The mean over the seeds that reached the target, and how many did not."""
+    """Return the mean over the seeds that reached the target, and the number that did not."""
     known = reached[np.isfinite(reached)]
     if not len(known):
         return "not reached"
@@ -417,12 +417,12 @@ def mean_to_target(reached: np.ndarray) -> str:
     return f"{number(mean.value, 3)}{half}" + f" ({missed} of {len(reached)} not)" * bool(missed)
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled
 def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False) -> Figure:
-    """Accuracy of every method on each model, a colour for each alpha, with intervals."""
+    """Draw the accuracy of every method on each model with intervals, and a colour per alpha."""
     models, methods = distinct(rows, "model"), distinct(rows, "method")
     figure, panels = style.canvas(len(models), narrow, 0.9 + 0.27 * len(methods))
     alphas = sorted(distinct(rows, "alpha"), reverse=True)
@@ -437,7 +437,7 @@ def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fa
                 for name in methods
             ]
             mean = np.array([one.value for one in found])
-            ends = np.clip([(one.low, one.high) for one in found], 0, 1)  # of a share
+            ends = np.clip([(one.low, one.high) for one in found], 0, 1)  # accuracy is in [0, 1]
             reach = np.nan_to_num(np.abs(ends - mean[:, None])).T
             if np.isnan(mean).all():
                 continue

@@ -33,7 +33,7 @@ from fedmuon.experiments.suites.contents import SuiteRequest, Tables
 from fedmuon.experiments.suites.suite import Work
 
 OF_RUNS = ("stability", "training")
-KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
+KINDS: dict[str, Study | RunStudy] = {  # the values that a suite's `kind` can have
     one.kind: one
     for one in (
         stability.STUDY,
@@ -71,22 +71,22 @@ def find(
     seed: int | None = None,
     seeds: int | None = None,
 ) -> Work:
-    """Find the suite that the command line asks for.
+    """Find the suite that the command line names.
 
     Args:
-        name: The name of a suite that is shipped, or the path of a TOML file.
-        data: The data set; the suite's own if it is None.
+        name: The name of a built-in suite, or the path of a TOML file.
+        data: The data set, or None for the suite's default.
         scale: `full` or `small`.
         changes: Config tables that override the suite's own.
-        seed: The only seed, in place of the suite's own.
-        seeds: How many seeds to take, from 0 on, in place of the suite's own.
+        seed: A single seed, in place of the suite's seeds.
+        seeds: The number of seeds, counted from 0, in place of the suite's seeds.
 
     Raises:
         InputError: If there is no such suite, or an option has no effect on it.
     """
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
-    if isinstance(own, list) and own:  # the first that this machine has
+    if isinstance(own, list) and own:  # use the first data set that is available
         there = {name for name, found, _ in available() if found}
         own = next((one for one in own if one in there), own[-1])
     if not isinstance(kind, str) or not isinstance(own, str | None):

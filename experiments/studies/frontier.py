@@ -1,8 +1,8 @@
-"""Study `frontier`: how well a model predicts while a proved bound on its gap still says something.
+"""Study `frontier`: how accurate a model can be while the bound on its gap is still informative.
 
-A cell is one run: a start, a step size, a lambda, a seed. After each of the horizons it looks at
-the model, and asks the theory for the bound of a run that ends there: its schedule is the first
-part of the longer one's. Bounds come with both kinds of constants, of the ball and of all models.
+A cell is one run with one start, step size, lambda and seed. After each horizon, the study
+evaluates the model and computes the bound of a run that ends there. The schedule of this run is the
+first part of the longer run's schedule. Bounds use constants on the ball or on all models.
 """
 
 import itertools
@@ -39,7 +39,7 @@ SETTLED = {
 
 
 class Settings(Table):
-    """What the suite's file holds; `horizons` are numbers of rounds."""
+    """The keys of the suite's file. `horizons` are numbers of rounds."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     starts: Annotated[list[Literal["zero", "gaussian"]], Field(min_length=1)]
@@ -50,7 +50,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each start, lambda, step size and seed."""
+    """Return a cell for each start, lambda, step size and seed."""
     require_free("[base]", settings.base, SETTLED)
     every = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
     found = []
@@ -70,11 +70,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     return found
 
 
-# What it measures.
+# Measurements
 
 
 def measure(config: Config, horizons: Sequence[int]) -> Record:
-    """Two rows for each of these numbers of rounds: the model and its bounds after them."""
+    """Return two rows for each number of rounds: the model, and its bound of each kind."""
     first, *ends = endings(config, horizons, {kind: {"constants": kind} for kind in KINDS})
     head = {
         "start": config.task.initial,
@@ -94,7 +94,7 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
             "gap_low": end.loss.gap.low,
             "gap_high": end.loss.gap.high,
         }
-        # the least range of the loss that is proved
+        # the smallest proved range of the loss
         top = min(one.loss_bound for one in end.certificates.values())
         for kind, verdict in end.certificates.items():
             value = verdict.bound.value if verdict.bound else math.inf
@@ -103,11 +103,11 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
     return {"rows": rows}
 
 
-# What it claims.
+# Claims
 
-TENTH = 0.1  # of B, the range of the loss
-HALF = 0.5  # of what training gains in accuracy
-NOTHING = Slope(-1.0, -1.0, -1.0)  # where no setting learns, half of it is nothing to have
+TENTH = 0.1  # share of B, the range of the loss
+HALF = 0.5  # share of the accuracy that training gains
+NOTHING = Slope(-1.0, -1.0, -1.0)  # refutes the claim if no setting learns
 NAMES = {"ball": "the ball", "global": "all models"}
 SHOWN = ("lr", "lambda", "rounds", "accuracy", "train_loss", "test_loss", "bound", "share")
 STANDS_ON = (
@@ -129,14 +129,14 @@ STANDS_ON = (
 
 
 def of(rows: Columns, start: str, kind: str) -> np.ndarray:
-    """The rows of a start with a kind of constants."""
+    """Return a mask of the rows with this start and this kind of constants."""
     return (rows["start"] == start) & (rows["constants"] == kind)
 
 
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
-    """The rows, by rising bound / B, that are more accurate than all before them.
+    """Return the rows, by increasing bound / B, that are more accurate than all earlier rows.
 
-    Of equal bounds the first counts. Rows without a finite bound are left out.
+    Among equal bounds, only the most accurate row counts. Rows without a finite bound are left out.
     """
     mine = np.flatnonzero(mine & np.isfinite(rows["share"]))
     order = mine[np.lexsort((-rows["accuracy"][mine], rows["share"][mine]))]
@@ -145,13 +145,13 @@ def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
 
 
 def best(rows: Columns, mine: np.ndarray) -> int | None:
-    """Where accuracy is best among these rows, if there are any."""
+    """Return the index of the most accurate of these rows, or None if there are no rows."""
     inside = np.flatnonzero(mine)
     return int(inside[rows["accuracy"][inside].argmax()]) if len(inside) else None
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """The bounds hold; below B / 10 there is something learned; the ball's constants matter."""
+    """Make the claims: bounds hold, models with a bound below B / 10 learn, and the ball helps."""
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
     within = Claim(
@@ -165,9 +165,9 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
-    """What a start covers with a bound below a tenth of B; where nothing is covered, X0 counts."""
+    """Return the claims about models with a bound below B / 10. Without such models, use X0."""
     here, small = rows["start"] == start, rows["share"] < TENTH
-    covered = []  # the best accuracy at each seed, or that of X0
+    covered = []  # the best covered accuracy of each seed, or the accuracy of X0
     for kind in NAMES:
         seeds = _by_seed(rows, of(rows, start, kind))
         places = [(one, best(rows, one & (rows["share"] < TENTH))) for one in seeds]
@@ -177,7 +177,7 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
     ball, wide = covered
     first = np.array([rows["untrained"][one][0] for one in _by_seed(rows, here)])
     top = np.array([rows["accuracy"][one].max() for one in _by_seed(rows, here)])
-    half = mean_of(ball - first - HALF * (top - first))  # seed by seed
+    half = mean_of(ball - first - HALF * (top - first))  # paired by seed
     learns = float((top - first).mean()) > 0
     said = []
     for values, (kind, name) in zip((ball, wide), NAMES.items(), strict=True):
@@ -210,7 +210,7 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """By start and kind: the best model below a tenth of B, and the longest run of each eta."""
+    """Return, by start and kind, the best model below B / 10 and the longest run of each eta."""
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip
     for start in distinct(rows, "start"):
@@ -229,7 +229,7 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _line(rows: Columns, place: int | None) -> tuple[str, ...]:
-    """A point; dashes where there is none."""
+    """Return the values of a point, or dashes if there is no point."""
     if place is None:
         return ("  none", *("–" for _ in range(5)))
     at = {name: float(column[place]) for name, column in rows.items() if name in SHOWN}
@@ -239,17 +239,17 @@ def _line(rows: Columns, place: int | None) -> tuple[str, ...]:
     return (setting, f"{at['accuracy']:.3f}", *losses, *bounds)
 
 
-# How it is drawn.
+# Figures
 
 LINES = dict(zip(NAMES, ("-", "--"), strict=True))
-MANY = 300  # points, which are small
+MANY = 300  # with more points, the marks are smaller
 
 
 @style.styled
 def by_share(rows: Columns, narrow: bool = False) -> Figure:
-    """Every run and horizon as a point, and the best accuracy up to each bound / B as a step.
+    """Draw each run and horizon as a point, and the best accuracy up to each bound / B as a step.
 
-    Below are the test and train losses of these best.
+    The lower panels show the test and train losses of these best models.
     """
     starts = distinct(rows, "start")
     figure, panels = style.canvas(2 * len(starts), narrow, 2.3, len(starts))
@@ -262,7 +262,7 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
             if not len(places := frontier(rows, seen)):
                 continue
             x, top = rows["share"][places], rows["accuracy"][places]
-            end = rows["share"][seen].max()  # as far as there are points
+            end = rows["share"][seen].max()  # the largest share of a point
             axes.step([*x, end], [*top, top[-1]], LINES[kind], color=colour, where="post", lw=1.4,
                       label=f"best with constants of {name}")  # fmt: skip
             for loss, full in (("test_loss", colour), ("train_loss", "none")):

@@ -1,7 +1,7 @@
-"""Study `gap-bound`: the measured generalization gap beside the proved bound, setting by setting.
+"""Study `gap-bound`: compare the measured generalization gap with its bound in many settings.
 
-A cell is one setting: the base, or the base with another value of one key. It runs every seed, and
-measures the gap on held-out samples. The theory then gives the bound of that run, in each form.
+A cell is one setting: the base, or the base with another value of one key. The cell runs every
+seed, measures the gap on held-out samples, and computes each form of the bound of each run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from fedmuon.experiments.studies.study import Call, Study, distinct, in_words
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, require_free, require_read, slug
 from fedmuon.runs.directory import Record
 
-# The changes of [stability] for each form; the first has the smallest range of the loss.
+# Form -> changes of [stability]. The first form has the smallest range of the loss.
 FORMS: dict[str, Mapping[str, Any]] = {
     "explicit": {"c_hp": "explicit"},
     "sharp": {"c_hp": "sharp"},
@@ -45,7 +45,7 @@ Values = Annotated[list[Scalar], Field(min_length=2)]
 
 
 class Settings(Table):
-    """The keys of the suite's file; `vary` has the values of each config key."""
+    """The keys of the suite's file. `vary` lists values for config keys."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     vary: Annotated[dict[str, Values], Field(min_length=1)]
@@ -53,7 +53,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for the base, and one for each other value of a key."""
+    """Return a cell for the base, and one for each other value of a key."""
     require_free("[base]", settings.base, SETTLED)
     middle: dict[str, Scalar] = {}
     for name in settings.vary:
@@ -82,15 +82,15 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     return every
 
 
-# What it measures.
+# Measurements
 
 
 def measure(head: Record, configs: Sequence[Config]) -> Record:
-    """A row for each of these runs and each form of its bound."""
+    """Return a row for each run and each form of its bound."""
     rows = []
     for config in configs:
         _, end = endings(config, [config.federation.rounds], FORMS)
-        # the least range of the loss that is proved
+        # the smallest proved range of the loss
         top = min(one.loss_bound for one in end.certificates.values())
         for form, verdict in end.certificates.items():
             bound = verdict.bound
@@ -109,7 +109,7 @@ def measure(head: Record, configs: Sequence[Config]) -> Record:
     return {"rows": rows}
 
 
-# What it claims.
+# Claims
 
 NAMES = {
     "federation.rounds": "rounds R",
@@ -120,7 +120,7 @@ NAMES = {
     "data.train": "samples n",
     "local.lr": "step size η",
 }
-JUDGED = "explicit"  # the form that keys are judged by, fixed in advance
+JUDGED = "explicit"  # the form that the claims about keys use, fixed in advance
 STANDS_ON = (
     "Every bound is that of the Stability note, Theorem 4.1, with no constant left open, for the "
     "same run. `explicit`, `sharp` and `variance` are three proved forms of its branch H, with "
@@ -135,7 +135,7 @@ STANDS_ON = (
 
 
 def settings_of(rows: Columns) -> list[Columns]:
-    """The rows of each setting, in the order of the table."""
+    """Return the rows of each setting, in the order of the table."""
     keys = [name for name in rows if "." in name]
     return [
         where(rows, **dict(zip(("key", *keys), one, strict=True)))
@@ -144,13 +144,13 @@ def settings_of(rows: Columns) -> list[Columns]:
 
 
 def series(rows: Columns, key: str) -> list[Columns]:
-    """The settings that differ in this key alone, by its rising value."""
+    """Return the settings that differ only in this key, sorted by its value."""
     mine = [one for one in settings_of(rows) if one["key"][0] in (key, BASE)]
     return sorted(mine, key=lambda one: float(one[key][0]))
 
 
 def _ranks(settings: Sequence[Columns], form: str) -> Slope:
-    """Spearman's rho of gap and bound across settings: its mean over seeds and interval."""
+    """Return the mean over seeds of Spearman's rho of gap and bound across settings."""
     found = [
         spearman(
             *(
@@ -160,12 +160,14 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
         )
         for seed in distinct(settings[0], "seed")
     ]
-    return mean_of(np.nan_to_num(found))  # a constant side ranks nothing
+    return mean_of(np.nan_to_num(found))  # with constant values, rho counts as 0
 
 
 def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
-    """How much larger the gap is where the bound is largest than where it is least, seed by seed,
-    and the key's values at the two."""
+    """Return the difference of gaps between the largest and the smallest bound, paired by seed.
+
+    The text contains the two values of the key.
+    """
     mine = [where(one, form=JUDGED) for one in settings]
     order = sorted(mine, key=lambda one: float(one["bound"].mean()))
     (least, most), key = (order[0], order[-1]), str(next(one["key"][0] for one in mine
@@ -174,7 +176,7 @@ def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Gaps are within their bounds; where the gap is larger, so is the bound."""
+    """Claim that gaps are within their bounds, and that larger bounds have larger gaps."""
     gap, bound, high = rows["gap"], rows["bound"], rows["gap_high"]
     said = []
     for form in distinct(rows, "form"):
@@ -219,7 +221,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Every setting: its mean gap, its mean bounds, and how many times as large the least is."""
+    """Return the mean gap and bounds of each setting, and the smallest bound / gap."""
     forms = distinct(rows, "form")
     lines: Rows = [("setting", "gap (95%)", *forms, "range B", "least bound / gap", "accuracy")]
     for one in settings_of(rows):
@@ -234,21 +236,21 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
-ROOM = 1.6  # of the axes around what they show, as a factor
-SIZES = dict(zip(FORMS, (6.5, 4.5, 3.0, 4.0), strict=True))  # forms that coincide stay visible
+ROOM = 1.6  # factor between the plotted values and the ends of the axes
+SIZES = dict(zip(FORMS, (6.5, 4.5, 3.0, 4.0), strict=True))  # coinciding marks stay visible
 
 
 @style.styled
 def against_bound(rows: Columns, narrow: bool = False) -> Figure:
-    """The bound against the mean gap of each setting: by form, and along each key."""
+    """Draw the bound against the mean gap of each setting, by form and along each key."""
     figure, (left, right) = style.canvas(2, narrow, 3.5)
     settings, forms = settings_of(rows), distinct(rows, "form")
     gaps, _ = _points(settings, forms[0])
     least = gaps[0][gaps[0] > 0].min(initial=gaps[2].max()) / ROOM**2
     for form, (colour, marker) in zip(forms, style.SERIES, strict=False):
-        reach = form in (forms[0], forms[-1])  # the others share that of the first
+        reach = form in (forms[0], forms[-1])  # the other forms have the same gap intervals
         _scatter(left, settings, form, least, (colour, marker, ""), reach)
         left.plot([], [], marker, color=colour, ms=SIZES.get(form, 4.0), label=form)
     keys = [key for key in distinct(rows, "key") if key != BASE]
@@ -279,7 +281,7 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
 
 
 def _points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean gap with the ends of its interval [3, settings], and bound with range [2, settings]."""
+    """Return gap and interval ends [3, settings], and bound and range [2, settings]."""
     gaps = [mean_of(where(one, form=form)["gap"]) for one in settings]
     bounds = [[where(one, form=form)[name].mean() for name in ("bound", "range")]
               for one in settings]  # fmt: skip
@@ -295,10 +297,10 @@ def _scatter(
     axes: Axes, settings: Sequence[Columns], form: str, least: float, look: tuple[str, str, str],
     reach: bool,
 ) -> None:  # fmt: skip
-    """A mark for each setting, hollow where the bound exceeds the range of the loss.
+    """Draw a mark for each setting, which is hollow if the bound exceeds the range of the loss.
 
-    Intervals (`reach`) are cut at the axes. A gap that is not positive has no place on a log axis,
-    so its mark is drawn at the upper end of its interval.
+    With `reach`, intervals are drawn and cut at the axes. A gap that is not positive has no place
+    on a log axis, so its mark is drawn at the upper end of its interval.
     """
     (value, low, high), (bound, top) = _points(settings, form)
     at = np.where(value > least, value, np.maximum(high, least))

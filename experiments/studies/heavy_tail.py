@@ -1,8 +1,8 @@
-"""Study `heavy-tail`: how fast gradients shrink when their noise has no variance.
+"""Study `heavy-tail`: how fast gradients shrink if their noise has infinite variance.
 
-Nesterov Muon (002), section 3. The objective has a known smoothness, the noise is symmetric stable
-with an index just above alpha. One cell has one method and one number of steps, and holds all tail
-indices, schedules and seeds as one stack. The noise of a seed is the same for all methods.
+The study is about Nesterov Muon, section 3. The objective has a known smoothness. The noise is
+symmetric stable with an index slightly above alpha. A cell has one method and one number of steps.
+All its tail indices, schedules and seeds form one stack. All methods use the same noise of a seed.
 """
 
 import itertools
@@ -45,7 +45,7 @@ from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
-BLOCK = 128  # steps whose noise is drawn at once
+BLOCK = 128  # number of steps whose noise is drawn at once
 SEED = 0
 MAPS = {
     "muon-exact": OrthogonalizerTable(name="exact-sign"),
@@ -59,10 +59,10 @@ THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 
 
 class Settings(Table):
-    """What the suite's file holds.
+    """The keys of the suite's file.
 
-    The noise has entries `noise` times a stable draw of index alpha + `margin`. It grows with the
-    gradient by `sigma1` where the theorem allows that.
+    An entry of the noise is `noise` times a stable draw of index alpha + `margin`. If the theorem
+    allows it, the noise also grows with the gradient by `sigma1`.
     """
 
     alphas: Annotated[list[Annotated[float, Field(gt=1, le=2)]], Field(min_length=1)]
@@ -71,19 +71,19 @@ class Settings(Table):
     noise: Positive
     margin: Positive
     sigma1: Annotated[float, Field(ge=0)]
-    distance: Positive  # of the start, in spectral norm
-    factors: Annotated[list[Positive], Field(min_length=1)]  # of SGD's step size
+    distance: Positive  # distance of the start from 0, in spectral norm
+    factors: Annotated[list[Positive], Field(min_length=1)]  # factors of SGD's step size
     rows: Count = 6
     columns: Count = 4
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(m, n) of X."""
+        """Return the shape (m, n) of X."""
         return self.rows, self.columns
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each method and number of steps."""
+    """Return a cell for each method and number of steps."""
     return [
         Call(f"{method}-{steps}", partial(measure, settings, method, steps), steps)
         for method in METHODS
@@ -91,14 +91,15 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 @dataclass(frozen=True)
 class Objective:
     """f(X) = (1/3) sum h((A X B)_ij) with h(s) = s^2 / 2 + sin^2 s, and ||A|| = ||B|| = 1.
 
-    h'' = 1 + 2 cos 2s lies in [-1, 3]: f is not convex, is 1-smooth in Frobenius norm, and f* = 0.
+    h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is not convex, is 1-smooth in the Frobenius norm,
+    and has the minimum f* = 0.
     """
 
     left: Tensor
@@ -106,7 +107,7 @@ class Objective:
 
     @classmethod
     def of(cls, rows: int, columns: int) -> "Objective":
-        """A and B symmetric, with eigenvalues from 1/2 to 1."""
+        """Draw symmetric A and B with eigenvalues from 1/2 to 1."""
         rng, sides = generator(SEED, Draw.SYNTHETIC), []
         for size in (rows, columns):
             basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
@@ -114,39 +115,42 @@ class Objective:
         return cls(*sides)
 
     def value(self, at: Tensor) -> Tensor:
-        """f [...] at X [..., m, n]."""
+        """Return f [...] at X [..., m, n]."""
         inner = self.left @ at @ self.right
         return (inner.square() / 2 + inner.sin().square()).sum((-2, -1)) / 3
 
     def gradient(self, at: Tensor) -> Tensor:
-        """The gradient [..., m, n]."""
+        """Return the gradient [..., m, n]."""
         inner = self.left @ at @ self.right
         return self.left @ (inner + (2 * inner).sin()) @ self.right / 3
 
 
 @dataclass(frozen=True)
 class Noise:
-    """(s + t ||grad f||_F) S at every step, S [A seeds, m, n] of stable entries."""
+    """Noise (s + t ||grad f||_F) S at every step, where S [A seeds, m, n] has stable entries."""
 
     settings: Settings
 
     def size(self, alpha: float) -> float:
-        """(sum_ij E |S_ij|^alpha)^(1/alpha), which bounds (E ||S||_F^alpha)^(1/alpha)."""
+        """Return (sum_ij E |S_ij|^alpha)^(1/alpha), a bound on (E ||S||_F^alpha)^(1/alpha)."""
         each = moment(min(2.0, alpha + self.settings.margin), alpha)
         return (math.prod(self.settings.shape) * each) ** (1 / alpha)
 
     def sigma0(self, alpha: float, sigma1: float) -> float:
-        """The sigma_0 of 002 (2); (a + b)^alpha <= 2^(alpha - 1) (a^alpha + b^alpha) joins two."""
+        """Return sigma_0 of Nesterov Muon (2).
+
+        If the noise has two terms, (a + b)^alpha <= 2^(alpha - 1) (a^alpha + b^alpha) joins them.
+        """
         return (2 ** (1 - 1 / alpha) if sigma1 else 1.0) * self.settings.noise * self.size(alpha)
 
     def growth(self, alpha: float, sigma1: float) -> float:
-        """The t that makes the noise grow with the gradient by this sigma_1."""
+        """Return the t with which the noise grows with the gradient by this sigma_1."""
         return sigma1 / (2 ** (1 - 1 / alpha) * self.size(alpha))
 
     def draw(self, steps: int, block: int) -> Tensor:
-        """S of the steps of one block, [BLOCK, A seeds, m, n].
+        """Return S of the steps of one block, [BLOCK, A seeds, m, n].
 
-        The stable index of a run is above its alpha, so that E |S|^alpha exists.
+        The stable index of a run is larger than its alpha, so that E |S|^alpha is finite.
         """
         above = np.minimum(2, np.array(self.settings.alphas) + self.settings.margin)
         index = np.repeat(above, self.settings.seeds)[:, None, None]
@@ -156,7 +160,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in the seed."""
 
     alpha: float
     schedule: str
@@ -167,7 +171,7 @@ class Group:
 
 
 def groups(settings: Settings, method: str, steps: int) -> list[Group]:
-    """What is run of a method; SGD has the step size for bounded variance, times each factor."""
+    """Return the runs of a method. SGD uses each factor times the bounded-variance step size."""
     alphas, rate = settings.alphas, steps**-0.5
     if method == "sgd":
         every = itertools.product(alphas, settings.factors)
@@ -177,9 +181,9 @@ def groups(settings: Settings, method: str, steps: int) -> list[Group]:
 
 
 def measure(settings: Settings, method: str, steps: int) -> Record:
-    """A row for each run: the mean of ||grad f(X_k)||_F over k < K.
+    """Return a row for each run: the mean of ||grad f(X_k)||_F over k < K.
 
-    Nesterov momentum is that of 002 (1); SGD has none.
+    Momentum is that of Nesterov Muon (1). SGD uses no momentum.
     """
     objective, field = Objective.of(*settings.shape), Noise(settings)
     every, seeds = groups(settings, method, steps), settings.seeds
@@ -192,7 +196,7 @@ def measure(settings: Settings, method: str, steps: int) -> Record:
     oracle = _oracle(objective, field, every, steps)
     total = torch.zeros(len(every) * seeds, dtype=torch.float64)
     least = np.full(len(every), np.inf)
-    draws = partial(generator, SEED, round=steps)  # a sketch serves all runs of its step
+    draws = partial(generator, SEED, round=steps)  # all runs share the sketch of a step
     for step, now in run_chain(Chain((gradient(), *links)), params, oracle, steps, draws):
         if step < steps:
             size = torch.linalg.matrix_norm(objective.gradient(now["X"]))
@@ -220,7 +224,7 @@ def measure(settings: Settings, method: str, steps: int) -> Record:
 
 
 def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: int) -> Oracle:
-    """Loss and noisy gradient; every group has the same draws for the same alpha and seed."""
+    """Return loss and noisy gradient. Groups with the same alpha share the draws of a seed."""
     alphas, seeds, shape = field.settings.alphas, field.settings.seeds, field.settings.shape
     grow = _per_run([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
     place = torch.tensor([alphas.index(one.alpha) for one in every])
@@ -237,14 +241,15 @@ def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: i
 
 
 def _per_run(values: Sequence[float], seeds: int) -> Tensor:
-    """A number for each run, from one for each group."""
+    """Repeat one number per group for each run of the group."""
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(seeds)
 
 
 def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draws of characteristic function exp(-|t|^a), a = `index` in (1, 2] broadcast to `shape`.
+    """Draw from the distribution with characteristic function exp(-|t|^a), a = `index` in (1, 2].
 
-    The method of Chambers, Mallows and Stuck (1976); at a = 2 they are normal of variance 2.
+    `index` is broadcast to `shape`. The method is that of Chambers, Mallows and Stuck (1976). For
+    a = 2, the draws are normal with variance 2.
     """
     angle = (rng.random(shape) - 0.5) * math.pi
     wait = rng.exponential(size=shape)
@@ -253,7 +258,7 @@ def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) 
 
 
 def moment(index: float, order: float) -> float:
-    """E |X|^p of one such draw; infinite from p = a on, unless a = 2."""
+    """Return E |X|^p of a stable draw. It is infinite for p >= a, unless a = 2."""
     if index == 2:
         return 2**order * gamma((1 + order) / 2) / math.sqrt(math.pi)
     if order >= index:
@@ -262,7 +267,7 @@ def moment(index: float, order: float) -> float:
     return float(top / (index * math.sqrt(math.pi) * gamma(-order / 2)))
 
 
-# What it claims.
+# Claims
 
 SCHEDULES = {THEOREM: "schedule that knows α", FREE: "schedule without α"}
 MUON = {
@@ -271,7 +276,7 @@ MUON = {
     "muon-randomized": "Muon, randomized",
 }
 NAMES = {**MUON, "normalized-sgd": "normalized SGD", "sgd": "SGD"}
-TOLERANCE = 0.03  # what terms of lower order may do to a slope at such K
+TOLERANCE = 0.03  # possible effect of lower-order terms on a slope at these K
 STANDS_ON = (
     "The objective is 1-smooth and not convex, and its minimum is 0. The entries of the noise are "
     "symmetric stable with an index just above α (2 at α = 2). Therefore equation (2) of Nesterov "
@@ -284,12 +289,12 @@ STANDS_ON = (
 
 
 def promised(alpha: float, schedule: str) -> float:
-    """The exponent of K (002, Theorem 3.4), or without alpha that of Corollary 3.6."""
+    """Return the exponent of K in Nesterov Muon: Theorem 3.4, or Corollary 3.6 without alpha."""
     return -rate(alpha, "heavy-tailed" if schedule == THEOREM else FREE)
 
 
 def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> Curve:
-    """The mean gradient norms of a method by K; SGD has its best step size and no schedule."""
+    """Return a method's mean gradient norms by K. SGD has no schedule, only a best step size."""
     if method == "sgd":
         return best_sgd(rows, alpha)[1]
     given: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
@@ -297,14 +302,14 @@ def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> 
 
 
 def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
-    """SGD's step-size factor of the smallest mean at the largest K, and its curve."""
+    """Return the step-size factor of SGD with the smallest mean at the largest K, and its curve."""
     mine = where(rows, method="sgd", alpha=alpha)
     every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
     return min(every.items(), key=lambda pair: pair[1].means[-1])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Every Muon map keeps both rates, up to lower orders; SGD falls behind in heavier tails."""
+    """Claim that Muon keeps both rates, up to lower orders, and that SGD falls behind."""
     kept = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
         found, slopes = {}, {}
@@ -327,9 +332,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _against_sgd(rows: Columns) -> Sequence[Claim]:
-    """At the largest K: SGD with its best step size over exact Muon with its best schedule.
+    """Claim that SGD with its best step size is worse than exact Muon with its best schedule.
 
-    Runs of each alpha are others, so that their estimates are independent.
+    The claims are about the largest K. Each alpha has its own runs, so the estimates are
+    independent.
     """
     ratios: dict[float, Slope] = {}
     for alpha in levels(rows, "alpha"):
@@ -338,7 +344,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
         ratios[alpha] = quotient(norms(rows, "sgd", alpha).runs[-1], best)
     steps = {}
     for (low, below), (high, above) in itertools.pairwise(ratios.items()):
-        # the quotient of two independent estimates, to first order
+        # first-order error of the quotient of two independent estimates
         value = above.value / below.value
         errors = [(one.high - one.low) / 2 / one.value for one in (above, below)]
         half, free = abs(value) * math.hypot(*errors), min(above.free, below.free)
@@ -372,7 +378,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes by method, schedule and alpha, and the measure at the largest K."""
+    """Return slopes by method, schedule and alpha, and the measure at the largest K."""
     alphas = levels(rows, "alpha")
     lines: Rows = [("method: α", "slope (95%)", "larger half of K", "promised", "at the end")]
     for schedule, name in SCHEDULES.items():
@@ -389,7 +395,7 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _line(name: str, one: Curve, wanted: str) -> tuple[str, ...]:
-    """Both slopes, what is promised and the measure at the largest K."""
+    """Return both slopes, the promised slope, and the measure at the largest K."""
     slopes = [
         f"{written(each.value, '.3f')} ± {each.high - each.value:.3f}"
         for each in (one.slope, one.late)
@@ -397,14 +403,14 @@ def _line(name: str, one: Curve, wanted: str) -> tuple[str, ...]:
     return name, *slopes, wanted, number(one.means[-1])
 
 
-# How it is drawn.
+# Figures
 
 LOOKS = dict(zip(NAMES, style.SERIES, strict=False))
 
 
 @style.styled
 def curves(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each alpha: mean gradient norm against K, and a line of the theorem's slope."""
+    """Draw a panel for each alpha: mean gradient norm against K, and the theorem's slope."""
     alphas = np.unique(rows["alpha"])
     across = min(3, len(alphas))
     figure, panels = style.canvas(len(alphas), narrow, 2.2, across)
@@ -412,7 +418,7 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
         for name, look in LOOKS.items():
             one = norms(rows, name, alpha)
             style.errorbars(axes, one.sizes, one.means, one.reach, look, NAMES[name])
-        one = norms(rows, "muon-exact", alpha)  # which the line is a little above
+        one = norms(rows, "muon-exact", alpha)  # the line of the slope is slightly above this curve
         line = 1.25 * one.means[-1] * (one.sizes / one.sizes[-1]) ** promised(alpha, THEOREM)
         axes.plot(one.sizes, line, "--", color=style.BLACK, lw=1, label="slope of the theorem")
         axes.set_title(f"α = {alpha:g}", loc="left")
@@ -431,7 +437,7 @@ def slopes(rows: Columns, narrow: bool = False) -> Figure:
     figure, panels = style.canvas(2, narrow, 2.9)
     alphas = np.unique(rows["alpha"])
     for axes, (schedule, title) in zip(panels, SCHEDULES.items(), strict=True):
-        for place, (name, (colour, marker)) in enumerate(list(LOOKS.items())[:-1]):  # SGD has none
+        for place, (name, (colour, marker)) in enumerate(list(LOOKS.items())[:-1]):  # without SGD
             fits = [norms(rows, name, alpha, schedule).slope for alpha in alphas]
             value, low, high = np.array([(one.value, one.low, one.high) for one in fits]).T
             axes.errorbar(alphas + 0.012 * (place - 1.5), value, (value - low, high - value),

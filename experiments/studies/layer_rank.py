@@ -1,7 +1,8 @@
-"""Study `layer-rank`: the nuclear norm of one convolution's gradient against its width (004, H.2).
+"""Study `layer-rank`: how the nuclear norm of a convolution's gradient depends on its width.
 
-The network is a CifarNet. The first convolution of its first pair has as many output channels as a
-cell asks for; all other widths stay. Flattened, its weight has `width` rows and 216 columns.
+The source is Newton–Schulz convergence, Appendix H.2. The network is a CifarNet. The first
+convolution of its first pair has the cell's number of output channels. All other widths are fixed.
+Flattened, its weight has `width` rows and 216 columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,17 +33,17 @@ from fedmuon.runs.directory import Record
 from fedmuon.tasks.models import GROUPS, LEAST, cifarnet, torch_law
 
 LAYER = "pairs.0.0.weight"
-COLUMNS = 24 * 3 * 3  # of the flattened weight
+COLUMNS = 24 * 3 * 3  # number of columns of the flattened weight
 
 
 class Settings(Table):
-    """The keys of the suite's file; step sizes are the same for all widths."""
+    """The keys of the suite's file. Step sizes are the same for all widths."""
 
     widths: Annotated[list[Count], Field(min_length=2)]
-    steps: Annotated[list[Count], Field(min_length=1)]  # the lengths over which means are taken
+    steps: Annotated[list[Count], Field(min_length=1)]  # numbers of steps to average over
     seeds: Annotated[int, Field(ge=2)]
     batch: Count
-    pool: Count  # pixels along a side that become one
+    pool: Count  # side of the square of pixels that pooling averages
     memory: Annotated[float, Field(ge=0, lt=1)]
     lr_sgd: Positive
     lr_muon: Positive
@@ -52,7 +53,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each method and width, with all seeds."""
+    """Return a cell for each method and width, with all seeds."""
     for width in settings.widths:
         if width % GROUPS:
             raise InputError(f"widths has {width}: its norms have {GROUPS} groups, so name "
@@ -64,11 +65,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def measure(settings: Settings, data: str, method: str, width: int) -> Record:
-    """A row for each seed and length K: the mean of the layer's ||grad||_* over K steps."""
+    """Return a row for each seed and length K: the mean of the layer's ||grad||_* over K steps."""
     images, labels, classes = pictures(read_source(cell({"data": {"name": data}})), settings.pool)
     rows = []
     for seed in range(settings.seeds):
@@ -87,7 +88,7 @@ def measure(settings: Settings, data: str, method: str, width: int) -> Record:
 
 
 def pictures(source: Source, pool: int) -> tuple[Tensor, Tensor, int]:
-    """Images [n, C, H, W], standardized by channel, with `pool` x `pool` pixels made one."""
+    """Return images [n, C, H, W], averaged over `pool` x `pool` pixels, standardized by channel."""
     raw = torch.from_numpy(np.asarray(source.inputs, dtype=np.float32))
     if raw.ndim not in (3, 4):
         raise InputError(f"{source.name} holds no images: name other data with --data")
@@ -106,7 +107,7 @@ def trained(
     settings: Settings, images: Tensor, labels: Tensor, classes: int, method: str, width: int,
     seed: int,
 ) -> Iterator[tuple[Tensor, float]]:  # fmt: skip
-    """Yield the layer's mini-batch gradient and the loss at each step, before it is taken."""
+    """Yield the layer's mini-batch gradient and the loss before each step."""
     network = cifarnet(tuple(images.shape[1:]), classes, width).to_empty(device="cpu")
     law = torch_law(network, generator(seed, Draw.INITIAL))
     parameters = dict(network.named_parameters())
@@ -137,14 +138,14 @@ def trained(
 
 
 def is_filter(name: str, value: nn.Parameter) -> bool:
-    """Whether the main optimizer moves it: the convolutions of the pairs."""
+    """Return whether the main optimizer moves the parameter: the convolutions of the pairs."""
     return name.startswith("pairs.") and value.ndim == 4
 
 
 def optimizer_of(
     settings: Settings, method: str, filters: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The main optimizer: SGD with momentum, or Muon with this map."""
+    """Return the main optimizer: SGD with momentum, or Muon with an orthogonalizer."""
     if method == "sgd-m":
         return torch.optim.SGD(filters, settings.lr_sgd, settings.memory)
     steps = 1 if method == "muon-svd" else int(method.rsplit("-", 1)[1])
@@ -157,12 +158,12 @@ def optimizer_of(
 
 @torch.no_grad()
 def renormalize(filters: Sequence[Tensor]) -> None:
-    """Give each weight [out, ...] the Frobenius norm sqrt(out), as Jordan's code does."""
+    """Scale each weight [out, ...] to the Frobenius norm sqrt(out), as Jordan's code does."""
     for one in filters:
         one.mul_(len(one) ** 0.5 / torch.linalg.norm(one).clamp_min(1e-30))
 
 
-# What it claims.
+# Claims
 
 STANDS_ON = (
     "The layer is the first convolution of the first pair of a CifarNet with a learned first "
@@ -173,7 +174,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """SGD-M's slope is positive, Muon's is less, and about flat."""
+    """Claim that SGD-M's slope is positive, and that Muon's is smaller and nearly zero."""
     every = {name: slopes(rows, name) for name in NAMES}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd, muons = last["sgd-m"], {name: last[name] for name in NAMES if name != "sgd-m"}

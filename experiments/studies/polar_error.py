@@ -1,9 +1,10 @@
-"""Study `polar-error`: the error of a polar factor, in a map and in a run.
+"""Study `polar-error`: the error of a polar factor, alone and during training.
 
-Stability note (001), Proposition D.4. Maps: the largest distance from the polar factor over drawn
-matrices, one of them with all singular values at the floor. It is compared with what is proved and
-what 001 prints. Runs: the matrix classifier, whose constants are proved, trained by one client with
-a map T and with a smoothed polar factor S in its place. A stack holds the run and its neighbours.
+The study is about the Stability note, Proposition D.4. Maps: the largest distance from the polar
+factor over drawn matrices, one of which has all singular values at the floor. This distance is
+compared with our bound and with the published one. Runs: one client trains the matrix classifier,
+for whose constants the theorem holds, with an orthogonalizer T, and with a smoothed polar factor S
+in place of T. A stack contains the run and its neighbours.
 """
 
 import itertools
@@ -53,10 +54,10 @@ from fedmuon.tasks.base import Params
 from fedmuon.tasks.constants import constants
 
 SEED = 0
-SURE = 0.05  # the gap leaves its interval with this chance at most
+SURE = 0.05  # the maximum probability that the gap is outside its interval
 MAPS = {
     "exact-sign": OrthogonalizerTable(name="exact-sign"),
-    # From M / ||M||_F: no momentum is as short as eps.
+    # Normalized as M / ||M||_F, because no momentum is as short as eps.
     "cubic": OrthogonalizerTable(
         name="newton-schulz", coefficients="cubic", steps=5, eps=1e-15, normalization="max"
     ),
@@ -64,17 +65,17 @@ MAPS = {
 
 
 def five_cubic(x: np.ndarray) -> np.ndarray:
-    """p_5, which rises from 0 to 1 on [0, 1]."""
+    """Return p_5(x), which increases from 0 to 1 on [0, 1]."""
     for a, b, _ in schedule("cubic", 5):
         x = a * x + b * x**3
     return x
 
 
-OWN = {"exact-sign": np.ones_like, "cubic": five_cubic}  # what a map makes of s / ||M||_F
+OWN = {"exact-sign": np.ones_like, "cubic": five_cubic}  # map -> its function of s / ||M||_F
 
 
 class Settings(Table):
-    """What the suite's file holds."""
+    """The keys of the suite's file."""
 
     degrees: Annotated[list[str], Field(min_length=1)]
     iterations: Annotated[list[Count], Field(min_length=1)]
@@ -94,7 +95,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each family of maps, and for each run's map and step size."""
+    """Return a cell for each family of maps, and for each run's map and step size."""
     maps = [Call(f"map-{name}", partial(measure_maps, settings, name)) for name in settings.degrees]
     runs = [
         Call(f"run-{name}-{lr:g}", partial(measure_runs, settings, name, lr), 10)
@@ -104,11 +105,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     return [*maps, *runs]
 
 
-# What it measures.
+# Measurements
 
 
 def measure_maps(settings: Settings, coefficients: str) -> Record:
-    """A row for each number of steps and floor."""
+    """Return a row for each number of steps and each floor."""
     rows, rank = [], settings.rank
     for steps, tau in itertools.product(settings.iterations, settings.floors):
         matrices = draw_matrices(rank, tau, settings.draws)
@@ -124,13 +125,13 @@ def measure_maps(settings: Settings, coefficients: str) -> Record:
 
 
 def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
-    """Matrices [count, r, r + 1] in the unit ball of Frobenius norm with singular values >= tau.
+    """Return matrices [count, r, r + 1] with Frobenius norm <= 1 and singular values >= tau.
 
-    The first has them all at tau, the last has one large one.
+    In the first matrix, all singular values are tau. In the last matrix, one is large.
     """
     rng = generator(SEED, Draw.SYNTHETIC, block=rank)
     left, right = (np.linalg.qr(rng.standard_normal((count, rank + k, rank)))[0] for k in (0, 1))
-    spare = max(1 - rank * tau**2, 0.0)  # of the sum of squares
+    spare = max(1 - rank * tau**2, 0.0)  # the rest of the sum of squares
     shares = rng.dirichlet(np.full(rank, 0.5), count) * rng.random((count, 1))
     shares[0], shares[-1] = 0, np.eye(rank)[0]
     values = np.sqrt(tau**2 + spare * shares) * (1 - 1e-15)
@@ -308,7 +309,7 @@ def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray
     return float(found.perturbation[0])
 
 
-# What it claims.
+# Claims
 
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
 ROUNDING = 1e-9  # a bound below is one of rounding
@@ -455,7 +456,7 @@ def numbers(rows: Columns, runs: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled

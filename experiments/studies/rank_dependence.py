@@ -72,7 +72,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def measure(settings: Settings, method: str, rank: int) -> Record:
@@ -118,7 +118,7 @@ def _oracle(
     return error.square().sum(1).mean(1) / (2 * rank), {"X": error @ x.mT / (batch * rank)}
 
 
-# What it claims.
+# Claims
 
 NAMES = {"sgd-m": "SGD-M", "muon-svd": "Muon, SVD", "muon-ns-1": "Muon, q = 1",
          "muon-ns-2": "Muon, q = 2", "muon-ns-3": "Muon, q = 3"}  # fmt: skip
@@ -187,7 +187,7 @@ def numbers(rows: Columns) -> Rows:
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled

@@ -329,7 +329,7 @@ def _after_changes(
     return [gap.verdict_on(one.gap, own) for one, own in zip(losses, verdicts, strict=True)]
 
 
-# The suite.
+# Suite
 
 SIDE = 2048  # of the matrices whose product is timed
 COMPARED = (

@@ -110,7 +110,7 @@ def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[s
     return ("", "measured", f"Stability note, Table 2 ({published.get('data', '')})"), list(rows)
 
 
-# The figure.
+# Figures
 
 QUANTITIES = ("bound", "mean_perturbation")
 

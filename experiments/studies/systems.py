@@ -118,7 +118,7 @@ def _compared(given: Mapping[str, Any]) -> comparison.Settings:
     return found.model_copy(update={"methods": {k: v for k, v in found.methods.items() if k}})
 
 
-# What it claims.
+# Claims
 
 STANDS_ON = "\n".join((
     comparison.STANDS_ON,
@@ -332,7 +332,7 @@ def _in_words(found: Slope | None) -> str:
     return f"{number(found.value, 3)} ({number(found.low, 3)} to {number(found.high, 3)})"
 
 
-# How it is drawn.
+# Figures
 
 LOOKS = ((style.BLACK, "X"), *style.SERIES, (style.GREY, "*"))
 MARKS, FEW = 6, 4  # marks of a line; lines of a panel that have bands

@@ -74,7 +74,7 @@ def measure(head: Record, stack: stability.Stack) -> Record:
     return {"rows": [head | {name: run[name] for name in KEPT} for run in runs]}
 
 
-# What it claims.
+# Claims
 
 STANDS_ON = (
     "Runs, gaps and bounds are those of the suites that are named. Means are over all runs of a "
@@ -162,7 +162,7 @@ def numbers(rows: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 
 @style.styled

@@ -210,7 +210,7 @@ def _measured(record: Record) -> Record:
     }
 
 
-# The suite.
+# Suite
 
 SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 

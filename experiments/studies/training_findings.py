@@ -227,7 +227,7 @@ def _drawn_at(about: Mapping[str, Any]) -> float:
     return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]
 
 
-# How it is drawn.
+# Figures
 
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}

@@ -58,7 +58,7 @@ class Printed(Table):
 
 
 class Settings(Table):
-    """What the suite's file holds."""
+    """The keys of the suite's file."""
 
     shapes: Annotated[list[Annotated[list[Count], Field(min_length=2, max_length=2)]],
                       Field(min_length=1)]  # fmt: skip
@@ -79,7 +79,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     ]
 
 
-# What it measures.
+# Measurements
 
 
 def printed_rows(name: str, table: Printed) -> Record:
@@ -139,7 +139,7 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
     return found[1:]
 
 
-# What it claims.
+# Claims
 
 NEAR = 4.0  # how far a prediction that knows two throughputs may be off
 STANDS_ON = (
@@ -268,7 +268,7 @@ def numbers(rows: Columns, times: Columns) -> Rows:
     return lines
 
 
-# How it is drawn.
+# Figures
 
 LABELS = 5  # powers of two that a narrow figure has room to name, less one
 
