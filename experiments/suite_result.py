@@ -1,4 +1,4 @@
-"""What a notebook gets back from a suite: its tables, and its claims with verdicts."""
+"""Results of suites for notebooks: the tables, and the claims with their verdicts."""
 
 import contextlib
 import csv
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SuiteResult:
-    """A finished suite: its tables, and the claims that it checks.
+    """A finished suite: its tables and its claims.
 
     Attributes:
         path: The folder of the suite.
         summary: The content of suite.json.
-        temporary: The temporary folder, if the suite lies in one.
+        temporary: The temporary folder, if the suite is stored in one.
 
     Example:
         >>> import fedmuon
@@ -46,9 +46,9 @@ class SuiteResult:
     @cached_property
     @in_python()
     def claims(self) -> list[Record]:
-        """One row per claim: the sentence, the verdict, and what was measured.
+        """One row per claim: the sentence, the verdict, and the measured effect.
 
-        `value`, `value_low` and `value_high` are the effect with its interval, if it is one number.
+        If the effect is one number, it is `value`, with the interval `value_low`, `value_high`.
         """
         rows = []
         for one in (claim for findings in gather(self.path) for claim in findings.claims):
@@ -67,7 +67,7 @@ class SuiteResult:
         """Return a table as a pandas DataFrame.
 
         Args:
-            table: A name in `tables`; the claims by default.
+            table: A name in `tables`. The default is the table of claims.
 
         Returns:
             The DataFrame. Its columns are the names in the rows.
@@ -81,12 +81,12 @@ class SuiteResult:
         """Return a table in LaTeX, for the package booktabs.
 
         Args:
-            table: A name in `tables`; the claims by default.
+            table: A name in `tables`. The default is the table of claims.
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:suite".
 
         Returns:
-            A `table` environment; a `tabular` alone without caption and label.
+            A `table` environment, or only a `tabular` if there is neither caption nor label.
 
         Raises:
             InputError: If there is no such table.
@@ -106,12 +106,12 @@ class SuiteResult:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Show the claims in a notebook."""
         return as_html(self.claims, str(self.path))
 
 
 def _read_rows(file: Path) -> list[Record]:
-    """The rows of a CSV file, with numbers as numbers."""
+    """Return the rows of a CSV file, with numbers converted to int or float."""
     with open(file, encoding="utf-8", newline="", opener=regular) as text:
         return [{name: _value(held) for name, held in row.items()} for row in csv.DictReader(text)]
 

@@ -1,4 +1,4 @@
-"""What people and programs are shown of a record: tables, and numbers that JSON has."""
+"""Tables and JSON numbers that show a record to people and programs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,19 +14,19 @@ from rich.text import Text
 from fedmuon.analysis.report.numbers import number, written
 
 SWEEP = "sweep.json"  # the summary of a finished sweep
-ENDLESS, WORDS = 10_000, 12  # columns of a terminal; of a column of words that can still be read
+ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the data themselves and not released."
 )
 
-# What the numbers of bound.json are, for people.
+# Name in bound.json -> text for people.
 BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
                "branch G", "delta": "δ", "failure": "probability that it fails",
                "l_orth": "Lipschitz constant of the map", "n_eff": "effective sample size",
                "max_exposure": "largest exposure Y_i of a client",
                "max_certificate": "largest certificate of a client"}  # fmt: skip
 
-# And of those that runs have had since their constants hold on a ball.
+# The same for numbers that newer runs have, whose constants hold on a ball.
 BALL_NAMES = {"range": "range B of the loss", "share": "bound over B",
               "radius": "radius of the ball around X⁰ that holds all models"}  # fmt: skip
 
@@ -34,10 +34,10 @@ Facts = Iterable[tuple[str, object]]
 
 
 class Fitting(Table):
-    """A table that turns to rows, a line for each cell, where it is wider than the terminal."""
+    """A table that shows one line per cell if it is wider than the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or its rows below each other with the name of a column at each cell."""
+        """Yield the table, or one line per cell with the name of its column."""
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
             return
@@ -53,7 +53,7 @@ class Fitting(Table):
         yield from turned.__rich_console__(console, options)
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        """Whether it fits with its numbers whole, and words on lines of `WORDS` or more letters."""
+        """Return whether the table fits without breaking numbers or words up to `WORDS` wide."""
         rigid = Table(*(replace(column) for column in self.columns))
         for column in rigid.columns:
             texts = [column.header, *column.cells]
@@ -64,12 +64,12 @@ class Fitting(Table):
 
 
 def facts(title: str, rows: Facts, count: int = 6) -> Table:
-    """A table with a row for each name, and none for what is None or empty.
+    """Return a table with a row for each name. Rows without a value are left out.
 
     Args:
         title: The title, as plain text.
         rows: Names and values.
-        count: The digits of a real number: six of one to compute with, four of a measured one.
+        count: The number of digits of a float: six for constants, four for measurements.
     """
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
@@ -80,16 +80,17 @@ def facts(title: str, rows: Facts, count: int = 6) -> Table:
 
 
 def listed(name: str, sentences: Sequence[str]) -> Facts:
-    """Several sentences under one name."""
+    """Return several sentences as rows under one name."""
     return [("" if place else name, one) for place, one in enumerate(sentences)]
 
 
 def columns(
     title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
 ) -> Fitting:
-    """Rows of markup under their heads.
+    """Return rows of markup as a table with column heads.
 
-    The first `left` columns are words, which may be broken. The others are numbers, which are not.
+    The first `left` columns are text, which may be broken. The others are numbers, which are not
+    broken.
     """
     shown = Fitting(title=title, title_justify="left")
     for place, name in enumerate(head):
@@ -103,39 +104,40 @@ def columns(
 
 
 def short(keys: Sequence[str]) -> list[str]:
-    """The keys without their tables, unless two have the same name."""
+    """Return the keys without their tables, unless two keys then have the same name."""
     alone = [name.rpartition(".")[2] for name in keys]
     return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 
 
 def record_name(metric: str) -> str:
-    """The name in records of a metric as --select spells it: `test-accuracy` is `accuracy`."""
+    """Return the name in records of a --select metric: `test-accuracy` becomes `accuracy`."""
     return {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
 
 
 def spelled(name: str) -> str:
-    """A metric of a record as --select spells it."""
+    """Return the --select name of a metric in a record."""
     return "test-accuracy" if name == "accuracy" else name.replace("_", "-")
 
 
-# Words for the account of a private run, as its summary holds it.
+# Text about the privacy account in the summary of a private run
 
 
 def adjacency_of(private: Mapping[str, Any]) -> str:
-    """The adjacency of the epsilon in a summary.
+    """Return the adjacency of the epsilon in a summary.
 
-    Earlier versions, whose rates were lot / n_i, wrote add-remove, and not where rates are from.
+    Earlier versions, whose rates were lot / n_i, wrote add-remove and did not store the origin of
+    the rates.
     """
     return private["adjacency"] if "rate_from" in private else "zero-out"
 
 
 def unreleased(summary: Mapping[str, Any] | None) -> str:
-    """What a title adds to numbers that were measured on the data of a private run."""
+    """Return a title suffix for numbers that were measured on a private run's data, or ""."""
     return ", measured and not released" if "privacy" in (summary or {}) else ""
 
 
 def standing(private: Mapping[str, Any]) -> str:
-    """What the epsilon of a summary stands on: adjacency, sampling, unit, noise."""
+    """Return what the epsilon of a summary refers to: adjacency, sampling, unit and noise."""
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"clients whole, trust {private['trust']}"
@@ -147,7 +149,7 @@ def standing(private: Mapping[str, Any]) -> str:
 
 
 def released_by(private: Mapping[str, Any]) -> str:
-    """What a release has: a lot of examples, or at client level a cohort."""
+    """Return what a release uses: a lot of examples, or a cohort at client level."""
     if "trust" in private:
         return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
     return f"{private['sampling']} lots"

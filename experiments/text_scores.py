@@ -1,9 +1,9 @@
-"""Scores of written sentences against references: BLEU, ROUGE-L, METEOR, NIST and CIDEr.
+"""Scores of generated sentences against references: BLEU, ROUGE-L, METEOR, NIST and CIDEr.
 
-A score takes the written sentences and, for each, one reference or more. BLEU, ROUGE-L and METEOR
-are those of sacrebleu, rouge-score and nltk. NIST follows mteval-v13a and CIDEr follows
-pycocoevalcap, as the metrics of the E2E challenge do. These last two and METEOR read lower-case
-words and punctuation marks, cut by the rules of mteval-v13a.
+A score function takes the generated sentences and one or more references for each of them. BLEU,
+ROUGE-L and METEOR come from sacrebleu, rouge-score and nltk. NIST follows mteval-v13a and CIDEr
+follows pycocoevalcap, as in the E2E challenge. METEOR, NIST and CIDEr use lower-case words and
+punctuation marks, split by the rules of mteval-v13a.
 """
 
 import math
@@ -21,14 +21,14 @@ from fedmuon.core.files import read_text
 Sentences = Sequence[str]
 References = Sequence[Sentences]  # the references of each sentence
 Words = tuple[str, ...]
-NIST_WORDS, CIDER_WORDS = 5, 4  # the longest n-grams
+NIST_WORDS, CIDER_WORDS = 5, 4  # maximum length of n-grams
 HALF_AT = 2 / 3  # length ratio at which NIST's brevity factor is 1/2
 SIGMA = 6.0  # width of CIDEr's length penalty
 
 
 def bleu(written: Sentences, references: References) -> float:
     """Corpus BLEU in percent by sacrebleu with effective order."""
-    try:  # an optional package
+    try:  # optional dependency
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise InputError(
@@ -42,8 +42,8 @@ def bleu(written: Sentences, references: References) -> float:
 
 
 def rouge_l(written: Sentences, references: References) -> float:
-    """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, of the nearest reference each."""
-    try:  # an optional package
+    """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, with each sentence's best reference."""
+    try:  # optional dependency
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError(
@@ -58,21 +58,22 @@ def rouge_l(written: Sentences, references: References) -> float:
 
 
 class _NoSynonyms:
-    """Stands for WordNet, which nltk would have to download."""
+    """A replacement for WordNet, which nltk would have to download."""
 
     def synsets(self, word: str) -> tuple[()]:
-        """No word has a synonym."""
+        """Return no synonyms."""
         return ()
 
 
 def meteor(written: Sentences, references: References) -> float:
-    """Mean METEOR by nltk, of the nearest reference each, from 0 to 1.
+    """Mean METEOR by nltk, from 0 to 1, with the best reference of each sentence.
 
-    Words match exactly or by their stems (Porter), not by synonyms: there is no WordNet. Constants
-    are those of 2007 (0.9, 3, 0.5). METEOR 1.5 of the E2E challenge also matches synonyms and
-    paraphrases, weighs function words less, and has other constants, so its values differ.
+    Words match exactly or by their stems (Porter). Synonyms do not match, because WordNet is not
+    used. The constants are those of 2007 (0.9, 3, 0.5). METEOR 1.5 of the E2E challenge also
+    matches synonyms and paraphrases, gives function words less weight, and uses other constants, so
+    its values differ.
     """
-    try:  # an optional package
+    try:  # optional dependency
         from nltk.translate.meteor_score import meteor_score
     except ImportError:
         raise InputError(
@@ -86,10 +87,11 @@ def meteor(written: Sentences, references: References) -> float:
 
 
 def nist(written: Sentences, references: References) -> float:
-    """Corpus NIST of n-grams up to 5 words (mteval-v13a, without a case).
+    """Corpus NIST of n-grams up to 5 words (mteval-v13a, ignoring case).
 
-    A matched n-gram counts by its information in the references, log2 of how often its beginning
-    occurs for each time that it does. A sentence of fewer than n words has no n-gram.
+    The weight of a matched n-gram is its information in the references: log2 of the count of its
+    first n - 1 words divided by the count of the n-gram. A sentence of fewer than n words has no
+    n-gram.
     """
     counts: list[Counter[Words]] = [Counter() for _ in range(NIST_WORDS + 1)]
     found, total, length = [Counter[Words]() for _ in range(NIST_WORDS)], [0] * NIST_WORDS, 0.0
@@ -103,7 +105,7 @@ def nist(written: Sentences, references: References) -> float:
             most: Counter[Words] = Counter()
             for each in known:
                 counts[n].update(each)
-                most |= each  # the largest count in one reference
+                most |= each  # the maximum count in a single reference
             found[n - 1].update(own & most)
     terms = (
         sum(
@@ -117,7 +119,7 @@ def nist(written: Sentences, references: References) -> float:
 
 
 def _brevity(ratio: float) -> float:
-    """The factor for what is shorter than the references: 1 at their length, 1/2 at two thirds."""
+    """Return the brevity factor: 1 at the length of the references, 1/2 at two thirds of it."""
     if ratio <= 0:
         return 0.0
     return math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(HALF_AT)) ** 2)
@@ -126,13 +128,14 @@ def _brevity(ratio: float) -> float:
 def cider(written: Sentences, references: References) -> float:
     """Mean CIDEr-D of n-grams up to 4 words, from 0 to 10 (pycocoevalcap).
 
-    Cosines of counts that weigh rare n-grams more, averaged over the references. An n-gram that
-    the references of every sentence have weighs nothing, so the score of a single sentence is 0.
+    The score is the mean cosine of n-gram counts over the references. Rare n-grams have more
+    weight. An n-gram in the references of every sentence has weight 0, so the score of a single
+    sentence is 0.
     """
     theirs = [[_counts(one) for one in several] for several in references]
     sentences = Counter(gram for several in theirs for gram in set(chain(*several)))
     weights = {gram: math.log(len(theirs) / many) for gram, many in sentences.items()}
-    rare = math.log(max(1, len(theirs)))  # the weight of what no reference has
+    rare = math.log(max(1, len(theirs)))  # the weight of an n-gram that is in no reference
     scores = []
     for one, several in zip(map(_counts, written), theirs, strict=True):
         near = [_likeness(one, each, weights, rare) for each in several]
@@ -141,7 +144,7 @@ def cider(written: Sentences, references: References) -> float:
 
 
 def _counts(sentence: str) -> Counter[Words]:
-    """All n-grams of a sentence without its punctuation marks."""
+    """Count all n-grams of a sentence without its punctuation marks."""
     words = [word for word in _words(sentence) if word.strip(punctuation)]
     return Counter(gram for n in range(1, CIDER_WORDS + 1) for gram in _grams(words, n))
 
@@ -149,7 +152,7 @@ def _counts(sentence: str) -> Counter[Words]:
 def _likeness(
     one: Counter[Words], other: Counter[Words], weights: Mapping[Words, float], rare: float
 ) -> float:
-    """The mean over n of the cosines of weighted counts, less where the lengths differ."""
+    """Return the mean over n of the cosines of weighted counts, reduced if the lengths differ."""
     total = 0.0
     for n in range(1, CIDER_WORDS + 1):
         mine, theirs = (
@@ -159,7 +162,7 @@ def _likeness(
         norms = math.hypot(*mine.values()) * math.hypot(*theirs.values())
         shared = (min(mine[gram], value) * value for gram, value in theirs.items() if gram in mine)
         total += sum(shared) / norms if norms else 0.0
-    # The length is the number of pairs of words, as in pycocoevalcap.
+    # As in pycocoevalcap, the length is the number of 2-grams.
     longer = sum(
         sign * many
         for sign, held in ((1, one), (-1, other))
@@ -175,7 +178,7 @@ def _grams(words: Sequence[str], n: int) -> list[Words]:
 
 @lru_cache(maxsize=1)
 def _tokenizer() -> Callable[[str], str]:
-    try:  # an optional package
+    try:  # optional dependency
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
     except ImportError:
         raise InputError(
@@ -185,29 +188,29 @@ def _tokenizer() -> Callable[[str], str]:
 
 
 def _words(sentence: str) -> list[str]:
-    """The lower-case words and punctuation marks."""
+    """Split a sentence into lower-case words and punctuation marks."""
     return _tokenizer()(sentence.lower()).split()
 
 
 SCORES: dict[str, Callable[[Sentences, References], float]] = {
     "bleu": bleu, "rouge_l": rouge_l, "meteor": meteor, "nist": nist, "cider": cider,
 }  # fmt: skip
-SHOWN = {  # the name of each score, and its unit
+SHOWN = {  # score -> its name and its unit
     "bleu": ("BLEU", "points"), "rouge_l": ("ROUGE-L", "points"), "meteor": ("METEOR", ""),
     "nist": ("NIST", ""), "cider": ("CIDEr", ""),
 }  # fmt: skip
 
 
 def scores_of_files(written: str | Path, references: str | Path) -> dict[str, float]:
-    """Score the sentences of a file, by name.
+    """Return score name -> value for the sentences of a file.
 
     Args:
-        written: A text file with a sentence in each line.
-        references: A text file with the references of each sentence in lines, and an empty line
-            between those of two sentences, as in the E2E challenge.
+        written: A text file with one sentence per line.
+        references: A text file with one reference per line, and an empty line between the
+            references of two sentences, as in the E2E challenge.
 
     Raises:
-        InputError: If a file cannot be read, or their numbers of sentences differ.
+        InputError: If a file cannot be read, or the files have different numbers of sentences.
     """
     lines = _lines(written)
     groups: list[list[str]] = [[]]

@@ -1,10 +1,11 @@
-"""`fedmuon unlearn`: a finished run's model with noise that hides whether samples were in it.
+"""`fedmuon unlearn`: add noise to a finished run's model that hides whether samples were used.
 
-The certificate is the sensitivity. The run is repeated without the samples, which shows how far the
-model in truth moves, and what the noise costs is measured for each kind of certificate. Only the
-noisy model is meant to be shown to others, and once: noises of several releases average out, and
-their (epsilon, delta) add up. The record was computed from the samples that are to be forgotten.
-Certificates after the run (`realized`) look at the samples, so no noise stands on them.
+The certificate is the sensitivity. The run is also repeated without the samples, which shows how
+far the model actually moves. The accuracy loss from noise is measured for each kind of certificate.
+Only the noisy model may be published, and only once: noises of several releases average out, and
+their (epsilon, delta) add up. Do not publish the record, because it was computed from the samples
+to be forgotten. Certificates after the run (`realized`) depend on the samples, so the noise does
+not use them.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
 KINDS = ("ball", "global")
-DRAWS = 16  # draws of the noise, to measure its cost in accuracy
+DRAWS = 16  # number of noise draws for measuring the accuracy
 MODEL, EVIDENCE = "unlearned.safetensors", "unlearn.json"
 DATA_FREE = ("smoothed-polar", "newton-schulz", "clipped-sign")
 
@@ -47,7 +48,7 @@ def execute(
     out: Path,
     given: UserObjects = NOTHING,
 ) -> Record:
-    """The model of the run, without those samples as far as (epsilon, delta) goes, in `out`."""
+    """Write the model to `out` with noise that hides the samples up to (epsilon, delta)."""
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
         raise InputError(f"{out} already contains an unlearned model: choose another folder")
     multiplier = theory.noise_multiplier(epsilon, delta)
@@ -72,8 +73,8 @@ def execute(
         scores = risk(task, models, held_out.inputs, held_out.labels).scores
         return scores["accuracy"].tolist()
 
-    # For each kind the noise that its sensitivity asks for, the accuracy with it, and the delta
-    # that the best test has of these very models, retrained or not.
+    # For each kind: the noise for its sensitivity, the accuracy with this noise, and the delta of
+    # the best test that distinguishes these two models, the original and the retrained one.
     kinds = {}
     for kind, sensitivity in found.items():
         sigma = sensitivity * multiplier
@@ -101,10 +102,10 @@ def execute(
 def sensitivities(
     folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
 ) -> dict[str, float]:
-    """Delta by the kind of the task's constants; refused unless each is certified."""
+    """Return the sensitivity for each kind of constants, or raise an error if one has none."""
     case = finished_run.from_directory(folder, given=given)
     _require_covered(case)
-    if case.start:  # that no sample is negative is known of samples, and sigma must not be
+    if case.start:  # nonnegativity is a fact about the samples, on which sigma must not depend
         case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
     with np.load(files.require_regular(folder / "partition.npz")) as split:
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
@@ -129,7 +130,7 @@ def sensitivities(
 
 
 def _require_covered(case: certificates.CertifiedSetting) -> None:
-    """The conditions of removal in addition to those of replacement."""
+    """Raise an error unless the conditions of removal hold, in addition to those of replacement."""
     if case.config.local.batch:
         raise InputError(
             "the rows of a mini-batch depend on how many samples its client has, so removal is "
@@ -148,7 +149,7 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
 
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:
-    """`draws` copies of the model [draws, ...], each with its own secret noise."""
+    """Return `draws` copies of the model [draws, ...], each with its own secret noise."""
     rng, noisy = KeyStream(), {}
     for name, value in model.items():
         noise = torch.from_numpy(rng.standard_normal((draws, *value.shape[1:])))
@@ -157,7 +158,7 @@ def noised(model: Params, sigma: float, draws: int = 1) -> Params:
 
 
 def table(record: Record) -> Table:
-    """The noise by certificate kind, and what it costs."""
+    """Return a table of the noise and its cost for each kind of certificate."""
     rows = [
         [kind, number(one['sensitivity']), number(one['sigma']),
          f"{one['accuracy']:.2%} ± {one['spread']:.2%}", number(one['told'], 2)]

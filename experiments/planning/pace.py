@@ -70,7 +70,7 @@ class Trial:
     engine: Engine
 
     def each(self, plan: RandomnessPlan) -> Iterator[float]:
-        """Yield the seconds of each round of the plan. The request for the next round ends one."""
+        """Yield the seconds of each round. A round ends when the next one is requested."""
         tried = replace(self.experiment, plan=plan)
         if plan.per_round < self.experiment.plan.per_round:  # some rules need more replies
             tried = replace(tried, recipe=replace(tried.recipe, aggregate=mean()))

@@ -345,7 +345,7 @@ class Certificate:
     scope: str = ""
 
     def violation(self, moved: np.ndarray | None) -> float:
-        """Return the largest ratio of a perturbation [N] to its certificate, or 0 if none is above 1."""
+        """Return the largest ratio above 1 of a perturbation [N] to its certificate, or 0."""
         if moved is None or self.certificates is None:
             return 0.0
         above = moved > self.certificates

@@ -223,7 +223,7 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
 
 
 def trak(run: ScoredRun, projections: int) -> Tensor:
-    """Return -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z). Here phi is a gradient of log p_y / (1 - p_y).
+    """Return -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z), with phi = grad log(p_y / (1 - p_y)).
 
     The gradients are those of the final model, projected at random (Park et al. 2023).
     """

@@ -82,7 +82,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about the origin of the published values and their meaning for 1 or m blocks."""
+    """Make the claims about the origin of the published values, and their meaning with m blocks."""
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
     many = rows["blocks"] > 1

@@ -139,9 +139,9 @@ def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
 
 
 class Classifier:
-    """1 - p_y of softmax(X^T u), u in the unit ball: a run's samples, and its neighbours'.
+    """Losses 1 - p_y of softmax(X^T u) with u in the unit ball, for a run and its neighbours.
 
-    Each neighbour has another sample in the place of its sample of that number.
+    In neighbour i, another sample replaces training sample i.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -158,14 +158,14 @@ class Classifier:
         self.classes = settings.classes
 
     def slope(self, x: Tensor) -> Tensor:
-        """The gradient [S, d, c]: of replica s > 0, with sample s - 1 replaced."""
+        """Return the gradient [S, d, c]. In replica s > 0, sample s - 1 is replaced."""
         total, count = self._sum(x, self.train), len(x) - 1
         new, old = ([one[:count, None] for one in both] for both in (self.others, self.train))
         total[1:] += self._sum(x[1:], new) - self._sum(x[1:], old)
         return total / len(self.train[0])
 
     def chances(self, x: Tensor, samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """p [S, n, c], and p_y [S, n]."""
+        """Return the probabilities p [S, n, c] and p_y [S, n]."""
         chances = torch.softmax(samples[0] @ x, -1)
         return chances, chances.gather(2, samples[1].expand(len(x), -1)[..., None])[..., 0]
 
@@ -177,14 +177,14 @@ class Classifier:
 
 
 def measure_runs(settings: Settings, name: str, lr: float) -> Record:
-    """A row for each lambda of S: distances, drifts, certificates and bounds of T's run."""
+    """Return a row for each lambda of S: distances, drifts, certificates and bounds of T's run."""
     problem = Classifier(settings)
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    # The last model is in the ball that the map's steps span. Samples of one law are one class.
+    # The final model is in the ball that T's steps can reach. All samples form a single class.
     size = size_of(MAPS[name])
-    assert size  # known of both maps
+    assert size  # known for both maps
     ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)
     train, test = (1 - problem.chances(end[:1], of)[1][0] for of in (problem.train, problem.test))
     gap = measured_gap(
@@ -193,7 +193,7 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     )  # fmt: skip
     points, labels = problem.test
     right = (points @ end[:1])[0].argmax(-1) == labels
-    # beside an S that does not move at all, the drift is the length of T's path
+    # if S does not move at all, the drift is the length of T's path
     lengths = torch.linalg.matrix_norm(found.path[1:, 0] - found.path[:-1, 0]) / lr
     moved = exact_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, settings.memory, 0.0, 0.0)
     part = Realized(np.zeros((settings.steps, 1), dtype=int))
@@ -217,7 +217,7 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """X_0 = 0, ..., X_T [T + 1, S, d, c] of a run and its neighbours, and M at each call."""
+    """X_0 = 0, ..., X_T [T + 1, S, d, c] of a run and its neighbours, and M at each step."""
 
     path: Tensor
     momenta: Tensor
@@ -230,7 +230,7 @@ def trajectory(
     lr: float,
     replicas: int = 1,
 ) -> Trajectory:
-    """The run with that map; replica 0 has the samples as they are."""
+    """Train with this orthogonalizer. Replica 0 uses the original samples."""
     chain = Chain(
         (gradient(), momentum(settings.memory), map_matrices(map_of_table(table)), descend(lr))
     )
@@ -242,7 +242,7 @@ def trajectory(
         slope = problem.slope(params["X"])
         memory = settings.memory * memory + (1 - settings.memory) * slope
         momenta.append(memory)
-        return slope.new_zeros(len(slope)), {"X": slope}  # no link of this chain reads the loss
+        return slope.new_zeros(len(slope)), {"X": slope}  # no link of this chain uses the loss
 
     steps = run_chain(chain, start, oracle, settings.steps, partial(generator, SEED))
     path = torch.stack([now["X"] for _, now in steps])
@@ -257,9 +257,9 @@ def _run(settings: Settings, lr: float) -> Run:
 def _compare(
     settings: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
 ) -> Record:
-    """The run of that map T beside that of S, whose regularization is lambda.
+    """Compare the run of the orthogonalizer T with that of S, whose regularization is lambda.
 
-    `certificate` is from T's run alone, `of_both` has the drift of the neighbour's own run, too.
+    `certificate` uses only T's run. `of_both` also uses the drift of the neighbour's run.
     """
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
     other = trajectory(settings, problem, table, lr).path[-1, 0]
@@ -277,7 +277,7 @@ def _compare(
         known.smoothness,
         partial(exact_polar.furthest, lam=lam, own=OWN[name]),
     )  # fmt: skip
-    # Each fails by its share of delta, so that the least over lambda is a bound at delta.
+    # Each bound has an equal share of delta, so the smallest bound over lambda holds at delta.
     delta = settings.delta / len(settings.lambdas)
     bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
     return {
@@ -292,7 +292,7 @@ def _compare(
 
 
 def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray) -> float:
-    """What Remark D.1 certifies of a Newton-Schulz run's neighbours; nan where nothing."""
+    """Return the certificate of Remark D.1 for a Newton–Schulz run's neighbours, or nan."""
     if name not in settings.degrees:
         return math.nan
     known = constants()
@@ -312,7 +312,7 @@ def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray
 # Claims
 
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
-ROUNDING = 1e-9  # a bound below is one of rounding
+ROUNDING = 1e-9  # bounds below this value consist of rounding errors
 STANDS_ON = (
     "Orthogonalizers: matrices of one rank are drawn, whose singular values over the divisor are "
     "at least τ. The bound is a maximum over an interval, proved by interval arithmetic. Runs: "
@@ -328,7 +328,7 @@ STANDS_ON = (
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The report's section, with a table of what the runs learned."""
+    """Return the report's section, with a table of the runs' accuracy."""
     runs = read_table(folder / "runs.csv")
     head = ("map, η", "accuracy", "train loss", "test loss", "gap (95%)", "least bound / B")
     lines: Rows = []
@@ -344,12 +344,12 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
-    """The maps' bound, that it is met, what was printed; the runs' distances, neighbours, gaps."""
+    """Make the claims: the maps and their bounds; the runs' distances, neighbours and gaps."""
     return [*_map_claims(rows), *_distance_claims(runs), *_gap_claims(runs)]
 
 
 def _map_claims(rows: Columns) -> Sequence[Claim]:
-    """Every drawn matrix is within the bound, Taylor steps attain it, and 001's is no smaller."""
+    """Claim that our bound holds, is attained by Taylor steps, and is at most the published one."""
     held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
     real = rows["bound"] > ROUNDING
     met = share[(rows["map"] != "jordan") & real]
@@ -379,7 +379,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _distance_claims(runs: Columns) -> Sequence[Claim]:
-    """||X_T - X_S|| <= D; neighbours move by at most Delta Y + 2 D, and by at most the tube."""
+    """Claim ||X_T - X_S|| <= D, and that neighbours move by at most their certificates."""
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
     alone, both = moved / runs["certificate"], moved / runs["of_both"]
@@ -415,7 +415,7 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def _gap_claims(runs: Columns) -> Sequence[Claim]:
-    """The transferred bound, and what it says of the exact sign at its best step size."""
+    """Make the claims about the transferred bound, also for the exact sign's best step size."""
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
     best, shown = math.inf, []
@@ -444,7 +444,7 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, runs: Columns) -> Rows:
-    """Each run beside each S; a run's name has a line of its own."""
+    """Return a line for each run and each S. The name of a run is a line, too."""
     names = ("distance", "drift", "perturbation", "certificate", "bound")
     lines: Rows = [("map, η: λ of S", "distance", "drift D", "moved", "certified", "bound")]
     for name, lr in distinct(runs, "map", "lr"):
@@ -461,7 +461,7 @@ def numbers(rows: Columns, runs: Columns) -> Rows:
 
 @style.styled
 def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
-    """A panel for each map: distance and drift against lambda, a colour for each step size."""
+    """Draw distance and drift against lambda, a panel per map and a colour per step size."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (name, title) in zip(panels, NAMES.items(), strict=True):
         for lr, look in zip(np.unique(runs["lr"]), style.SERIES, strict=False):

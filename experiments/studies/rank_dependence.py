@@ -1,9 +1,9 @@
 """Study `rank-dependence`: how the nuclear norm of the gradient grows with the rank.
 
-Newton-Schulz convergence (004), H.2. The model is y = X x with X [r, n], the loss
-||X x - y||^2 / (2 r), the mean over outputs that networks are trained on. Then
-D_0 = f(0) - f* = 1/2 and L = 1, in the operator norm and its dual as 004 has them, whatever r is:
-what grows with r is the optimizer's doing.
+The source is Newton–Schulz convergence, Appendix H.2. The model is y = X x with X [r, n]. The loss
+||X x - y||^2 / (2 r) is the mean over outputs, as usual for networks. In the paper's norms (the
+operator norm and its dual), D_0 = f(0) - f* = 1/2 and L = 1 for every r. Therefore any growth with
+r comes from the optimizer.
 """
 
 from collections.abc import Sequence
@@ -50,10 +50,10 @@ METHODS = ("sgd-m", *MAPS)
 
 
 class Settings(Table):
-    """What the suite's file holds; step sizes are the same for all ranks."""
+    """The keys of the suite's file. Step sizes are the same for all ranks."""
 
     ranks: Annotated[list[Count], Field(min_length=2)]
-    steps: Annotated[list[Count], Field(min_length=1)]  # the lengths over which means are taken
+    steps: Annotated[list[Count], Field(min_length=1)]  # numbers of steps to average over
     seeds: Annotated[int, Field(ge=2)]
     inputs: Count
     batch: Count
@@ -64,7 +64,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each method and rank; all seeds are one stack."""
+    """Return a cell for each method and rank. All seeds of a cell form one stack."""
     return [
         Call(f"{method}-r{rank}", partial(measure, settings, method, rank), rank)
         for method in METHODS
@@ -76,7 +76,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(settings: Settings, method: str, rank: int) -> Record:
-    """A row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
+    """Return a row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
     goal, longest = targets(rank, settings.inputs, settings.seeds), max(settings.steps)
     turned = [map_matrices(map_of_table(MAPS[method]))] if method in MAPS else []
     rate = settings.lr_muon if method in MAPS else settings.lr_sgd
@@ -85,7 +85,7 @@ def measure(settings: Settings, method: str, rank: int) -> Record:
     start = {"X": torch.zeros_like(goal)}
     sizes = []
     for step, now in run_chain(chain, start, oracle, longest, partial(generator, rank)):
-        if step < longest:  # the nuclear norm, from the eigenvalues of the smaller Gram matrix
+        if step < longest:  # compute the nuclear norm from the smaller Gram matrix's eigenvalues
             at = slope(now["X"], goal)
             sizes.append(torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1))
     rows = []
@@ -96,20 +96,20 @@ def measure(settings: Settings, method: str, rank: int) -> Record:
 
 
 def targets(rank: int, inputs: int, seeds: int) -> Tensor:
-    """X* [S, r, n] with orthonormal rows: r directions of equal weight, in operator norm 1."""
+    """Return X* [S, r, n] with orthonormal rows: r directions of equal weight, operator norm 1."""
     draws = generator(rank, Draw.SYNTHETIC).standard_normal((seeds, inputs, rank))
     return torch.from_numpy(np.linalg.qr(draws)[0]).mT.contiguous()
 
 
 def slope(at: Tensor, goal: Tensor) -> Tensor:
-    """grad f(X) = (X - X*) / r, as inputs are standard normal."""
+    """Return grad f(X) = (X - X*) / r. The inputs are standard normal."""
     return (at - goal) / goal.shape[-2]
 
 
 def _oracle(
     goal: Tensor, batch: int, label_noise: float, step: int, params: Params
 ) -> tuple[Tensor, Params]:
-    """The loss [S] of a fresh mini-batch and its gradient."""
+    """Return the loss [S] of a new mini-batch, and its gradient."""
     seeds, rank, inputs = goal.shape
     rng = generator(rank, Draw.BATCH, step=step)
     x = torch.from_numpy(rng.standard_normal((seeds, inputs, batch)))
@@ -122,8 +122,8 @@ def _oracle(
 
 NAMES = {"sgd-m": "SGD-M", "muon-svd": "Muon, SVD", "muon-ns-1": "Muon, q = 1",
          "muon-ns-2": "Muon, q = 2", "muon-ns-3": "Muon, q = 3"}  # fmt: skip
-FLAT = 0.1  # a slope of at most this size is about flat
-PROMISED = 0.5  # of SGD-M by Theorem 3; the printed slope is lost in the text that we read
+FLAT = 0.1  # slopes of at most this size count as flat
+PROMISED = 0.5  # slope of SGD-M by Theorem 3; our copy of the paper lacks the published slope
 STANDS_ON = (
     "The model is a matrix regression whose loss is a mean over outputs. Its target has r "
     "singular values 1, so f(X₀) − f* = 1/2 and L = 1 in the paper's norms for every r. Step "
@@ -134,17 +134,17 @@ STANDS_ON = (
 
 
 def norms(rows: Columns, method: str, length: float) -> Curve:
-    """The mean nuclear norms of a method over K steps, by rank."""
+    """Return the mean nuclear norms of a method over K steps, by rank."""
     return curve(rows, "rank", "mean_nuclear", method=method, steps=length)
 
 
 def slopes(rows: Columns, method: str) -> dict[str, Slope]:
-    """The slope in the rank by length K, in rising order."""
+    """Return the slope in the rank for each length K, sorted by K."""
     return {f"K = {k:.0f}": norms(rows, method, k).slope for k in levels(rows, "steps")}
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """SGD-M's slope and Muon's; the ends of both intervals are compared, as methods share draws."""
+    """Make the claims about slopes. The interval ends are compared, as methods share draws."""
     every = {name: slopes(rows, name) for name in NAMES}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd = last["sgd-m"]
@@ -182,7 +182,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes by method and length."""
+    """Return slopes by method and length."""
     head = ("method", *(f"slope over K = {length:.0f}" for length in levels(rows, "steps")))
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
 
@@ -192,7 +192,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def dependence(rows: Columns, narrow: bool = False) -> Figure:
-    """Means against r at the largest K, and slopes in r against K."""
+    """Draw means against r at the largest K, and slopes in r against K."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lengths = np.unique(rows["steps"])
     for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):

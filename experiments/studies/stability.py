@@ -1,8 +1,8 @@
-"""Kind `stability`: a published grid of runs, each with its neighbours and its bound.
+"""Kind `stability`: a published grid of runs, each with neighbours and a bound.
 
-The number of samples n, alpha, K and the seed decide who takes part and which samples there are.
-All runs that share these four form a stack. The pairs (eta, lambda) of a stack, each a run with its
-neighbours, run as one program. Then the theory is applied to each run.
+The number of samples n, alpha, K and the seed determine the participants and the samples. All runs
+with the same four values form a stack. The stack trains all its pairs (eta, lambda), each with its
+neighbours, as one batch. Then each run gets its certificate and its bound.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbour
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.matrix import rate, supported
 
-REPLICAS = 256  # of one stack, at most
-# 001, section 5 and Table 1; float64, because float32 hides perturbations of 1e-5.
+REPLICAS = 256  # maximum size of one stack
+# Stability note, section 5 and Table 1. float64, because float32 hides perturbations of 1e-5.
 BASE: dict[str, dict[str, Scalar]] = {
     "federation": {"clients": 20, "rounds": 50},
     "local": {"recipe": "fedmuon", "steps": 1, "momentum": 0.9},
@@ -71,7 +71,7 @@ SETTLED = {
 
 
 class Grid(Table):
-    """What varies; every combination is run."""
+    """The values that vary. Every combination is run."""
 
     train: Annotated[list[Count], Field(min_length=1)]
     per_round: Annotated[list[Count], Field(min_length=1)]
@@ -81,7 +81,7 @@ class Grid(Table):
 
 
 class Published(Table):
-    """A line of the Stability note (001), Table 2."""
+    """A row of the Stability note, Table 2."""
 
     runs: Count
     gap_within_bound: float
@@ -91,7 +91,7 @@ class Published(Table):
 
 
 class Suite(Table):
-    """A grid, its seeds, and neighbours a run; `base` has config tables that differ from BASE."""
+    """The keys of the file: a grid, seeds, and neighbours per run; `base` overrides BASE."""
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -101,29 +101,29 @@ class Suite(Table):
     published: dict[str, Published] = Field(default_factory=dict)
 
 
-# A cell: one stack of runs and neighbours.
+# Cells: each is one stack of runs and neighbours
 
-Pair = tuple[float, float]  # eta and lambda
-# As requested, with C_hp = 1, and with the constants of all models.
+Pair = tuple[float, float]  # (eta, lambda)
+# Certificates as requested, with C_hp = 1, and with the constants of all models.
 Verdicts = tuple[Certificate, Certificate, Certificate]
 
 
 @dataclass(frozen=True)
 class StackData:
-    """What all runs of a stack share; `draws` [T, 3] are the neighbours of each."""
+    """Data that all runs of a stack share. `draws` [T, 3] are the neighbours of each run."""
 
     config: Config
     source: Source
     data: FederatedData
     draws: np.ndarray
-    client: np.ndarray  # whose sample each neighbour replaces [T]
+    client: np.ndarray  # the client whose sample each neighbour replaces [T]
     experiment: Experiment
-    start: Start | None  # what is known of X0
+    start: Start | None  # known facts about X0
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Runs that share samples and schedule; `config` has the first pair (eta, lambda)."""
+    """Runs that share samples and schedule. `config` contains the first pair (eta, lambda)."""
 
     config: Config
     pairs: tuple[Pair, ...]
@@ -131,7 +131,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """Its unique name within the suite."""
+        """The unique name of the stack in the suite."""
         data, federation = self.config.data, self.config.federation
         lr, lam = self.pairs[0]
         return (
@@ -141,18 +141,18 @@ class Stack:
 
     @property
     def size(self) -> int:
-        """Trajectories: runs and neighbours."""
+        """The number of trajectories: runs and neighbours."""
         return len(self.pairs) * (1 + self.trials)
 
     @property
     def cost(self) -> float:
-        """Samples that its trajectories see, as far as the config says."""
+        """The approximate number of samples that the trajectories process."""
         federation = self.config.federation
         share = federation.per_round / federation.clients
         return self.size * self.config.data.train * share * federation.rounds
 
     def at(self, pair: Pair, **stability: Scalar) -> Config:
-        """The config of one of its runs."""
+        """Return the config of the run with this pair."""
         config = self.config
         return config.model_copy(
             update={
@@ -163,24 +163,24 @@ class Stack:
         )
 
     def compute(self) -> Record:
-        """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
+        """Return rows of runs.csv and neighbours.csv, the flop of the products, and seconds."""
         begun = time.perf_counter()
         shared = self._prepare()
         config, experiment, plan = shared.config, shared.experiment, shared.experiment.plan
-        # The last models [S, ...], every run before its neighbours.
+        # The final models [S, ...]; each run comes before its neighbours.
         neighbours = stack(shared.source, shared.draws, config.data.normalize)
         models = run_neighbours(
             experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
         )
-        # How far each neighbour ends from its run [pairs, T], in the Frobenius norm. No step reads
-        # a sample of a client that never takes part: what is left there is rounding.
+        # The distance of each neighbour from its run [pairs, T] in the Frobenius norm. No step uses
+        # samples of a client that never takes part, so a distance is only rounding in that case.
         moved = distances(models, len(self.pairs))
         moved[:, ~np.isin(shared.client, plan.schedule())] = 0.0
         d, c = models["weight"].shape[-2:]
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
         cases = []
         for pair, far in zip(self.pairs, moved, strict=True):
-            furthest = np.zeros(len(shared.data.sizes))  # of each client's neighbours
+            furthest = np.zeros(len(shared.data.sizes))  # maximum over each client's neighbours
             np.maximum.at(furthest, shared.client, far)
             case = certificates.CertifiedSetting(
                 self.at(pair), shared.data.sizes, part, (d, c),
@@ -209,7 +209,7 @@ class Stack:
             "status": [one.status if one else "refused" for one in bounds],
             "assumes": list(bounds[0].assumptions if bounds[0] else ()),
             **gap.as_record(why, then),
-            # of products of a sample with the weights [d, c], forwards and backwards
+            # products of samples with the weights [d, c], in forward and backward passes
             "flop": 4.0 * d * c * float(seen) * self.size,
             "seconds": time.perf_counter() - begun,
         }
@@ -228,7 +228,7 @@ class Stack:
         source = read_source(config)
         data = build_data(config, source)
         draws = draw(data, source, self.trials, config.federation.seed, law)
-        # eta and lambda [2, S]: each pair for its run and all its neighbours
+        # eta and lambda [2, S]: a run and all its neighbours have the same pair
         pairs = torch.tensor(self.pairs, dtype=torch.float64)
         each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
         experiment = build_experiment(config, data, None, *each)
@@ -250,7 +250,7 @@ class Stack:
     def _run_rows(
         self, shared: StackData, verdicts: list[Verdicts], losses: list[Loss], moved: np.ndarray
     ) -> list[Record]:
-        """The lines of runs.csv; a share is the largest perturbation over its certificate."""
+        """Return rows of runs.csv. A share is the largest perturbation / certificate."""
         rows = []
         for pair, each, loss, far in zip(self.pairs, verdicts, losses, moved, strict=True):
             value, one, wide = (own.bound.value if own.bound else math.nan for own in each)
@@ -285,7 +285,7 @@ class Stack:
     def _neighbour_rows(
         self, shared: StackData, verdicts: list[Verdicts], moved: np.ndarray
     ) -> list[Record]:
-        """The lines of neighbours.csv; nan where the theory refuses."""
+        """Return rows of neighbours.csv, with nan if there is no certificate."""
         data, draws, client, labels = shared.data, shared.draws, shared.client, shared.source.labels
         index = data.train_index[data.order[data.offsets[client] + draws[:, 1]]]
         found = []
@@ -309,7 +309,7 @@ class Stack:
 
 
 def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
-    """The values of these clients; nan where the theory refuses."""
+    """Return the values of these clients, or nan if there is no certificate."""
     return np.full(len(client), np.nan) if values is None else values[client]
 
 
@@ -317,21 +317,21 @@ def _after_changes(
     ranged: list[tuple[certificates.CertifiedSetting, Certificate]], why: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
-    """What becomes of each run's claim, after the changes if some are named."""
+    """Return the verdict on each run's claim, after the changes if a note names any."""
     verdicts = [verdict for _, verdict in ranged]
     if any(one.changes for one in why):
         after = [gap.after_changes(case) for case, _ in ranged]
         verdicts, tops = map(list, zip(*after, strict=True))
         try:
             losses = measure(tops)
-        except InputError:  # rounded otherwise, they are further apart
+        except InputError:  # with other rounding, the losses differ more than the range allows
             return [INCONCLUSIVE]
     return [gap.verdict_on(one.gap, own) for one, own in zip(losses, verdicts, strict=True)]
 
 
 # Suite
 
-SIDE = 2048  # of the matrices whose product is timed
+SIDE = 2048  # side of the square matrices whose product is timed
 COMPARED = (
     "Published values are for {}, ours for {} ({} scale). Compare signs, orders and trends, not "
     "digits. The paper prints neither its C_hp nor its initial model."
@@ -339,7 +339,7 @@ COMPARED = (
 
 
 def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
-    """The suite as stacks of runs that share samples and schedule."""
+    """Return the suite as stacks of runs that share samples and schedule."""
     suite = validate(Suite, content)
     named = {"data": {"name": request.data}}
     read = merged(merged(suite.base, request.changes), named)
@@ -350,12 +350,12 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
 
 
 def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
-    """The suite's stacks; `changes` are config tables that override its own.
+    """Return the suite's stacks. `changes` are config tables that override those of the suite.
 
-    Sizes are cut to what the source holds; None is a source without an end.
+    Sizes are limited by the samples in `source`. None stands for an unlimited source.
 
     Raises:
-        InputError: If a setting has no effect: an engine, several lambdas, or a key.
+        InputError: If a setting has no effect, such as an engine, several lambdas or a key.
     """
     contents.require_free("--set", changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
@@ -401,7 +401,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
 
 @dataclass(frozen=True)
 class Stability(Work):
-    """A grid as stacks; `lines` are those of the Stability note (001), Table 2, by data set."""
+    """A grid as stacks. `lines` are the rows of the Stability note, Table 2, by data set."""
 
     cells: Sequence[Stack]
     lines: Mapping[str, Published]
@@ -410,7 +410,7 @@ class Stability(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """Suite, scale, and what every stack is computed from."""
+        """The suite, the scale, and all settings of every stack."""
         settings = [
             [one.name, one.pairs, one.trials, contents.locked(one.config)] for one in self.cells
         ]
@@ -418,16 +418,16 @@ class Stability(Work):
 
     @property
     def configs(self) -> Sequence[Config]:
-        """One for each run: a stack has one for each pair (eta, lambda)."""
+        """The config of each run: a stack has one run for each pair (eta, lambda)."""
         return [one.at(pair) for one in self.cells for pair in one.pairs]
 
     @property
     def published(self) -> Published | None:
-        """The line of the stability note's Table 2 (001) to compare with."""
+        """The row of the Stability note, Table 2, to compare with."""
         return self.lines.get(PUBLISHED_FOR.get(self.request.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """runs.csv, neighbours.csv and summary.csv."""
+        """Return runs.csv, neighbours.csv and summary.csv."""
         head = {"suite": self.request.stem, "data": self.request.data}
         lines = [head | {"source": "measured"} | _aggregate(records)]
         if self.published:
@@ -439,9 +439,9 @@ class Stability(Work):
         }
 
     def summary(self, records: list[Record]) -> Record:
-        """What was done, how fast, and what it stands on.
+        """Return the number of runs, the speed, the constants and the assumptions.
 
-        The speed is compared with this machine's best large product in the precision of the runs.
+        The speed is relative to this machine's fastest large matrix product in the same precision.
         """
         data, scale = self.request.data, self.request.scale
         config, source = resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
@@ -472,7 +472,7 @@ class Stability(Work):
 
 
 def _aggregate(records: list[Record]) -> Record:
-    """The columns of 001, Table 2 over all runs; its gap is test minus weighted train loss."""
+    """Return the columns of Table 2 over all runs. Its gap is test minus weighted train loss."""
     runs = [run for record in records for run in record["runs"]]
     columns = {"gap_within_bound": "within", "mean_gap": "table_gap", "mean_bound": "bound",
                "mean_perturbation": "mean_perturbation"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kind `stability`: what a report says and draws of a grid of runs with neighbours and bounds."""
+"""Kind `stability`: the report's text and figures for a grid of runs with neighbours."""
 
 import itertools
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder, whose suite.json is `about`."""
+    """Return the findings of a folder of this kind, whose suite.json is `about`."""
     tables.require(about, KEYS, folder / "suite.json")
     runs = tables.read_csv(folder / "runs.csv", tables.RUNS, tables.ASIDE)
     neighbours = tables.read_csv(folder / "neighbours.csv", tables.NEIGHBOURS)
@@ -69,7 +69,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _every(runs: Columns) -> Titled:
-    """All runs: what varies, what each learned, its gap and its bound."""
+    """Return a table of all runs: varied keys, final measures, gap and bound."""
     factors = (*varying(runs), "seed")
     names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
     share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
@@ -87,7 +87,7 @@ def _every(runs: Columns) -> Titled:
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
-    """The columns of 001, Table 2 over all runs, and the published line where there is one."""
+    """Return the columns of Table 2 over all runs, and the published row if there is one."""
     measured = {
         "runs": str(len(runs["gap"])),
         "gap ≤ bound": number(float((runs["gap"] <= runs["bound"]).mean())),
@@ -117,9 +117,10 @@ QUANTITIES = ("bound", "mean_perturbation")
 
 @style.styled
 def phase(runs: Columns, narrow: bool = False) -> Figure:
-    """Bound and mean perturbation over (eta, 1/sqrt(lambda)) (001, Figure 2); means over all else.
+    """Draw mean bound and perturbation over (eta, 1/sqrt(lambda)) (Stability note, Figure 2).
 
-    The columns are those of runs.csv, each [S]; a cell without a run stays white.
+    The means are over all other keys. `runs` has the columns of runs.csv, each [S]. A cell without
+    a run stays white.
     """
     figure, panels = style.canvas(2, narrow, 2.7)
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
@@ -150,9 +151,9 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
 
 @style.styled
 def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = False) -> Figure:
-    """Bound, mean perturbation and certificate along n (001, Figures 3a, 3b), eta or lambda.
+    """Draw bound, mean perturbation and certificate against n (Figures 3a, 3b), eta or lambda.
 
-    Points are runs, lines their means; the mean certificate is over a level's neighbours.
+    Points are runs, and lines are their means. A mean certificate is over a level's neighbours.
     """
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     x, moved = _place(runs, factor), runs["mean_perturbation"]
@@ -168,7 +169,7 @@ def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = Fals
         style.levels_on_x(axes, levels)
         axes.set_xlabel(style.NAMES[factor])
         if factor == "n":
-            first = values[x == levels[0]].mean()  # which a line of slope -1 goes through
+            first = values[x == levels[0]].mean()  # the line of slope -1 starts at this value
             axes.plot(levels, first * levels[0] / levels, ":", color=style.GREY, lw=1.2,
                       label="slope −1")  # fmt: skip
         style.log_y(axes)
@@ -183,7 +184,7 @@ def _place(columns: Columns, factor: str) -> np.ndarray:
 
 
 def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
-    """Every run as a hollow point, and a line through the means of each level."""
+    """Draw every run as a hollow point, and a line through the means of each level."""
     levels = np.unique(x)
     axes.plot(x, y, "o", color=style.BLUE, ms=3, mfc="none", mew=0.6, label="runs")
     average = [y[x == level].mean() for level in levels]
@@ -192,10 +193,11 @@ def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
 
 @style.styled
 def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
-    """Exposure per sample Y_i(C)/n_i against perturbation (001, Figure 3c), a point a neighbour.
+    """Draw exposure per sample Y_i(C)/n_i against perturbation (Stability note, Figure 3c).
 
-    A log axis has no zero: such neighbours stand below the rest, with their own mark and number.
-    Those of infinite exposure, which overflowed, are only counted.
+    Each neighbour is a point. A log axis has no zero, so neighbours with value 0 are drawn below
+    the others with a separate mark and their number. Neighbours whose exposure overflowed are only
+    counted.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.6)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
@@ -214,7 +216,7 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
                   label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
     if not finite.all():
         axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
-    # The certificate 2 G_max Y_i / n_i as a line, where it is proportional to the exposure.
+    # Draw the certificate 2 G_max Y_i / n_i as a line if it is proportional to the exposure.
     promised = neighbours["certificate"]
     used = (x > 0) & finite & np.isfinite(promised)
     ratio = promised[used] / x[used]
@@ -232,16 +234,17 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
 
 
 def _floor(values: np.ndarray) -> float:
-    """A third of the smallest positive value."""
+    """Return a third of the smallest positive value."""
     positive = values[values > 0]
     return float(positive.min()) / 3 if len(positive) else 1.0
 
 
 @style.styled
 def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
-    """Every run [S] in order of its bound: gap with its 95% interval, bound, bound with C_hp = 1.
+    """Draw gap with 95% interval, bound, and bound with C_hp = 1 of all runs [S].
 
-    Where bounds dwarf the gaps, the axis is linear around zero and logarithmic above.
+    The runs are sorted by their bound. If the bounds are much larger than the gaps, the axis is
+    linear around zero and logarithmic above.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     order = np.argsort(runs["bound"], kind="stable")
@@ -259,7 +262,7 @@ def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
     if "bound_global" in runs:
         axes.plot(place, runs["bound_global"][order], "s", color=style.GREY, ms=size, mfc="none",
                   label="bound, constants of all models")  # fmt: skip
-    # symmetric log where the largest bound is ten times any end of an interval
+    # symmetric log axis if the largest bound exceeds ten times every end of an interval
     ends = np.abs(np.concatenate([runs["gap_low"], runs["gap_high"]]))
     ends, bounds = (values[np.isfinite(values)] for values in (ends, runs["bound"]))
     if len(ends) and len(bounds) and bounds.max() > 10 * ends.max():

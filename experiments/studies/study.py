@@ -1,8 +1,8 @@
-"""Numerical studies: suites whose cells are computations of their own, and what studies share.
+"""Numerical studies: suites whose cells are separate computations, and functions they share.
 
-A study is one file. From top to bottom it has the settings that its TOML file holds, what its cells
-measure, what it claims, and how it is drawn. Its last line names these parts in `STUDY`. Titles and
-captions of its figures are in `captions.toml` of the report's assets.
+A study is one file. From top to bottom, the file defines the settings of its TOML file, the
+measurements of its cells, its claims, and its figures. Its last line lists these parts in `STUDY`.
+The titles and captions of the figures are in `captions.toml` of the report's assets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params, Points
 
-# (step, params) -> (loss [S], gradient); its randomness is a function of the step
+# (step, params) -> (loss [S], gradient). Its randomness depends only on the step.
 Oracle = Callable[[int, Params], tuple[Tensor, Params]]
 Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 
 
 @dataclass(frozen=True)
 class Call:
-    """The simplest cell: a function without arguments."""
+    """The simplest cell: a function that needs no arguments."""
 
     name: str
     compute: Callable[[], Record]
@@ -47,20 +47,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Study:
-    """A numerical study: how its cells are made, and what a report says of their tables.
+    """A numerical study: it makes cells, and describes their tables in a report.
 
     Attributes:
-        kind: The name that `kind` has in the suite's TOML file.
+        kind: The value of `kind` in the suite's TOML file.
         settings: The schema of that file, without `kind`, `title`, `note` and `data`.
-        cells: Makes the cells from the settings and the request. A cell's record holds lists of
-            rows; the lists of one name, of all cells in turn, become NAME.csv.
-        claims: Each an effect with its interval and a rule (`Claim`), from the columns of `tables`.
-        numbers: The lines of the table of numbers, from the same columns; the first is the head.
-        stands_on: What the claims assume.
-        figures: Name -> what draws it from the same columns.
-        tables: The names of the tables that claims, numbers and pictures read.
-        summary: What suite.json holds in addition, from the cells' records.
-        report: Makes the report's section; for studies that `assemble` does not fit.
+        cells: Makes the cells from the settings and the request. A cell's record contains lists of
+            rows. The lists with the same name, from all cells in order, become NAME.csv.
+        claims: Makes the claims from the columns of `tables`. Each claim is an effect with its
+            interval and a rule (`Claim`).
+        numbers: Makes the rows of the table of numbers from the same columns. The first row is the
+            head.
+        stands_on: The assumptions of the claims.
+        figures: Name -> a function that draws the figure from the same columns.
+        tables: The names of the tables that claims, numbers and figures use.
+        summary: Returns additional content of suite.json from the cells' records.
+        report: Makes the report's section, for studies that cannot use `assemble`.
     """
 
     kind: str
@@ -75,7 +77,7 @@ class Study:
     report: "Callable[[Study, Path, Mapping[str, Any]], Findings] | None" = None
 
     def work(self, content: dict[str, Any], request: SuiteRequest) -> "StudyWork":
-        """The study with these settings; config tables to change are those below its `base`."""
+        """Return the study with these settings. `request.changes` override tables of `base`."""
         title, note = content.pop("title", self.kind), content.pop("note", "")
         if request.changes:
             if "base" not in self.settings.model_fields:
@@ -88,7 +90,7 @@ class Study:
         return StudyWork(request, self.kind, title, cells, self, settings, note)
 
     def findings(self, folder: Path, about: Mapping[str, Any]) -> Findings:
-        """The report's section of a finished folder, whose suite.json is `about`."""
+        """Return the report's section of a finished folder, whose suite.json is `about`."""
         return (self.report or assemble)(self, folder, about)
 
 
@@ -97,8 +99,8 @@ def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
     Args:
         study: The study that computed the folder.
-        folder: The suite's folder.
-        about: The content of its suite.json.
+        folder: The folder of the suite.
+        about: The content of suite.json in this folder.
     """
     columns = [read_table(folder / f"{name}.csv") for name in study.tables]
     head, *rows = study.numbers(*columns)
@@ -117,7 +119,7 @@ def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 @dataclass(frozen=True)
 class RunStudy:
-    """A kind of suite whose cells are runs: it makes its own work and reads its own tables."""
+    """A kind of suite whose cells are runs. It defines its own work and its own report."""
 
     kind: str
     work: Callable[[dict[str, Any], SuiteRequest], Work]
@@ -126,7 +128,7 @@ class RunStudy:
 
 @dataclass(frozen=True)
 class StudyWork(Work):
-    """A study with settings, as cells."""
+    """The cells of a study with settings."""
 
     study: Study
     settings: Table
@@ -134,23 +136,23 @@ class StudyWork(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The request, the settings, and which cells they make."""
+        """The request, the settings, and the names of the cells."""
         request, settings = self.request, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [request.stem, self.kind, request.data, request.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """NAME.csv for every list that the records hold, of all of them in turn."""
+        """Return NAME.csv for every list in the records, concatenated over all records."""
         names = [name for name, held in records[0].items() if isinstance(held, list)]
         return {name: [row for one in records for row in one[name]] for name in names}
 
     def summary(self, records: list[Record]) -> Record:
-        """The settings, and what the study adds."""
+        """Return the settings, and what the study adds."""
         settings = self.settings.model_dump(by_alias=True)
         return {"note": self.note, "settings": settings} | self.study.summary(records)
 
 
-# What studies share: the loop over steps, and reading, judging, describing and drawing rows.
+# Shared functions: the loop over steps, and reading, judging, describing and drawing rows
 
 
 def run_chain(
@@ -158,7 +160,7 @@ def run_chain(
 ) -> Iterator[tuple[int, Params]]:
     """Run a chain of links on a custom gradient oracle.
 
-    A sequence of draws holds one generator per replica, so replicas share no draw.
+    With a sequence of draws, each replica has its own generator, so replicas share no draws.
 
     Yields:
         (k, X_k) before step k, for k = 0 .. steps - 1, and (steps, X_steps) at the end.
@@ -175,7 +177,7 @@ def run_chain(
 
 
 def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
-    """sum_k c_k (noisy gradient at X_k); it has the step's noise once, because sum_k c_k = 1."""
+    """Return sum_k c_k (noisy gradient at X_k). It contains the noise once, as sum_k c_k = 1."""
     found = [(share, gradient(at)[1]) for share, at in points]
     return Released(
         {
@@ -186,41 +188,41 @@ def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Point
 
 
 def seed_rows(shared: Record, name: str, values: Iterable[Any]) -> list[Record]:
-    """A row for each seed: what all seeds share, the seed, and its own value."""
+    """Return a row for each seed: the shared entries, the seed, and its value."""
     return [shared | {"seed": seed, name: float(value)} for seed, value in enumerate(values)]
 
 
 def levels(rows: Columns, name: str) -> list[Any]:
-    """The distinct entries of a column in rising order."""
+    """Return the distinct entries of a column in increasing order."""
     return np.unique(rows[name]).tolist()
 
 
 def distinct(rows: Columns, *names: str) -> list[Any]:
-    """The distinct entries of a column, or tuples of several, in the order of the table."""
+    """Return the distinct entries of a column, or tuples of several, in the order of the table."""
     columns = [rows[name].tolist() for name in names]
     return list(dict.fromkeys(zip(*columns, strict=True) if len(names) > 1 else columns[0]))
 
 
 def split(rows: Columns, name: str, symbol: str) -> dict[str, Columns]:
-    """The rows at each level of a column, in rising order, by `σ = 0.5`."""
+    """Return label -> rows for each level of a column, sorted; a label is `σ = 0.5`."""
     return {f"{symbol} = {one:g}": where(rows, **{name: one}) for one in levels(rows, name)}
 
 
 def slopes_claim(
     sentence: str, slopes: Mapping[str, Slope], rule: Rule, before: str = "", after: str = ""
 ) -> Claim:
-    """A claim about log-log slopes, with all of them between these words."""
+    """Make a claim about log-log slopes, and list all slopes between the texts."""
     effect = Effect.between("log-log slope", slopes, unit="slope")
     return Claim(sentence, effect, rule, before + in_words(slopes) + after)
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """`σ = 1: 0.2; σ = 4: 0.3`."""
+    """Return a text such as `σ = 1: 0.2; σ = 4: 0.3`."""
     return "; ".join(f"{name}: {one}" for name, one in found.items())
 
 
 def heading(title: str, head: Sequence[str]) -> tuple[str, ...]:
-    """A line below this head that has only a title."""
+    """Return a table row that contains only a title."""
     return (title, *("" for _ in head[1:]))
 
 
@@ -228,7 +230,7 @@ def draw_with_bound(
     axes: Axes, rows: Columns, look: tuple[str, str], label: str, bound_label: str = "",
     **wanted: Any,
 ) -> None:  # fmt: skip
-    """Mean nuclear norms with intervals against the steps, and their bound as a dashed line."""
+    """Draw mean nuclear norms with intervals against the steps, and a dashed line for the bound."""
     norms, bounds = (curve(rows, "steps", one, **wanted) for one in ("mean_nuclear", "bound"))
     style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
     axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)

@@ -1,7 +1,8 @@
 """`fedmuon sweep` and `fedmuon run --seeds`: a config at every point of a grid, with several seeds.
 
-Each run is a cell of a suite, hence computed once, resumable and apart from the others. Points are
-compared by one metric at the end of their runs, as means over seeds with Student's 95% intervals.
+Each run is a cell of a suite. It is therefore computed once, can be resumed, and does not depend on
+the other runs. Points are compared by one metric at the end of their runs: the means over seeds,
+with Student's 95% intervals.
 """
 
 import itertools
@@ -39,10 +40,10 @@ from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, evaluate, over_clients
 
 Grid = Mapping[str, Sequence[Scalar]]
 RANGE = re.compile(r"([^:,]+):([^:,]+):([a-z]*)(\d*)")
-MOST_POINTS, MOST_RUNS = 1000, 10_000  # of a range; of a sweep
-LONG = 100  # characters of a run folder's name, of 255 that file systems take
+MOST_POINTS, MOST_RUNS = 1000, 10_000  # maximum number of values of a range, and runs of a sweep
+LONG = 100  # maximum length of a run folder's name; file systems allow 255 characters
 RECIPE = "local.recipe"
-MEASURED = ("data.test", "data.validation", "data.client-test")  # samples that judge the points
+MEASURED = ("data.test", "data.validation", "data.client-test")  # sizes of the evaluation samples
 TEST_WORDS = "selected on test data"
 PRIVATE_NOTE = (
     "Each epsilon is of one run. Choosing the best of several private runs spends more: see "
@@ -54,10 +55,10 @@ PRIVATE_NOTE = (
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
-    """Read `table.key=VALUES` for each text: `a,b,c`, `lo:hi:log7` or `lo:hi:lin5`.
+    """Parse `table.key=VALUES` in each text: `a,b,c`, `lo:hi:log7` or `lo:hi:lin5`.
 
     Raises:
-        InputError: If a text is not of that form or a key is given twice.
+        InputError: If a text does not have this form or a key is given twice.
     """
     grid: dict[str, list[Scalar]] = {}
     for text in texts:
@@ -73,7 +74,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
 
 
 def parse_values(key: str, text: str) -> list[Scalar]:
-    """The values of one key: a comma-separated list, or a range `lo:hi:logN` or `lo:hi:linN`."""
+    """Return the values of one key: a comma-separated list, or a range `lo:hi:logN` or `:linN`."""
     if found := RANGE.fullmatch(text.replace(" ", "")):
         ends = [_number(one) for one in found.groups()[:2]]
         if None not in ends:
@@ -99,7 +100,7 @@ def _number(text: str) -> float | None:
 
 
 def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scalar]:
-    """Evenly spaced numbers, or their logarithms are; whole numbers if all of them are whole."""
+    """Return evenly spaced numbers on a linear or log scale; integers if all of them are."""
     first, last = float(low), float(high)
     if kind not in ("log", "lin") or not count:
         raise InputError(f"{place} is no range: write lo:hi:log7 or lo:hi:lin5")
@@ -116,11 +117,11 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
 
 
 def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Scalar]]:
-    """A grid whose every key has two or more different values.
+    """Return the grid, or raise an error unless every key has two or more different values.
 
     Args:
-        grid: Key -> a list of values, or a text as `parse_values` reads it.
-        settled: Tables whose keys `--set` fixes, so that the grid may not have them.
+        grid: Key -> a list of values, or a text that `parse_values` accepts.
+        settled: Tables with the keys that `--set` fixes. The grid must not contain these keys.
     """
     if not isinstance(grid, Mapping):
         raise InputError(f"grid is {shown(grid)}: give a dict, as {{'local.lr': [0.1, 1.0]}}")
@@ -165,22 +166,22 @@ def _written(value: Scalar) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# The metric by which points are compared
+# The metric that compares points
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that runs record at their end: `validation-loss` is the record's validation_loss."""
+    """A number that runs record at their end. `validation-loss` is their `validation_loss`."""
 
     name: str
-    rising: bool  # whether more is better
+    rising: bool  # whether larger values are better
     on_test: bool
 
     @classmethod
     def named(cls, text: str, known: Sequence[str]) -> "Metric":
-        """The metric of that name among those that the runs record.
+        """Return the metric of that name, which the runs must record.
 
-        `max:NAME` and `min:NAME` say which way is better, where the name does not.
+        `max:NAME` and `min:NAME` set the direction, if the name does not determine it.
         """
         if not isinstance(text, str):
             raise InputError(f"select is {shown(text)}: give the name of a metric")
@@ -207,18 +208,18 @@ class Metric:
 
     @property
     def words(self) -> str:
-        """Its name as people read it."""
+        """The metric's name in words."""
         return spelled(self.name).replace("-", " ")
 
     def better(self, one: float, other: float) -> bool:
-        """Whether a mean is better than another; nan is worse than everything."""
+        """Return whether a mean is better than another. nan is worse than every number."""
         if math.isnan(one) or math.isnan(other):
             return not math.isnan(one)
         return one > other if self.rising else one < other
 
 
 def measured_names(config: Config) -> list[str]:
-    """The names of what a run of this config records at its end, from its model before round 1."""
+    """Return the names of the measures that a run of this config records for its final model."""
     data = build_data(config)
     experiment = build_experiment(config, data)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
@@ -231,19 +232,19 @@ def measured_names(config: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class SweptRun(TrainingRun):
-    """One run at a point of the grid: the keys that it reads, and their values."""
+    """One run at a point of the grid. `point` lists the keys that affect the run, with values."""
 
     point: tuple[tuple[str, Scalar], ...] = ()
 
     @property
     def name(self) -> str:
-        """The run directory's name: `lr=0.1,recipe=fedavg,seed=0`."""
+        """The name of the run folder: `lr=0.1,recipe=fedavg,seed=0`."""
         named = f"{self.variant},seed={self.config.federation.seed}".removeprefix(",")
         slug = re.sub(r"[^A-Za-z0-9.,=+-]+", "-", named).lstrip(".-")
         return slug if len(slug) <= LONG else f"{slug[:LONG]}-{digest(named.encode())[:8]}"
 
     def compute(self) -> Record:
-        """The record of a run, with all that its summary measured; nan where it diverged."""
+        """Return the run's record and all measures of its summary, or nan if it diverged."""
         try:
             found = super().compute()
         except InputError as error:
@@ -257,36 +258,36 @@ class SweptRun(TrainingRun):
 
 @dataclass(frozen=True)
 class SweepRequest(SuiteRequest):
-    """What the command line asks for, with the words that ask for it again."""
+    """The request of the command line, and the command that repeats it."""
 
     command: str = ""
 
     @property
     def again(self) -> str:
-        """The command that makes the same request."""
+        """The command that repeats the request."""
         return self.command
 
 
 @dataclass(frozen=True)
 class GridSearch(WorkOfRuns):
-    """Runs at every point of a grid; without a grid, the same run with several seeds."""
+    """Runs at every point of a grid, or runs with several seeds if there is no grid."""
 
     cells: Sequence[SweptRun]
     grid: Grid = field(default_factory=dict)
     metric: Metric | None = None
-    noun: ClassVar[str] = "sweep"  # also of one without a grid
+    noun: ClassVar[str] = "sweep"  # also for runs without a grid
 
     def joined(self, lock: bytes) -> bytes | None:
-        """A folder of fewer runs can join, so that a grid can be refined and seeds be added."""
+        """Return the lock if the folder has fewer runs, so that grids can grow and seeds be added."""
         return self.lock if super().joined(lock) == self.lock else None
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """cells.csv with a row per run, and points.csv with a row per point of the grid."""
+        """Return cells.csv with a row per run, and points.csv with a row per point of the grid."""
         cells = self.rows(records)
         return {"cells": cells, "points" if self.grid else "metrics": self.over_seeds(cells)}
 
     def rows(self, records: list[Record]) -> list[Record]:
-        """A row for each run: its point, its seed and what it measured."""
+        """Return a row for each run: its point, its seed and its measures."""
         names = dict.fromkeys(name for one in records for name in one["ends"])
         return [
             {**self.values_at(cell), "seed": record["head"]["seed"], "run": cell.name}
@@ -295,17 +296,17 @@ class GridSearch(WorkOfRuns):
         ]  # fmt: skip
 
     def values_at(self, cell: SweptRun) -> dict[str, Scalar]:
-        """The value of every key of the grid; empty where the run does not read it."""
+        """Return the value of every key of the grid, or "" if the key has no effect on the run."""
         return dict.fromkeys(self.grid, "") | dict(cell.point)
 
     def over_seeds(self, cells: Sequence[Record]) -> list[Record]:
-        """Means over seeds with their intervals: a row per point, or without a grid per metric."""
+        """Return means over seeds with intervals: a row per point, or per metric without a grid."""
         names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
         if not self.grid:
             return [{"metric": name} | seed_statistics([row[name] for row in cells])
                     for name in names]  # fmt: skip
         points: dict[tuple[str, ...], list[Record]] = {}
-        for row in cells:  # as text: 1 and True are equal
+        for row in cells:  # compare as text, because 1 and True are equal
             points.setdefault(tuple(repr(row[key]) for key in self.grid), []).append(row)
         found = []
         for rows in points.values():
@@ -322,7 +323,7 @@ class GridSearch(WorkOfRuns):
         return found
 
     def best(self, points: Sequence[Record]) -> dict[str, Record]:
-        """Recipe -> its best point; none for a recipe of which every point diverged."""
+        """Return recipe -> its best point. A recipe is missing if all of its points diverged."""
         found: dict[str, Record] = {}
         assert self.metric is not None
         for row in points:
@@ -336,7 +337,7 @@ class GridSearch(WorkOfRuns):
         return found
 
     def warnings(self, points: Sequence[Record], best: Mapping[str, Record]) -> list[str]:
-        """What a reader should know before using the best values."""
+        """Return what a reader should know before using the best values."""
         said = []
         for recipe, row in best.items():
             mine = [one for one in points if one.get(RECIPE) == row.get(RECIPE)]
@@ -366,7 +367,7 @@ class GridSearch(WorkOfRuns):
         return said
 
     def fixed_auxiliary(self) -> list[str]:
-        """A warning if the grid varies lr, but not the step size of the other parameters."""
+        """Return a warning if the grid varies lr but not the auxiliary step size."""
         if "local.lr" not in self.grid or "local.aux-lr" in self.grid:
             return []
         fixed = {
@@ -381,7 +382,7 @@ class GridSearch(WorkOfRuns):
         ]
 
     def summary(self, records: list[Record]) -> Record:
-        """The grid, the metric, the rows over seeds and, of a grid, the best with warnings."""
+        """Return the grid, the metric, the rows over seeds, and the best points with warnings."""
         rows = self.over_seeds(self.rows(records))
         found: Record = {
             "runs": len(records),
@@ -402,7 +403,7 @@ class GridSearch(WorkOfRuns):
 
 
 def _is_limit(key: str, value: Any) -> bool:
-    """Whether a key can go no further, or has a default that 0 stands for."""
+    """Return whether the value is a limit of the key's range, or 0, which stands for a default."""
     table, _, name = key.partition(".")
     field = FIELDS.get(table, {}).get(name)
     ends = {
@@ -416,12 +417,12 @@ def _finite(row: Record) -> Record:
 
 
 def seed_statistics(values: Sequence[float]) -> dict[str, float]:
-    """The mean over seeds, the ends of Student's 95% interval, and the number of seeds."""
+    """Return the mean over seeds, the ends of Student's 95% interval, and the number of seeds."""
     found = mean_of(np.array(values, dtype=float))
     return {"mean": found.value, "low": found.low, "high": found.high, "seeds": len(values)}
 
 
-# From what is asked to the runs
+# From the request to the runs
 
 
 def search_of_command(
@@ -432,7 +433,7 @@ def search_of_command(
     select: str | None,
     command: str,
 ) -> GridSearch:
-    """`grid_search` of a config file, changes of --set and texts of --grid."""
+    """Call `grid_search` for a config file, changes of --set and texts of --grid."""
     settled = override({}, changes)
     tables = override(read(config) if config else {}, changes)
     return grid_search(tables, parse_grid(grid), seeds, select, settled, command)
@@ -447,16 +448,16 @@ def grid_search(
     command: str = "",
     given: UserObjects = NOTHING,
 ) -> GridSearch:
-    """The runs of a sweep, checked before any of them begins.
+    """Make the runs of a sweep, and check all of them before any run starts.
 
     Args:
         base: The config's tables, with the changes of --set.
-        grid: `table.key` -> its values; empty to compare seeds alone.
-        seeds: How many, from the config's seed on.
-        select: The metric that chooses the best point; the loss on validation samples by default.
+        grid: `table.key` -> its values; empty to compare only seeds.
+        seeds: The number of seeds, starting with the config's seed.
+        select: The metric that chooses the best point. The default is the validation loss.
         settled: The tables that --set changed.
-        command: The words that ask for the same again.
-        given: Objects that the caller handed over in Python.
+        command: The command that repeats this request.
+        given: Objects that the caller passed in Python.
 
     Raises:
         InputError: If the grid has one point, a key does not exist or has no effect, or the runs
@@ -486,7 +487,7 @@ def grid_search(
         raise InputError("two points of the grid are called alike: list values that differ more")
     metric = None
     if made:
-        recipes = {one.local.recipe: one for one in reversed(every)}  # which may record others
+        recipes = {one.local.recipe: one for one in reversed(every)}  # recipes may record others
         names = dict.fromkeys(name for one in recipes.values() for name in measured_names(one))
         metric = Metric.named(select or "validation-loss", [*names])
     words = f"{len(every)} runs of {every[0].local.recipe} on {every[0].data.name}"
@@ -498,8 +499,11 @@ def grid_search(
 def _cells(
     base: Mapping[str, Any], grid: Grid, seeds: Sequence[int], given: UserObjects
 ) -> Iterator[SweptRun]:
-    """Every point with every seed. Points that differ in keys that their runs do not read, such as
-    the momentum of an optimizer without one, are one."""
+    """Yield every point with every seed.
+
+    Points count as one point if they differ only in keys that have no effect on their runs, such as
+    the momentum of an optimizer without momentum.
+    """
     names = dict(zip(grid, short([*grid]), strict=True))
     seen = set()
     for values in itertools.product(*grid.values()):
@@ -529,10 +533,10 @@ def run_grid(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> tuple[Record, float]:
-    """Compute the runs that `out` lacks, write tables, summary and figures.
+    """Compute the runs that are missing in `out`, and write tables, summary and figures.
 
     Returns:
-        The content of sweep.json, and the seconds of training in the runs computed now.
+        The content of sweep.json, and the training seconds of the runs that were computed now.
     """
     if by is not here and any(one.config.engine.name == "ray" for one in work.cells):
         raise InputError(

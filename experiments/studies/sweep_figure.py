@@ -1,4 +1,4 @@
-"""Figures of a sweep: its metric along one number of the grid, or as a heat map over two."""
+"""Figures of a sweep: the metric along one numeric key, or a heat map over two numeric keys."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,18 @@ from fedmuon.experiments.tables import record_name
 
 RECIPE = "local.recipe"
 Row = Mapping[str, Any]
-CROWDED = 18  # cells across a figure from which on they hold no numbers
+CROWDED = 18  # with more cells across a figure, they show no numbers
 
 
 @style.styled
 def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Figure:
-    """The mean metric over seeds at each point, by recipe, with the best point marked.
+    """Draw the mean metric over seeds at each point by recipe, and mark the best point.
 
     Args:
         summary: The content of sweep.json.
-        axes: The numeric keys of the grid; the first two are drawn, at the best of all others.
+        axes: The numeric keys of the grid. The first two are drawn, at the best of all others.
         words: The metric's name.
-        rising: Whether more is better.
+        rising: Whether larger values are better.
     """
     name = record_name(summary["select"])
     groups: dict[str, list[Row]] = {}
@@ -36,7 +36,7 @@ def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Fi
 
 
 def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
-    """The best of the rows that have the metric."""
+    """Return the row with the best metric, or None if no row has the metric."""
     held = [row for row in rows if row[name] is not None]
     return (max if rising else min)(held, key=lambda row: row[name], default=None)
 
@@ -44,7 +44,7 @@ def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
 def _lines(
     groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
 ) -> Figure:
-    """The metric along one key; a recipe that does not read the key is a dashed line."""
+    """Draw the metric along one key. A recipe on which the key has no effect is dashed."""
     figure, (panel,) = style.canvas(1, False, 3.2)
     (key,) = keys
     every: dict[str, list[float]] = {"x": [], "y": []}
@@ -54,7 +54,7 @@ def _lines(
         best = {x: _best([row for row in rows if row[key] == x], name, rising) for x in levels}
         held = {x: row for x, row in best.items() if row is not None}
         x, y = np.array([*held], dtype=float), np.array([row[name] for row in held.values()])
-        ends = [(row[name], row[f"{name}_high"]) for row in held.values()]  # None for a single seed
+        ends = [(row[name], row[f"{name}_high"]) for row in held.values()]  # None for one seed
         reach = np.array([0.0 if high is None else high - mean for mean, high in ends])
         alone = _best(rows, name, rising)
         if held:
@@ -73,7 +73,7 @@ def _lines(
         style.log_x(panel)
     if _wide(every["y"]):
         style.log_y(panel)
-    elif every["y"]:  # long intervals of few seeds are cut off
+    elif every["y"]:  # intervals from few seeds can be long and are cut off
         low, high = min(every["y"]), max(every["y"])
         reach = 0.25 * (high - low) or 0.1 * abs(high) or 1.0
         panel.set_ylim(low - reach, high + reach)
@@ -85,7 +85,7 @@ def _lines(
 
 
 def _wide(values: Sequence[float]) -> bool:
-    """Whether a logarithmic axis shows them better."""
+    """Return whether the values need a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 
@@ -97,7 +97,7 @@ def _title(key: str) -> str:
 def _heat_maps(
     groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
 ) -> Figure:
-    """A panel per recipe that reads both keys; a cross where every seed or one diverged."""
+    """Draw a panel for each recipe that both keys affect. A cross marks points that diverged."""
     groups = {recipe: rows for recipe, rows in groups.items()
               if any(row[keys[0]] != "" and row[keys[1]] != "" for row in rows)}  # fmt: skip
     across, up = (
@@ -130,7 +130,7 @@ def _heat_maps(
 
 
 def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None:
-    """Write the means into the cells if there is room, and frame the best."""
+    """Write the means into the cells if there is enough space, and frame the best."""
     image = panel.images[0]
     for (row, column), mean in np.ndenumerate(found):
         lost = not np.isfinite(mean)
@@ -151,7 +151,7 @@ def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None
 def _mean(
     rows: Sequence[Row], keys: Sequence[str], at: tuple[Any, Any], name: str, rising: bool
 ) -> float:
-    """The best mean among the rows at that point: a grid of more keys has several."""
+    """Return the best mean among the rows at that point. Further keys can give several rows."""
     here = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
     best = _best(here, name, rising)
     return math.nan if best is None else best[name]

@@ -1,10 +1,10 @@
-"""Study `systems`: what accuracy costs in bytes, with compression, and in simulated seconds.
+"""Study `systems`: the cost of accuracy in bytes, with compression, and in simulated seconds.
 
-The study has parts, such as compressors, modes of the clock, and compressors on slow links. Methods
-of a part with `[devices]` are compared by simulated seconds, and those of other parts by the bytes
-that clients send. Cells are those of `federated-comparison`: each
-method searches its step sizes with seeds of its own and then runs the seeds of the comparison.
-Costs are read off the curves: what a run has spent when its accuracy first reaches a target.
+The study has parts, such as compressors, clock modes, and compressors on slow links. Methods of a
+part with `[devices]` are compared by simulated seconds. Methods of other parts are compared by the
+bytes that clients send. The cells are those of `federated-comparison`: each method searches its
+step sizes with tuning seeds and then runs the comparison seeds. The cost of a run is what it has
+spent when its accuracy first reaches a target.
 """
 
 import math
@@ -54,20 +54,20 @@ from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest
 
 SECONDS, BYTES = "simulated_seconds", "bytes_up"
-WIDE = 100.0  # an interval of a ratio whose ends differ by more says nothing
+WIDE = 100.0  # if the ends of a ratio's interval differ by a larger factor, it says nothing
 UNITS = {BYTES: (1e6, "MB sent up"), SECONDS: (1.0, "simulated seconds")}
 
 
 class Wanted(Ordered):
-    """A claim: `better` reaches the target at a lower cost than `than`, or ends as accurate."""
+    """A claim: `better` reaches the target at a lower cost than `than`, or is as accurate."""
 
     kind: Literal["cheaper", "accurate"] = "cheaper"
 
 
 class Part(Model):
-    """Methods that are compared with each other and with `baseline`, one of them.
+    """Methods that are compared with each other and with one of them, the `baseline`.
 
-    `words` tell a reader in claims where this part differs from others, such as "on slow links".
+    `words` name this part in claims, such as "on slow links", to tell it from other parts.
     """
 
     words: str = ""
@@ -78,19 +78,19 @@ class Part(Model):
 
 
 class Settings(Table):
-    """What the suite's file holds; see `federated-comparison` for the search of step sizes."""
+    """The keys of the suite's file. See `federated-comparison` for the search of step sizes."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
     extend: Annotated[int, Field(ge=0, le=20)]
-    every: Count  # rounds between two evaluations
+    every: Count  # number of rounds between two evaluations
     alpha: Positive
     base: Nested
     parts: Annotated[dict[str, Part], Field(min_length=1)]
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
-    """A cell for each method of each part."""
+    """Return a cell for each method of each part."""
     shared = settings.model_dump(by_alias=True, exclude={"alpha", "parts", "base"})
     found = []
     for name, part in settings.parts.items():
@@ -101,7 +101,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
         if part.alphas:
             raise InputError(f"[parts.{name}] alphas has no effect: set alpha of the suite")
         contents.require_free("--set", request.changes, comparison.set_by(f"[parts.{name}]", part))
-        # Every algorithm reads keys of its own: a cell leaves out those that it does not read.
+        # Algorithms use different keys, so a cell leaves out keys that have no effect on it.
         model = {"target": part.target, "base": part.base}
         methods = {label: one.model_dump(by_alias=True) for label, one in part.methods.items()}
         one = {"alphas": [settings.alpha], "base": settings.base, "models": {name: model}}
@@ -111,7 +111,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
 
 
 def _compared(given: Mapping[str, Any]) -> comparison.Settings:
-    """The settings of one part, as a comparison of one model; it may have a single method."""
+    """Return the settings of one part as those of a comparison on one model.
+
+    The part may contain a single method.
+    """
     alone = len(given["methods"]) == 1
     methods = given["methods"] | ({"": next(iter(given["methods"].values()))} if alone else {})
     found = validate(comparison.Settings, {**given, "methods": methods})
@@ -140,12 +143,12 @@ CHOSEN = (
 
 
 def cost_of(curves: Columns, part: str) -> str:
-    """The column in which a part is compared: simulated seconds if it has a clock, else bytes."""
+    """Return the cost column of a part: simulated seconds if it has a clock, otherwise bytes."""
     return SECONDS if np.isfinite(where(curves, model=part)[SECONDS]).any() else BYTES
 
 
 def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> dict[int, float]:
-    """What each seed's run had spent when it first reached the target; infinite if it did not."""
+    """Return seed -> the cost when the run first reached the target, or infinity."""
     cost, found = cost_of(curves, part), {}
     mine, drawn = (where(one, model=part, method=method) for one in (rows, curves))
     for seed, goal in zip(mine["seed"], mine["target"], strict=True):
@@ -156,10 +159,10 @@ def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> d
 
 
 def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
-    """The ratio of two costs, a geometric mean over seeds, and its interval.
+    """Return the ratio of two costs as a geometric mean over seeds, with its interval.
 
-    It is infinite or 0 where no run of the one and every run of the other reached the target, and
-    None where some runs did not. A single seed has no interval.
+    If all runs of one method and no run of the other reached the target, the ratio is 0 or
+    infinite. If only some runs reached it, the result is None. A single seed has no interval.
     """
     pairs = [(spent[seed], other[seed]) for seed in spent if seed in other]
     reached = np.isfinite(np.array(pairs, dtype=float).reshape(-1, 2))
@@ -177,7 +180,7 @@ def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | Non
 
 
 def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
-    """Whether every run of a method reaches the target when it is first evaluated."""
+    """Return whether every run of a method reaches the target at its first evaluation."""
     drawn = where(curves, model=part, method=method)
     rounds = drawn["round"].astype(float)
     first = rounds == rounds[rounds > 0].min(initial=math.inf)
@@ -185,7 +188,7 @@ def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The report's section: parts, baselines and claims are those of the suite's file."""
+    """Return the report's section with the parts, baselines and claims of the suite's file."""
     parts, shipped = about["settings"]["parts"], about["suite"] == study.kind
     chosen = [CHOSEN] if shipped and about["scale"] == "full" else []
     given = replace(
@@ -209,13 +212,13 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _of_parts(columns: Columns, parts: Sequence[str]) -> Columns:
-    """The rows of these parts."""
+    """Return the rows of these parts."""
     mine = np.isin(columns["model"], parts)
     return {name: values[mine] for name, values in columns.items()}
 
 
 def methods_table(parts: Mapping[str, Any]) -> Titled:
-    """The settings of each method in the suite's file, and the step sizes tried first."""
+    """Return a table of each method's settings in the suite's file and its first step sizes."""
     head, lines = ("method", "settings", "step sizes tried first"), []
     for name, part in parts.items():
         lines.append((f"{name}: {_settings(part['base'])}".removesuffix(": "), "", ""))
@@ -227,7 +230,7 @@ def methods_table(parts: Mapping[str, Any]) -> Titled:
 
 
 def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """`compression.uplink = top-k, compression.share = 0.05`."""
+    """Return a text such as `compression.uplink = top-k, compression.share = 0.05`."""
     every = ((table, key, value) for table, keys in tables.items() for key, value in keys.items())
     return ", ".join(f"{table}.{key} = {text(value)}" for table, key, value in every)
 
@@ -235,7 +238,7 @@ def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def claims(
     parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """The claims of the suite's file, and whether every choice lies inside its grid."""
+    """Make the claims of the suite's file, and claim that every choice is inside its grid."""
     found = []
     for name, part in parts.items():
         for one in part["claims"]:
@@ -252,8 +255,9 @@ def cheaper(
 ) -> Claim:
     """Claim that a method reaches the target at a lower cost than another.
 
-    It is undecided where the ratio could be that of two messages alone: where both methods reach
-    the target at their first evaluation, or where the ratio is the same in every run.
+    The verdict is inconclusive if the ratio could be only that of the size of two messages. This is
+    so if both methods reach the target at their first evaluation, or if the ratio is the same in
+    every run.
     """
     _, unit = UNITS[cost_of(curves, part)]
     goal = float(where(rows, model=part)["target"][0])
@@ -287,17 +291,17 @@ def cheaper(
 
 
 def too_wide(found: Slope) -> bool:
-    """Whether a ratio's interval has 1 inside, and ends that are a factor of `WIDE` apart."""
+    """Return whether the interval contains 1 and its ends differ by more than a factor `WIDE`."""
     return 0 < found.low < 1 < found.high < math.inf and found.high > WIDE * found.low
 
 
 def alike(found: Slope) -> bool:
-    """Whether a ratio that could be measured is the same in every run, up to rounding."""
+    """Return whether a finite ratio is the same in every run, up to rounding."""
     return 0 < found.value < math.inf and found.high <= found.low * (1 + 1e-9)
 
 
 def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """A line for each method of each part, with its cost and its ratio to the part's baseline."""
+    """Return a row for each method of each part, with its cost and its ratio to the baseline."""
     head = (
         "method", "step sizes", "accuracy at the end", "rounds to target", "cost to target", "ratio"
     )  # fmt: skip
@@ -323,7 +327,10 @@ def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Co
 
 
 def _in_words(found: Slope | None) -> str:
-    """`0.12 (0.1 to 0.15)`; a dash where runs missed the target; no interval that says nothing."""
+    """Return a text such as `0.12 (0.1 to 0.15)`.
+
+    The text is a dash if runs missed the target, and has no interval if the interval says nothing.
+    """
     if found is None or not 0 < found.value < math.inf:
         return "–"
     if math.isnan(found.low) or too_wide(found) or alike(found):
@@ -335,18 +342,18 @@ def _in_words(found: Slope | None) -> str:
 # Figures
 
 LOOKS = ((style.BLACK, "X"), *style.SERIES, (style.GREY, "*"))
-MARKS, FEW = 6, 4  # marks of a line; lines of a panel that have bands
+MARKS, FEW = 6, 4  # number of marks on a line; maximum number of lines of a panel with bands
 
 
 @style.styled
 def accuracy_against(
     cost: str, rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False
 ) -> Figure:
-    """Mean accuracy against the mean cost, on a log axis: a panel for each algorithm.
+    """Draw mean accuracy against the mean cost on a log axis, with a panel for each algorithm.
 
-    Panels of a few lines have bands of all seeds. Methods are named `ALGORITHM, HOW`; what follows
-    a second comma is dotted, in the colour of HOW. `rows` may hold parts that are not in `curves`:
-    a HOW has one colour in all figures of parts that share some.
+    A panel with few lines has bands of all seeds. Methods are named `ALGORITHM, HOW`. If a name has
+    a second comma, its line is dotted, in the colour of HOW. `rows` may contain parts that are not
+    in `curves`, so that a HOW has the same colour in all figures of related parts.
     """
     drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [
@@ -370,7 +377,7 @@ def accuracy_against(
         axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
         if sum(one.startswith(f"{family}, ") for _, one in methods) <= FEW:
             axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
-        if how not in named:  # one label for all panels
+        if how not in named:  # add one legend entry for all panels
             panels[0].plot([], [], label=how or family, **look)
             named.add(how)
     for axes, family in zip(panels, families, strict=False):
@@ -387,7 +394,7 @@ def accuracy_against(
 
 
 def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
-    """Each HOW of `ALGORITHM, HOW` in these parts, and in parts that share one with them."""
+    """Return each HOW in these parts, and in other parts that have one of these HOWs."""
     of = {
         part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")
                if ", " in one]
@@ -411,9 +418,10 @@ def _share_axes(panels: Sequence[Any]) -> None:
 
 
 def _points(curves: Columns, cost: str) -> np.ndarray:
-    """Mean cost, and mean, least and largest accuracy, at every evaluated round, [rounds, 4].
+    """Return mean cost, and mean, minimum and maximum accuracy at evaluated rounds [rounds, 4].
 
-    A round that a run did not reach ends the line. Round 0 has no place on a log axis.
+    The line ends at the first round that some run did not reach. Round 0 is left out, because it
+    has no place on a log axis.
     """
     found, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):

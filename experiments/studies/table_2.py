@@ -1,6 +1,6 @@
-"""Study `table-2`: the suites of 001, Table 2 together, with their means beside the published ones.
+"""Study `table-2`: all suites of the Stability note's Table 2, compared with the published means.
 
-A cell is one stack of runs of one of the suites, as `fedmuon suite A1` computes it.
+A cell is one stack of runs of one suite, as `fedmuon suite A1` computes it.
 """
 
 import itertools
@@ -34,20 +34,20 @@ from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.runs.directory import Record
 
-# The table's columns: of a run, and in a suite's file.
+# Column of runs.csv -> its name in a suite's file.
 COLUMNS = {"table_gap": "gap", "bound": "bound", "mean_perturbation": "perturbation"}
 KEPT = ("n", "lr", "lambda", "alpha", "per_round", "seed", "gap", "gap_low", "gap_high",
         "range", *COLUMNS)  # fmt: skip
 
 
 class Settings(Table):
-    """The key of the suite's file: names of suites of kind `stability`, or paths of their files."""
+    """The key of the suite's file: a list of suites of kind `stability`, as names or paths."""
 
     suites: Annotated[list[str], Field(min_length=1)]
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each stack of each suite."""
+    """Return a cell for each stack of each suite."""
     found = []
     for name in settings.suites:
         content = contents.at(contents.read(name), request.data, request.scale)
@@ -69,7 +69,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(head: Record, stack: stability.Stack) -> Record:
-    """A row for each run of the stack."""
+    """Return a row for each run of the stack."""
     runs = stack.compute()["runs"]
     return {"rows": [head | {name: run[name] for name in KEPT} for run in runs]}
 
@@ -87,18 +87,18 @@ WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturb
 
 
 def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
-    """The mean of a suite's runs at each seed."""
+    """Return the mean of a suite's runs for each seed."""
     mine = where(rows, suite=suite)
     return np.array([where(mine, seed=one)[column].mean() for one in np.unique(mine["seed"])])
 
 
 def printed(rows: Columns, suite: str, column: str) -> float:
-    """The value that 001, Table 2 prints; nan if it prints none."""
+    """Return the value in Table 2 of the Stability note, or nan if there is none."""
     return float(where(rows, suite=suite)[f"published_{column}"][0])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Gaps are within their bounds; means have the published orders and signs."""
+    """Claim that gaps are within their bounds, and that means have the published order and sign."""
     return [*(_within(rows, one) for one in distinct(rows, "suite")),
             *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
             _signed(rows)]  # fmt: skip
@@ -117,7 +117,7 @@ def _within(rows: Columns, suite: str) -> Claim:
 
 
 def _ordered(rows: Columns, column: str) -> Claim:
-    """The suites are in the published order of this mean."""
+    """Claim that the suites have the published order of this mean."""
     word = WORDS[COLUMNS[column]]
     suites = distinct(rows, "suite")
     order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
@@ -133,7 +133,7 @@ def _ordered(rows: Columns, column: str) -> Claim:
 
 
 def _signed(rows: Columns) -> Claim:
-    """The mean gaps have the published signs."""
+    """Claim that the mean gaps have the published signs."""
     suites = distinct(rows, "suite")
     signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
     if np.isnan(list(signs.values())).any():
@@ -151,7 +151,7 @@ def _reach(one: Slope) -> str:
 
 
 def numbers(rows: Columns) -> Rows:
-    """The table's columns: measured with intervals over seeds, and as printed."""
+    """Return measured means with intervals over seeds, and the published means."""
     lines: Rows = [("", "runs", *WORDS.values())]
     for suite in distinct(rows, "suite"):
         count = str(len(where(rows, suite=suite)["gap"]))
@@ -167,7 +167,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def beside_published(rows: Columns, narrow: bool = False) -> Figure:
-    """A panel for each column of the table: the measured means by suite, and the published ones."""
+    """Draw measured and published means by suite, with a panel for each column of the table."""
     figure, panels = style.canvas(len(COLUMNS), narrow, 2.6)
     suites = distinct(rows, "suite")
     place = np.arange(len(suites))

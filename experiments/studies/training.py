@@ -1,7 +1,7 @@
-"""Kind `training`: variants of a run over seeds, perhaps along a swept key, as real runs.
+"""Kind `training`: real runs of several variants over seeds, with or without a swept key.
 
-The file lists variants, a sweep, claims and published numbers. Every cell is a run directory below
-runs/, which resumes and replays like any other.
+The file lists variants, a sweep, claims and published numbers. Every cell is a run folder below
+runs/, which can be resumed and replayed like any other.
 """
 
 import contextlib
@@ -44,30 +44,31 @@ Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
 
 
 class Sweep(Table):
-    """A config key and its values; every variant runs at each value. Curves are drawn at one."""
+    """A config key and its values. Every variant runs at each value. Curves show one value."""
 
     key: Key
     values: Annotated[list[float | int], Field(min_length=1)]
     label: str
-    curves: float | int | None = None  # the last if it is not said
-    # how a config spells a value, if not as a number: taylor-{}
+    curves: float | int | None = None  # the value whose curves are drawn; by default the last
+    # the config's text for a value, if it is not a number, such as taylor-{}
     written: Annotated[str, Field(pattern=r"^$|\{\}")] = ""
-    # variants that run once, the same at every value
+    # variants that do not depend on the value and run only once
     fixed: list[str] = Field(default_factory=list)
     follow: str = ""  # the variant whose curves are drawn at all values
 
     def at(self, x: float) -> Nested:
-        """The config's table with the key at this value."""
+        """Return the config's table with the key at this value."""
         table, _, key = self.key.partition(".")
         return {table: {key: self.written.format(f"{x:g}") if self.written else x}}
 
 
 class Claim(Table):
-    """What the variant `better` should do against the variant `than`.
+    """A claim about the variants `better` and `than`.
 
-    It ends at or below `than` (above in accuracy), reaches its train loss sooner, or ends near it:
-    within that share of the larger. Along a sweep, falling and rising say it of the variant
-    `better` from each value to the next.
+    `terminal`: `better` ends at or below `than` (or above, for accuracy). `sooner`: it reaches the
+    train loss of `than` in less time. `near`: both end within a share `within` of the larger value.
+    `falling` and `rising`: along a sweep, the measure of `better` falls or rises from each value to
+    the next.
     """
 
     better: str
@@ -86,19 +87,19 @@ class PublishedTimes(Table):
 
 
 class Times(Table):
-    """A table of train losses at even parts of the training seconds of the variant `of`."""
+    """A table of train losses at equally spaced training seconds of the variant `of`."""
 
     of: str
     parts: Annotated[int, Field(ge=2)] = 5
-    # by data set
+    # data set -> published table
     published: dict[str, PublishedTimes] = Field(default_factory=dict)
 
 
 class Suite(Table):
-    """The file.
+    """The keys of the file.
 
-    `published` has numbers by data set and variant, `source` names where they are from, and `also`
-    stands beside every verdict.
+    `published` lists numbers by data set and variant, and `source` names their origin. `also` is a
+    text that is added to every verdict.
     """
 
     title: str
@@ -114,14 +115,14 @@ class Suite(Table):
     also: str = ""
 
     def sweeps(self, variant: str) -> bool:
-        """Whether the variant runs at every value of a sweep."""
+        """Return whether the variant runs at every value of a sweep."""
         return self.sweep is not None and variant not in self.sweep.fixed
 
 
 def suite_of(content: dict[str, Any]) -> Suite:
-    """Validate the file's content; every variant that it names must be defined."""
+    """Validate the file's content. Every variant that it names must be defined."""
     suite = validate(Suite, content)
-    named: list[tuple[str, str]] = []  # the places of the file that name a variant
+    named: list[tuple[str, str]] = []  # pairs of a table of the file and a variant that it names
     for key, claim in suite.claims.items():
         alone = claim.kind in ("falling", "rising")
         if alone and not suite.sweep:
@@ -146,7 +147,7 @@ def suite_of(content: dict[str, Any]) -> Suite:
     return suite
 
 
-# A cell: one run in its own run directory.
+# Cells: each is one run in its own folder
 
 NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss", "bytes_down", "bytes_up")
 MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
@@ -154,7 +155,7 @@ MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One run: a variant at a value of the sweep, with a seed."""
+    """One run: a variant at a value of the sweep with a seed."""
 
     variant: str
     x: float | None
@@ -163,19 +164,19 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """The run directory's name: FedAvg, E = 1 with seed 0 is fedavg-e-1-seed0."""
+        """The name of the run folder: FedAvg, E = 1 with seed 0 is fedavg-e-1-seed0."""
         at = "" if self.x is None else f"-{self.x:g}"
         return f"{contents.slug(self.variant)}{at}-seed{self.config.federation.seed}"
 
     @property
     def size(self) -> int:
-        """Rounds."""
+        """The number of rounds."""
         return self.config.federation.rounds
 
     def compute(self) -> Record:
-        """Run or resume the run; return its evaluated rounds, and why it stopped if it diverged.
+        """Run or resume the run, and return its evaluated rounds and the reason if it diverged.
 
-        A run that diverged has no summary, and ends with a row of nan.
+        A diverged run has no summary, and its last row is nan.
         """
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
@@ -201,7 +202,7 @@ class TrainingRun:
 
 
 def _measured(record: Record) -> Record:
-    """Round, seconds of training, and every number that the run recorded for that round."""
+    """Return the round, the training seconds, and all recorded measures of that round."""
     head = {name: record[name] for name in ("round", "train_seconds")}
     return head | {
         name: value
@@ -216,12 +217,12 @@ SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 
 
 def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
-    """The suite as runs: every variant at every value with every seed.
+    """Return the suite as runs: every variant at every value with every seed.
 
-    Sizes are cut to what the source holds.
+    Sizes are limited by the samples of the source.
 
     Raises:
-        InputError: If two runs share a name, or a key has no effect.
+        InputError: If two runs have the same name, or a key has no effect.
     """
     suite = suite_of(content)
     if len(set(suite.seeds)) < len(suite.seeds):
@@ -255,7 +256,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
 def settings(
     suite: Suite, base: Tables, changes: Tables
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
-    """Variant, value of the sweep and config tables of every run, over those of `base`."""
+    """Yield variant, value of the sweep and config tables of every run, based on `base`."""
     for name, own in suite.variants.items():
         values = suite.sweep.values if suite.sweep and suite.sweeps(name) else [None]
         for x, seed in itertools.product(values, suite.seeds):
@@ -270,18 +271,18 @@ def _settings(cell: TrainingRun) -> list[Any]:
 
 @dataclass(frozen=True)
 class WorkOfRuns(Work):
-    """A suite whose cells are runs, each in its own run directory."""
+    """A suite whose cells are runs, each in its own run folder."""
 
     cells: Sequence[TrainingRun]
     counted: ClassVar[str] = "rounds"
 
     @property
     def decisive(self) -> list[Any]:
-        """Kind, suite, scale, and every run's config."""
+        """The kind, the suite, the scale, and every run's config."""
         return self._marked([_settings(one) for one in self.cells])
 
     def seal(self, cell: Cell) -> str:
-        """The mark of the cell alone, which does not change with the number of seeds."""
+        """Return the mark of this cell only, which does not depend on the number of seeds."""
         assert isinstance(cell, TrainingRun)
         return files.digest(json.dumps(self._marked(_settings(cell))).encode())
 
@@ -289,9 +290,9 @@ class WorkOfRuns(Work):
         return [self.kind, self.request.stem, self.request.scale, "a seal a cell", settings]
 
     def joined(self, lock: bytes) -> bytes | None:
-        """A folder of more or fewer runs, for example of other seeds, can join: the longer lock."""
+        """Return the longer lock if the folder has more or fewer runs, such as other seeds."""
         *head, own = self.decisive
-        with contextlib.suppress(ValueError, TypeError):  # damaged
+        with contextlib.suppress(ValueError, TypeError):  # the lock is damaged
             *other, cells = json.loads(lock)
             mine, theirs = ({json.dumps(one) for one in every} for every in (own, cells))
             if other == head and mine >= theirs:
@@ -301,7 +302,7 @@ class WorkOfRuns(Work):
         return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Reject damaged run directories of finished cells."""
+        """Raise an error for damaged run folders of finished cells."""
         for one in cells:
             if isinstance(one, TrainingRun) and one.folder and one.folder.exists():
                 try:
@@ -311,7 +312,7 @@ class WorkOfRuns(Work):
                     raise InputError(
                         f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
                     ) from None
-                # A seal has the config, and not what user objects and files of samples hold.
+                # A seal covers the config, but not user objects and sample files.
                 source = read_source(one.config)
                 found = fingerprints.described(one.config, one.folder, source)
                 fingerprints.require_same(one.folder, found)
@@ -319,20 +320,20 @@ class WorkOfRuns(Work):
 
 @dataclass(frozen=True)
 class Training(WorkOfRuns):
-    """Runs of variants; `suite` is the file's content."""
+    """Runs of variants. `suite` is the content of the file."""
 
     suite: Suite
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
-        """Published numbers to compare with, by variant."""
+        """The published numbers to compare with, by variant."""
         held = self.suite.published
         return held.get(self.request.data) or held.get(PUBLISHED_FOR.get(self.request.data, ""), {})
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """curves.csv, runs.csv and summary.csv.
+        """Return curves.csv, runs.csv and summary.csv.
 
-        Variants that are not swept stand at every value, or at nan without a sweep.
+        Variants that are not swept appear at every value, or at nan without a sweep.
         """
         placed = [
             one | {"head": one["head"] | {"x": x}}
@@ -340,7 +341,7 @@ class Training(WorkOfRuns):
             for one in records
             if one["head"]["x"] in (x, None)
         ]
-        # all measured names, in order; a run may lack one that others have
+        # all measured names, in order; some runs may lack a name
         rows = [*(row for one in placed for row in one["rows"]), *self.published.values()]
         names = [name for name in dict.fromkeys(itertools.chain(MEASURES, *rows))
                  if name not in ("round", "train_seconds")]  # fmt: skip
@@ -354,9 +355,9 @@ class Training(WorkOfRuns):
         return spending.with_privacy_columns(found, [one["head"] for one in placed], placed)
 
     def _means(self, ends: list[Record], names: list[str]) -> list[Record]:
-        """Means over seeds with their standard deviations, and the published numbers."""
+        """Return means over seeds with standard deviations, and the published numbers."""
         rows = []
-        # as text: a nan is not equal to itself
+        # compare as text, because nan is not equal to itself
         for _, group in itertools.groupby(ends, lambda row: (row["variant"], str(row["x"]))):
             runs = list(group)
             head = {name: runs[0][name] for name in ("variant", "x")}
@@ -373,7 +374,10 @@ class Training(WorkOfRuns):
         return rows
 
     def summary(self, records: list[Record]) -> Record:
-        """What the report needs to judge and draw; `times` with what is published of these data."""
+        """Return what the report needs for verdicts and figures.
+
+        `times` includes the published values for this data set.
+        """
         source, suite, config = self.request.data, self.suite, self.cells[0].config
         if source not in suite.published:
             source = PUBLISHED_FOR.get(source, source)

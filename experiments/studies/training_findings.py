@@ -1,4 +1,4 @@
-"""Kind `training`: what a report says and draws of variants of a run over seeds."""
+"""Kind `training`: the report's text and figures for variants of a run over seeds."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ SAMPLINGS = {"poisson": "Poisson", "shuffle": "shuffled", "cyclic": "cyclic", "n
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder, whose suite.json is `about`."""
+    """Return the findings of a folder of this kind, whose suite.json is `about`."""
     require(about, KEYS, folder / "suite.json")
     curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
@@ -66,7 +66,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     ]
     pictures = _pictures(curves, runs, about)
     stands_on = caution = ""
-    if (folder / "clients.csv").exists():  # the accounts of the clients of private runs
+    if (folder / "clients.csv").exists():  # the privacy accounts of clients in private runs
         names = ("x", "seed", "client", "epsilon", "target")
         clients = read_table(folder / "clients.csv", names, ("variant",))
         adjacency = adjacency_of(clients)
@@ -77,7 +77,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         if len(np.unique(clients["client"])) > 1:
             given = clients, about["variants"], _drawn_at(about)
             pictures.append(Picture.known("clients", by_client, *given))
-    if "guess" in about:  # each run counts once; one that is not swept has a row at each value
+    if "guess" in about:  # count each run once, although an unswept run has a row at each value
         of_each = zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True)
         caution = near_chance(np.array([*dict(of_each).values()]), *about["guess"])
     every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
@@ -96,7 +96,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         stands_on=stands_on,
         facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
-        card=[*card_of(about), ("accuracy at the end", reached)],  # of the least and most accurate
+        card=[*card_of(about), ("accuracy at the end", reached)],  # minimum and maximum of means
         runs=_every(runs, label),
         caution=caution,
         pending=_pending(folder, about),
@@ -104,8 +104,8 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _pending(folder: Path, about: Mapping[str, Any]) -> str:
-    """That more seeds were asked for than these tables have, and the command that goes on."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # for --resume to refuse
+    """Return a note and a command if more seeds were requested than these tables contain."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # --resume reports them
         cells = json.loads(read_text(folder / "suite.lock"))[-1]
         if len(cells) > about["runs"]:
             seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
@@ -119,7 +119,7 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
 
 
 def _every(runs: Columns, label: str) -> Titled:
-    """All runs with what they ended with."""
+    """Return a table of all runs with their final measures."""
     names = ("seed", "round", *MEASURES, "train_seconds")
     head = ("run", *([label] if label else []), *(name_of(name) for name in names))
     lines: Rows = []
@@ -130,21 +130,21 @@ def _every(runs: Columns, label: str) -> Titled:
 
 
 def sampling_in_words(clients: Columns) -> str:
-    """How the lots of samples, or the cohorts of whole clients, are drawn."""
+    """Return how the lots of samples, or the cohorts of whole clients, are drawn, in words."""
     what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
     ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
     return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
 def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
-    """The claim about what clients spend; runs of a given noise have no target."""
+    """Return the claim about the clients' epsilon, or [] if the runs have no target epsilon."""
     if not (clients["target"] > 0).all():
         return []
     sentence = (
         "Every run is certified, and no client spends more than its target ε, jointly "
         f"({adjacency_of(clients)}, {sampling_in_words(clients)})."
     )
-    certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
+    certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # only finished runs
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
     detail = (
         f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
@@ -159,7 +159,7 @@ def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
 def _require_matching(
     curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
 ) -> None:
-    """Both tables have the suite's variants, and every run ends where its curve does."""
+    """Raise an error unless both tables have the suite's variants and the same last rounds."""
     ends = [
         curves["round"][rows_of(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
         for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
@@ -171,7 +171,7 @@ def _require_matching(
 
 
 def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    """A line for each variant and value, and its published line below it."""
+    """Return a row for each variant and value, with the published row below it."""
     swept = bool(about["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
     named = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
@@ -191,10 +191,10 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
-    """Terminal values along the sweep, and curves by round and by seconds.
+    """Return figures of final values along the sweep, and curves by round and by seconds.
 
-    With a sweep, curves are drawn at one value. Those of the variant that the suite follows are
-    drawn at each value.
+    With a sweep, curves show a single value. The curves of the variant that the suite follows show
+    every value.
     """
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
@@ -220,7 +220,7 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
-    """The value of the sweep that curves are drawn at; nan without one."""
+    """Return the value of the sweep whose curves are drawn, or nan without a sweep."""
     sweep = about["sweep"]
     if not sweep:
         return np.nan
@@ -231,14 +231,14 @@ def _drawn_at(about: Mapping[str, Any]) -> float:
 
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
-HUGE = 1e6  # a loss from here on is a divergence
-MOST = 4  # variants whose bands and train losses stay apart; legend columns of a wide figure
+HUGE = 1e6  # a larger loss counts as a divergence
+MOST = 4  # maximum number of variants with bands and train losses, and of legend columns
 APART = 2.5  # points between the bars of two variants at one value
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a variant is drawn; `added` is one that adds something to another, which is solid."""
+    """How a variant is drawn. `added` marks a variant that adds something to a solid one."""
 
     colour: str
     marker: str
@@ -246,7 +246,10 @@ class Look:
 
 
 def looks(variants: Sequence[str]) -> dict[str, Look]:
-    """A look for each; the only "A + B" beside an "A" is A's, hollow and dotted."""
+    """Return a look for each variant.
+
+    If there is exactly one "A + B" for an "A", it gets the look of A, but hollow and dotted.
+    """
     heads = [name.rpartition(" + ")[0] for name in variants]
     base = {name: head if head in variants and heads.count(head) == 1 else name
             for name, head in zip(variants, heads, strict=True)}  # fmt: skip
@@ -259,11 +262,12 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
 def draw_curves(
     rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """Held-out and train loss, and accuracy, by round or by seconds of training.
+    """Draw held-out and train loss, and accuracy, by round or by seconds of training.
 
-    Held-out loss is solid and train loss dashed, or dotted and dash-dotted of what adds to another
-    variant. A line is the mean over seeds, its band their minimum and maximum. More than `MOST`
-    variants have no bands and no train losses. `x` is a value of the sweep.
+    Held-out loss is solid and train loss is dashed. For a variant that adds something to another
+    one, they are dotted and dash-dotted. A line is the mean over seeds, and its band is the range
+    from minimum to maximum. With more than `MOST` variants, there are no bands and no train losses.
+    `x` is a value of the sweep.
     """
     figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
     few = len(variants) <= MOST
@@ -279,7 +283,7 @@ def draw_curves(
     for axes, label in ((loss, named), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
-        last = float(axes.dataLim.x1)  # from 0, with room for the whole of the last mark
+        last = float(axes.dataLim.x1)  # the axis starts at 0 and has space for the last mark
         axes.set_xlim(0, 1.05 * last if np.isfinite(last) and last > 0 else None)
         if by == "round":
             axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
@@ -289,7 +293,7 @@ def draw_curves(
 
 
 def in_words(rows: Columns, figure: Figure) -> str:
-    """What the lines of these curves are: read off the figure, and off the rows of its variants."""
+    """Explain the lines of these curves, from the figure and from the rows of its variants."""
     loss, accuracy = figure.axes
     held = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
@@ -318,7 +322,7 @@ def in_words(rows: Columns, figure: Figure) -> str:
 
 
 def ends_in_words(figure: Figure) -> str:
-    """What marks and bars of ends are, read off the figure that was drawn."""
+    """Explain the marks and bars of final values, from the drawn figure."""
     axes = figure.axes[-1]
     several, bars = len(axes.lines) > 1, bool(axes.collections)
     said = [
@@ -333,9 +337,9 @@ def ends_in_words(figure: Figure) -> str:
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
-    """Place, mean, minimum and maximum over seeds at every evaluated round, [rounds, 4].
+    """Return place, mean, minimum and maximum over seeds at evaluated rounds [rounds, 4].
 
-    A round that a run did not reach, or at which it had diverged, ends the line.
+    The line ends at the first round that some run did not reach or where it had diverged.
     """
     mine = rows_of(rows, variant, x)
     seeds, found = len(np.unique(rows["seed"][mine])), []
@@ -360,16 +364,16 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
 
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     at, _, low, high = points.T
-    if len(at) == 1 and high > low:  # a band would have no width
+    if len(at) == 1 and high > low:  # the band of a single point would have no width
         axes.vlines(at, low, high, color=look.colour, lw=0.9)
     elif (high > low).any():
         axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
 
 
 def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
-    """Means on a line, with bars from the smallest to the largest.
+    """Draw means on a line, with bars from minimum to maximum.
 
-    They are shifted beside those of other variants, which would cover them.
+    They are shifted sideways, so that they do not cover those of other variants.
     """
     figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
     assert figure is not None
@@ -387,14 +391,14 @@ def terminal(
     runs: Columns, variants: Sequence[str], measures: Sequence[str], label: str,
     narrow: bool = False,
 ) -> Figure:  # fmt: skip
-    """Terminal measures along the sweep: means over seeds, and bars from minimum to maximum."""
+    """Draw final measures along the sweep: means over seeds, and bars from minimum to maximum."""
     figure, panels = style.canvas(len(measures), narrow, 2.9)
     values = levels(runs)
     for axes, measure in zip(panels, measures, strict=True):
         for place, (name, look) in enumerate(looks(variants).items()):
             points = _ends(runs, name, values, measure)
             _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
-        if (values > 0).all() and values.max() >= 5 * values.min():  # far apart
+        if (values > 0).all() and values.max() >= 5 * values.min():  # use a log axis
             if len(values) <= 6:
                 style.levels_on_x(axes, values)
                 axes.margins(x=0.1)
@@ -410,7 +414,7 @@ def terminal(
 
 @style.styled
 def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
-    """Terminal accuracy against the epsilon that the noise of the sweep spends."""
+    """Draw final accuracy against the epsilon that the noise of the sweep spends."""
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     values = levels(runs)
     for place, (name, look) in enumerate(looks(variants).items()):
@@ -427,14 +431,14 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
 
 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
-    """Value, mean, minimum and maximum over seeds, [values, 4]."""
+    """Return value, mean, minimum and maximum over seeds [values, 4]."""
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
     found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
 
 
 def adjacency_of(rows: Columns) -> str:
-    """The adjacency of these rows' epsilons; tables of earlier versions have none."""
+    """Return the adjacency of the epsilons in these rows; zero-out for tables of old versions."""
     named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
     return ", ".join(one for one in named if one)
 
@@ -443,9 +447,9 @@ def adjacency_of(rows: Columns) -> str:
 def by_client(
     rows: Columns, variants: Sequence[str], x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """The clients' own epsilons in rising order, below their target: a line a seed.
+    """Draw the clients' epsilons in increasing order, below their target, with a line per seed.
 
-    What is spent does not depend on the optimizer, so variants lie on each other unless they clip
+    The epsilon does not depend on the optimizer, so the lines of variants coincide unless they clip
     differently.
     """
     figure, (axes,) = style.canvas(1, narrow, 2.9)
@@ -459,7 +463,7 @@ def by_client(
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
                       lw=1, mfc="none", label="" if place_of else f"seed {seed:g}")  # fmt: skip
     targets = np.unique(rows["target"][at_level(rows, x)])
-    for target in targets[targets > 0]:  # 0 is that of runs whose noise is given
+    for target in targets[targets > 0]:  # runs with a given noise have target 0
         axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
     axes.set_xlabel("clients that took part, from the least spent")
     axes.set_ylabel(f"ε of the client (joint, {adjacency_of(rows)}, upper end)")

@@ -1,11 +1,12 @@
-"""Study `wall-clock`: how much longer an SVD takes than Newton-Schulz steps.
+"""Study `wall-clock`: how much longer an SVD takes than Newton–Schulz steps.
 
-Lemma 11 of Newton-Schulz convergence (004) on this machine, and its printed losses by seconds. A
-shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
-longer side, all in float32, in turn, several times over. Times are geometric means over the rounds.
-Quotients of two have Student's interval of the differences of logarithms, round by round.
-Predictions are Lemma 11's with the throughputs of that product and of that SVD, once with 004's
-count for Newton-Schulz and once with the products that are computed here, which are fewer.
+The study tests Lemma 11 of Newton–Schulz convergence on this machine, and analyzes the published
+losses by seconds. The cell of a shape times three computations in float32, in turn and several
+times: an SVD with U V^T, Newton–Schulz steps of degree 2, and a square product of the longer side.
+Times are geometric means over the repetitions. A quotient of two times has Student's interval of
+the paired differences of logarithms. The predictions use Lemma 11 with the measured throughputs of
+the product and the SVD. One prediction uses the paper's count of products for Newton–Schulz. The
+other uses the products that fedmuon computes, which are fewer.
 """
 
 import math
@@ -40,7 +41,7 @@ METHODS = ("sgd", "svd", *MUON)
 
 
 class Printed(Table):
-    """One of 004's tables: train losses at these seconds."""
+    """A table of the paper: train losses at these seconds."""
 
     seconds: Annotated[list[float], Field(min_length=2)]
     sgd: list[float]
@@ -68,7 +69,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """A cell for each printed table and each shape."""
+    """Return a cell for each published table and each shape."""
     found = [
         Call(f"printed-{number}", partial(printed_rows, name, table), 0)
         for number, (name, table) in enumerate(settings.tables.items())
@@ -83,7 +84,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def printed_rows(name: str, table: Printed) -> Record:
-    """A row for each printed second."""
+    """Return a row for each second of a published table."""
     columns = {method: getattr(table, method) for method in METHODS}
     rows = [
         {"table": name, "seconds": second} | {one: losses[k] for one, losses in columns.items()}
@@ -93,16 +94,16 @@ def printed_rows(name: str, table: Printed) -> Record:
 
 
 def measure(settings: Settings, shape: tuple[int, int]) -> Record:
-    """A row for each number of steps.
+    """Return a row for each number of steps.
 
-    `to_svd` and `to_product` are factors: the ends of the intervals of its time over those of an
-    SVD and of a product are the quotient times them, or over them.
+    `to_svd` and `to_product` are factors for intervals. The interval of the time divided by that of
+    an SVD (or a product) ranges from the quotient divided by the factor to quotient times factor.
     """
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
 
     def polar() -> torch.Tensor:
-        """U V^T as 004 has it."""
+        """Return U V^T as in the paper."""
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         return left @ right
 
@@ -126,9 +127,9 @@ def measure(settings: Settings, shape: tuple[int, int]) -> Record:
 
 
 def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """The seconds of each call in each round [repeats, calls], after a round that does not count.
+    """Return the seconds of each call in each round [repeats, calls], after one warm-up round.
 
-    What slows the machine for a while slows all calls of a round.
+    If the machine is slow for a while, all calls of a round are slow together.
     """
     found = np.empty((repeats + 1, len(calls)))
     for row in found:
@@ -141,7 +142,7 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
 
 # Claims
 
-NEAR = 4.0  # how far a prediction that knows two throughputs may be off
+NEAR = 4.0  # factor by which a prediction from two throughputs may differ from the measurement
 STANDS_ON = (
     "Lemma 11 counts 14nm² + 8m³ for a thin SVD, 2nm² for U Vᵀ, and 2q(κ + 1)nm² for q steps of "
     "degree κ by Horner's rule. Products are assumed to have this machine's speed for a square "
@@ -153,15 +154,15 @@ STANDS_ON = (
 
 
 def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
-    """The lemma here; the tables there."""
+    """Make the claims about Lemma 11 on this machine and about the published tables."""
     return [*_time_claims(times), *_table_claims(rows)]
 
 
 def _time_claims(times: Columns) -> Sequence[Claim]:
-    """Lemma 11 with the products that are computed is a ceiling, and not far.
+    """Claim that Lemma 11 with the computed products predicts the measured ratio within a factor.
 
-    The SVD's own time drops out of predicted over measured: it is q steps' time over that of as
-    many flops of a product.
+    The SVD's own time cancels in predicted / measured. This ratio is the time of q steps divided by
+    the time of a product with the same number of flops.
     """
     measured = times["svd_seconds"] / times["seconds"]
     off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
@@ -188,7 +189,7 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
 
 
 def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
-    """A quotient of times, whose interval is a factor; tables of earlier versions have none."""
+    """Return a quotient of times with its interval; tables of old versions have no interval."""
     by = times.get(reach, np.full(len(ratio), np.nan))
     shapes = [
         f"{m:.0f} × {n:.0f}, q = {q:.0f}"
@@ -198,7 +199,7 @@ def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effec
 
 
 def _table_claims(rows: Columns) -> Sequence[Claim]:
-    """Who is ahead in the printed tables, how long the SVD takes, and whether a curve is a line."""
+    """Make the claims about the published tables: leads, the SVD's slowdown, linear curves."""
     ahead, shown, slower, straight = [], [], {}, []
     for name in distinct(rows, "table"):
         table = where(rows, table=name)
@@ -243,7 +244,10 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
-    """SVD's last second over when q = 3 has its loss; True if that was before the first second."""
+    """Return SVD's last second / the second at which q = 3 reaches the same loss.
+
+    The second value is True if q = 3 has this loss before the first second of the table.
+    """
     seconds, losses, goal = table["seconds"], table["q3"], table["svd"][-1]
     if losses[0] <= goal:
         return float(seconds[-1] / seconds[0]), True
@@ -254,7 +258,7 @@ def slowdown(table: Columns) -> tuple[float, bool]:
 
 
 def numbers(rows: Columns, times: Columns) -> Rows:
-    """Shape by shape, then the printed tables' ends."""
+    """Return a row for each shape, and then a row for each published table."""
     counts = "Lemma 11, our counts", "Lemma 11, its counts"
     lines: Rows = [("shape or table", "q", "SVD / NS", *counts)]
     for k in range(len(times["m"])):
@@ -270,12 +274,12 @@ def numbers(rows: Columns, times: Columns) -> Rows:
 
 # Figures
 
-LABELS = 5  # powers of two that a narrow figure has room to name, less one
+LABELS = 5  # a narrow figure has space for one more power of two on an axis
 
 
 @style.styled
 def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
-    """Measured against predicted ratios, a colour for each number of steps."""
+    """Draw measured against predicted ratios, with a colour for each number of steps."""
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     measured = times["svd_seconds"] / times["seconds"]
     every = np.log2(np.concatenate([measured, times["made"]]))

@@ -1,4 +1,4 @@
-"""Read a suite's TOML file for a data set at a scale; the suite's kind interprets the content."""
+"""Read a suite's TOML file for a data set at a scale. The suite's kind interprets the content."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ DATA = "mnist5k"  # default data set
 PUBLISHED_FOR = {"mnist": "mnist", "fashion-mnist": "mnist", "mnist5k": "mnist",
                  "cifar10": "cifar10"}  # fmt: skip
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of spreadsheet formulas
-TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
+TEST = 5000  # held-out samples (Stability note, Table 1); a small source holds out a fifth
 Scale = Literal["small", "full"]
 Tables = Mapping[str, Mapping[str, Scalar]]
 Nested = dict[str, dict[str, Scalar]]
@@ -33,10 +33,10 @@ Nested = dict[str, dict[str, Scalar]]
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """The request of the command line; `data` is empty if the suite has no data set.
+    """The request of the command line. `data` is empty if the suite has no data set.
 
-    `changes` are config tables that override the suite's own; a `seed` is the only one, `seeds` is
-    how many there are.
+    `changes` are config tables that override those of the suite. `seed` replaces all seeds by one;
+    `seeds` is the number of seeds.
     """
 
     name: str
@@ -45,16 +45,16 @@ class SuiteRequest:
     changes: Tables
     seed: int | None = None
     seeds: int | None = None
-    repeats: Mapping[str, Any] = field(default_factory=dict)  # content of the file, for suite.json
+    repeats: Mapping[str, Any] = field(default_factory=dict)  # request content for suite.json
 
     @property
     def stem(self) -> str:
-        """The suite's name, also if a file was named."""
+        """The suite's name, even if the user named a file."""
         return Path(self.name).stem
 
     @property
     def again(self) -> str:
-        """The command that makes the same request."""
+        """The command that repeats the request."""
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
         words += [] if self.seed is None else ["--seed", str(self.seed)]
@@ -67,7 +67,7 @@ class SuiteRequest:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read a suite by name, or a TOML file by path, merged over those that it is `like`."""
+    """Read a suite by name, or a TOML file by path, and merge it over the suites it is `like`."""
     content: dict[str, Any] = {}
     for _, own in _likes(name):
         content = merged(own, content)
@@ -75,13 +75,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 def told(name: str) -> str:
-    """The opening comment of the file, and those of the suites that it is `like`."""
+    """Return the opening comments of the file and of the suites that it is `like`."""
     said = [preamble(read_text(_file(one))) for one, _ in _likes(name)]
     return "\n\n".join(filter(None, said))
 
 
 def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """The suite, the one that it is `like`, and so on; each with what its own file says."""
+    """Return the suite, the suite that it is `like`, and so on, each with its own content."""
     found: list[tuple[str, dict[str, Any]]] = []
     after: Any = name
     while after is not None:
@@ -99,19 +99,19 @@ def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def preamble(text: str) -> str:
-    """The comment at the beginning of a TOML file."""
+    """Return the comment at the beginning of a TOML file."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     return "\n".join(line[1:].removeprefix(" ") for line in lines)
 
 
 def require_plain(word: str, what: str) -> None:
-    """Reject names that a spreadsheet would read from a table as formulas."""
+    """Raise an error for names that a spreadsheet would read as formulas."""
     if word.startswith(FORMULAS):
         raise InputError(f"{what} {word!r} begins like a spreadsheet formula: rename it")
 
 
 def shipped() -> dict[str, Path]:
-    """The suites that come with the package: of runs in this folder, others beside their study."""
+    """Return the built-in suites: those of runs are in this folder, others beside their study."""
     own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
@@ -119,7 +119,7 @@ def shipped() -> dict[str, Path]:
 def _file(name: str) -> Path:
     require_plain(Path(name).stem, "the suite's name")
     file = shipped().get(name) or Path(name)
-    with contextlib.suppress(OSError, ValueError):  # no file can be called so
+    with contextlib.suppress(OSError, ValueError):  # the name cannot be the name of a file
         if file.exists() and not file.is_dir():  # other errors are reported when it is read
             return file
     mend = instead(name, sorted(shipped()), "name one of")
@@ -127,7 +127,7 @@ def _file(name: str) -> Path:
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
-    """The content for a data set ([for.DATA]) at a scale ([small])."""
+    """Return the content for a data set ([for.DATA]) at a scale ([small])."""
     if scale not in get_args(Scale):
         raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
     content = dict(content)
@@ -154,7 +154,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def locked(config: Config) -> dict[str, Any]:
-    """The config's tables in a suite's lock: without newer keys at their defaults."""
+    """Return the config's tables for a suite's lock, without newer keys at their defaults."""
     tables = config.model_dump(by_alias=True)
     for table, key in LATER:
         if is_default(f"{table}.{key}", tables[table][key]):
@@ -163,15 +163,15 @@ def locked(config: Config) -> dict[str, Any]:
 
 
 def cell(*layers: Tables) -> Config:
-    """A cell's config: each table is merged over the one before.
+    """Return a cell's config. Each table is merged over the one before.
 
-    Keys that this cell does not read are left out, so that cells can share a base.
+    Keys that have no effect on this cell are left out, so that cells can share a base.
     """
     return parse(only_read(reduce(merged, layers, {})))
 
 
 def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
-    """Reject a key that a suite sets in `place` and that none of these cells reads."""
+    """Raise an error for a key that a suite sets in `place` and that affects none of the cells."""
     for table, keys in tables.items():
         for key, value in keys.items():
             name = f"{table}.{key.replace('_', '-')}"
@@ -181,7 +181,7 @@ def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
 
 
 def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
-    """Reject keys that the suite sets elsewhere: `table.key` -> where."""
+    """Raise an error for keys that the suite sets elsewhere: `table.key` -> place."""
     for table, keys in changes.items():
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
@@ -194,7 +194,7 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
 def require_other_seeds(
     seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str, it: str
 ) -> None:
-    """Reject seeds that would judge what they chose, such as `the setting`."""
+    """Raise an error for seeds that both choose something, such as `the setting`, and judge it."""
     if both := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
             f"seed {both[0]} is in both seeds and tuning-seeds, but a seed that chose {chosen} "
@@ -203,7 +203,7 @@ def require_other_seeds(
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
-    """The number of held-out samples, and the maximum to train on; None is an unlimited source."""
+    """Return the numbers of held-out and training samples; None stands for an unlimited source."""
     if not isinstance(test, int) or isinstance(test, bool):
         raise InputError(f"[data] test = {test!r} is not valid: give a whole number")
     if source is None:
@@ -214,14 +214,14 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
 
 
 def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
-    """`train` and `test` of [data], cut to what the source of these tables holds.
+    """Return `train` and `test` of [data], limited by the samples in the source of these tables.
 
-    What is held out for validation is not trained on.
+    Validation samples are not used for training.
     """
     data = tables["data"]
     if data["name"] == "synthetic":
         return {}
-    # A decoder alone reads text, and longer windows are fewer.
+    # Only a decoder reads text, and with longer windows there are fewer samples.
     held, most = room(read_source(cell({"data": data, "task": tables.get("task", {})})),
                       data.get("test", TEST))  # fmt: skip
     kept = float(data.get("validation", 0))
@@ -230,13 +230,14 @@ def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
 
 
 def slug(name: str) -> str:
-    """The name as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
+    """Return the name as part of a file name: FedAvg, E = 1 becomes fedavg-e-1."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:
-    """The number of classes of a random guess, and of held-out samples it is judged on.
+    """Return the number of classes and of held-out samples, for the accuracy of random guesses.
 
-    Empty for text: its labels name the origin, but accuracy is of the next token.
+    The result is empty for text, where labels name the origin and accuracy is that of the next
+    token.
     """
     return {} if source.vocabulary else {"guess": (max(1, source.classes), config.data.test)}

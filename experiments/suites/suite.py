@@ -1,8 +1,8 @@
-"""`fedmuon suite`: many cells of work, each computed once, and the tables made of them.
+"""`fedmuon suite`: compute many cells of work, each only once, and make tables of the results.
 
-Every finished cell is one file, so a suite can be resumed, and its cells can be computed anywhere:
-in this process, or as Ray tasks. The tables are made from those files alone. The suite's kind says
-what a cell is (`find`).
+Every finished cell is one file, so a suite can be resumed. Cells can be computed in this process,
+in worker processes or as Ray tasks. The tables are made only from the files. The suite's kind
+defines its cells (`find`).
 """
 
 import csv
@@ -36,21 +36,21 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(Protocol):
-    """An independent part of a suite. It is picklable and computes the same anywhere.
+    """An independent part of a suite. It can be pickled and gives the same result anywhere.
 
-    Its name is also that of its file, its size the weight in the progress bar.
+    Its name is also the name of its file, and its size is its weight in the progress bar.
     """
 
     @property
     def name(self) -> str:
-        """Its unique name, also of its file."""
+        """The unique name of the cell and of its file."""
 
     @property
     def size(self) -> int:
-        """Its weight in the progress bar."""
+        """The weight of the cell in the progress bar."""
 
     def compute(self) -> Record:
-        """Its results, as JSON can hold them."""
+        """Return the results as JSON values."""
 
 
 Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
@@ -64,43 +64,43 @@ class Work(ABC):
     kind: str
     title: str
     cells: Sequence[Cell]
-    place: ClassVar[str] = "cells"  # the folder of the cells' files
-    counted: ClassVar[str] = "cells"  # unit of their sizes
-    noun: ClassVar[str] = "suite"  # its name in messages; the summary is NOUN.json
+    place: ClassVar[str] = "cells"  # folder of the cells' files
+    counted: ClassVar[str] = "cells"  # unit of the cells' sizes
+    noun: ClassVar[str] = "suite"  # the word in messages; the summary is NOUN.json
 
     @property
     @abstractmethod
     def decisive(self) -> list[Any]:
-        """Everything that decides the results, as JSON can hold it."""
+        """Everything that determines the results, as JSON values."""
 
     @property
     def configs(self) -> Sequence[Config]:
-        """The configs of its runs, if its cells are runs."""
+        """The configs of the runs, if the cells are runs."""
         return [one.config for one in self.cells if hasattr(one, "config")]  # pyright: ignore
 
     @property
     def lock(self) -> bytes:
-        """`decisive` as a file; a folder with another lock holds another suite."""
+        """The bytes of `decisive`. A folder with another lock belongs to another suite."""
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     def seal(self, cell: Cell) -> str:
-        """The mark that ties a cell's record to this cell and suite."""
+        """Return the mark that ties a cell's record to this cell and suite."""
         return f"{files.digest(self.lock)} {cell.name}"
 
     def joined(self, lock: bytes) -> bytes | None:
-        """A folder's lock after this suite joins it; None if the suite cannot join."""
+        """Return a folder's lock after this suite joins the folder, or None if it cannot join."""
         return lock if lock == self.lock else None
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """NAME -> the rows of NAME.csv, from the cells' records in the cells' order."""
+        """Return NAME -> the rows of NAME.csv. The records have the order of the cells."""
 
     @abstractmethod
     def summary(self, records: list[Record]) -> Record:
-        """The content of suite.json in addition to that of all kinds."""
+        """Return the content of suite.json that is specific to this kind."""
 
     def within(self, out: Path) -> Sequence[Cell]:
-        """The cells; each dataclass with a `folder` gets its own folder in `out`."""
+        """Return the cells, where each dataclass with a `folder` has its own folder in `out`."""
         runs = out.absolute() / "runs"
         return [
             replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
@@ -108,7 +108,7 @@ class Work(ABC):
         ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Reject damaged files that finished cells of `within` wrote besides their records."""
+        """Raise an error for damaged files that finished cells wrote in addition to records."""
         return
 
 
@@ -133,23 +133,23 @@ def execute(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """Compute the cells that `out` lacks, and write the tables.
+    """Compute the cells that are missing in `out`, and write the tables.
 
     Args:
         work: The suite.
-        out: The folder; new, or of the same suite with `resume`.
-        resume: Whether to continue a suite that `out` holds.
+        out: The folder, which is new or, with `resume`, belongs to the same suite.
+        resume: Whether to continue the suite in `out`.
         by: Computes cells, in this process or elsewhere.
         on_round_end: Called after each cell with the progress.
         on_start: Called first with the finished size and the total size.
 
     Returns:
-        The content of suite.json, or what a work of another noun has in its place.
+        The content of suite.json, or of the file that replaces it for another noun.
 
     Raises:
-        InputError: If `out` holds something else, or is damaged.
+        InputError: If `out` contains something else, or is damaged.
     """
-    # Cells that run on Ray in this process start it once.
+    # If cells of this process use Ray, it is started only once.
     with opened(work, out, resume) as suite, shared_ray():
         cells = suite.cells
         count = sum(one.size for one in cells if one.name in suite.done)
@@ -163,17 +163,17 @@ def execute(
 
 @dataclass(frozen=True)
 class Opened:
-    """A suite's folder that this process holds: what is computed, and where the rest is saved."""
+    """The locked folder of a suite: its finished cells, and the files for the other cells."""
 
     work: Work
     out: Path
-    cells: Sequence[Cell]  # in their folders
+    cells: Sequence[Cell]  # cells with their folders
     places: Mapping[str, Path]
     done: dict[str, Record]
 
     @property
     def pending(self) -> list[Cell]:
-        """The cells that are not computed yet."""
+        """The cells that are not finished yet."""
         return [one for one in self.cells if one.name not in self.done]
 
     def save(self, cell: Cell, record: Record) -> None:
@@ -186,7 +186,7 @@ class Opened:
 
 @contextmanager
 def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
-    """Hold the folder of a suite, which is new or, with `resume`, holds cells of it already."""
+    """Lock the folder of a suite, which is new or, with `resume`, contains some of its cells."""
     with held(out):
         cells, places, done = work.within(out), _open(work, out, resume), {}
         for one in work.cells:
@@ -200,7 +200,7 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
                     )
                 done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])
-        lock = out / "suite.lock"  # it names all cells of the suite, once its content is checked
+        lock = out / "suite.lock"  # updated only after the finished cells were checked
         with files.mendable(lock, "read"):
             before = files.read_bytes(lock)
         if (both := work.joined(before)) is not None and both != before:
@@ -209,7 +209,7 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
-    """Open the folder, which is new or holds this suite; return the file of every cell."""
+    """Open the folder, which is new or belongs to this suite, and return the file of each cell."""
     lock = out / "suite.lock"
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
                 "or an older version), or is damaged: choose another --out"
             )
         files.remove_drafts(out)
-        if not full:  # first of all: what holds no lock is no suite that could be gone on with
+        if not full:  # the lock comes first, because a folder without a lock cannot be resumed
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
@@ -235,7 +235,7 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
 def _write(work: Work, out: Path, records: list[Record]) -> Record:
     """Write a CSV file for each table, and suite.json."""
     contents = {}
-    for name, rows in work.tables(records).items():  # floats are written to read back exactly
+    for name, rows in work.tables(records).items():  # floats are written without loss
         text = io.StringIO()
         if rows:
             writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -264,23 +264,23 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
     return summary
 
 
-# Cells as Ray tasks: on this machine's cores, or spread over a running cluster.
+# Cells as Ray tasks, on the cores of this machine or on a running cluster
 
 PAUSE = 0.2  # seconds
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How `fedmuon suite --ray-address` computes: each task gets `cpus` cores and `gpus`."""
+    """The computation of `fedmuon suite --ray-address`: a task has `cpus` cores and `gpus` GPUs."""
 
     address: str
     cpus: float = 1.0
     gpus: float = 0.0
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
-        """Yield every cell with its record, in the order in which they finish.
+        """Yield every cell with its record, in the order in which the cells finish.
 
-        The longest begin first: none is left that others would have to wait for.
+        The longest cells start first, so that no long cell is left alone at the end.
         """
         if not cells:
             return
@@ -288,17 +288,17 @@ class Spread:
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(compute_apart)
             longest = sorted(cells, key=cost, reverse=True)
             waiting = {task.remote(one, self.cpus): one for one in longest}
-            while waiting:  # briefly each time: signals are heard between two waits
+            while waiting:  # wait only briefly each time, so that signals are handled
                 for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
                     cell = waiting.pop(done)
                     try:
                         record = ray.get(done)
-                    except (InputError, OSError) as error:  # the text may be a traceback
+                    except (InputError, OSError) as error:  # Ray's error may show a traceback
                         raise getattr(error, "cause", error) from error
                     except ray.exceptions.RayTaskError:
                         raise
                     except ray.exceptions.RayError as error:
-                        from fedmuon.server.ray.worker_pool import why  # Ray, Flower
+                        from fedmuon.server.ray.worker_pool import why  # imports Ray and Flower
 
                         raise InputError(
                             f"{cell.name} stopped on Ray ({why(error)}): fix the cause and "
@@ -308,7 +308,7 @@ class Spread:
 
 
 def cost(cell: Cell) -> float:
-    """The relative cost of a cell within its suite: its size, unless its kind states a cost."""
+    """Return the relative cost of a cell in its suite: its `cost` if defined, else its size."""
     return getattr(cell, "cost", cell.size)
 
 
@@ -319,9 +319,9 @@ def compute_apart(cell: Cell, cpus: float) -> Record:
         return timed(cell)
 
 
-# The settings of a suite's runs on one card: every value that a key takes, where it is read.
+# Settings of a suite's runs as a card: the values of each key in the runs that it affects
 
-LISTED = 4  # values; of more the ends
+LISTED = 4  # of more values, only the smallest and the largest are shown
 KEYS = {
     "data.name": "",
     "task.model": "",
@@ -342,9 +342,9 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
 
 
 def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
-    """Symbol, meaning and values of every key that at least one of these configs reads.
+    """Return symbol, meaning and values of every key that affects at least one of these configs.
 
-    The model of a task without models is the task's name.
+    For a task without models, the model is the name of the task.
     """
     found = []
     for key, words in KEYS.items():
@@ -361,7 +361,7 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
 
 
 def shown(values: Sequence[Scalar]) -> str:
-    """All values if there are few, else the smallest and the largest number."""
+    """Return all values if there are few, else the smallest and the largest number."""
     said = [f"{one:g}" if isinstance(one, float) else str(one) for one in values]
     if len(values) <= LISTED or isinstance(values[0], str):
         return ", ".join(said)

@@ -1,9 +1,9 @@
-"""Cells in worker processes of this machine, which are started once and compute many.
+"""Worker processes of this machine, which start once and compute many cells.
 
-This module, run as a program, loads torch while its parent checks the input. Then it forks the
-workers, so that libraries are loaded once, and each answers one cell after the other. Signals are
-heard by the parent alone, which passes them on, so that a run saves a checkpoint. Workers end with
-their parent, however that ends (kill -9, too).
+This module runs as a program that imports torch while its parent checks the input. Then the program
+forks the workers, so that libraries are loaded only once. Each worker computes one cell after the
+other. Only the parent receives signals and passes them on, so that a run can save a checkpoint. The
+workers end with their parent, even if it is killed (kill -9).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.engines.processes import importable
 
-if TYPE_CHECKING:  # imports torch; workers start before that
+if TYPE_CHECKING:  # this module imports torch, but the workers must start before that
     from fedmuon.core.files import Record
     from fedmuon.experiments.suites.suite import Cell
 
-PAUSE = 0.2  # seconds between two looks for signals
-PATIENCE = 20.0  # seconds in which workers that were told to stop save what they have
+PAUSE = 0.2  # seconds between two checks for signals
+PATIENCE = 20.0  # seconds in which stopping workers can save their state
 
 
 @dataclass
 class Workers:
-    """A `Compute` with `count` worker processes, as a context: they start at its beginning.
+    """A context manager that starts `count` worker processes and computes cells with them.
 
-    The cores of this machine are shared among them: each has cores / `count` threads.
+    The workers share the cores of this machine: each uses cores / `count` threads.
     """
 
     count: int
-    loads: str = "fedmuon.experiments.studies.sweep"  # the module of the cells, loaded beforehand
+    loads: str = "fedmuon.experiments.studies.sweep"  # the cells' module, imported in advance
     _pipes: list[Connection] = field(default_factory=list, init=False)
     _nursery: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -57,11 +57,11 @@ class Workers:
         theirs = [end.fileno() for _, end in pairs]
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", __name__, self.loads, *map(str, [threads, *theirs])],
-            stdin=subprocess.PIPE,  # closed when we end
+            stdin=subprocess.PIPE,  # closed when this process ends
             stdout=subprocess.DEVNULL,
             pass_fds=theirs,
             env={**os.environ, "PYTHONPATH": importable(), "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,  # signals to our group do not reach it
+            start_new_session=True,  # so that signals to this process group do not reach it
         )
         for ours, end in pairs:
             end.close()
@@ -74,7 +74,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers; after an error they first save the rounds that they have."""
+        """End the workers. After an error, let them save their finished rounds first."""
         assert self._nursery is not None and self._nursery.stdin is not None
         for ours in self._pipes:
             ours.close()
@@ -93,17 +93,17 @@ class Workers:
             os.killpg(self._nursery.pid, number)
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
-        """Yield every cell with its record, in the order in which they finish.
+        """Yield every cell with its record, in the order in which the cells finish.
 
-        The longest begin first: none is left that others would have to wait for.
+        The longest cells start first, so that no long cell is left alone at the end.
         """
-        from fedmuon.experiments.suites.suite import cost  # loads torch
+        from fedmuon.experiments.suites.suite import cost  # imports torch
 
         waiting = sorted(cells, key=cost, reverse=True)[::-1]
         busy: dict[Connection, Cell] = {}
         for ours in self._pipes:
             self._hand(ours, waiting, busy)
-        while busy:  # briefly each time: signals are heard between two waits
+        while busy:  # wait only briefly each time, so that signals are handled
             for ours in wait(list(busy), PAUSE):
                 assert isinstance(ours, Connection)
                 cell = busy.pop(ours)
@@ -112,7 +112,7 @@ class Workers:
                 yield cell, answer
 
     def _hand(self, ours: Connection, waiting: list[Cell], busy: dict[Connection, Cell]) -> None:
-        """Give a free worker the longest cell that waits."""
+        """Send the longest waiting cell to a free worker."""
         if not waiting:
             return
         busy[ours] = cell = waiting.pop()
@@ -122,11 +122,11 @@ class Workers:
             raise InputError(
                 f"{cell.name} cannot be sent to another process ({error}): use one job"
             ) from error
-        with contextlib.suppress(OSError):  # a worker that died says so in its answer
+        with contextlib.suppress(OSError):  # `_answer` reports a worker that died
             ours.send_bytes(content)
 
     def _answer(self, ours: Connection, cell: Cell) -> Record:
-        """The result of the worker, or its error, which is raised here."""
+        """Return the worker's result, or raise its error."""
         try:
             record, error = pickle.loads(ours.recv_bytes())
         except (EOFError, OSError):
@@ -140,32 +140,32 @@ class Workers:
 
 
 class WorkerError(RuntimeError):
-    """An error of a cell in a worker, with the worker's traceback as its text."""
+    """An error of a cell in a worker. Its text is the worker's traceback."""
 
 
 def main() -> None:
-    """Load what cells need, fork a worker for each pipe, and wait until all have ended."""
+    """Import what cells need, fork a worker for each pipe, and wait until all have ended."""
     module, threads, *pipes = sys.argv[1:]
     import_module(module)
     ends = [Connection(int(one)) for one in pipes]
-    warnings.simplefilter("ignore", DeprecationWarning)  # about forks while libraries have threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking while libraries have threads
     for theirs in ends:
         if os.fork() == 0:
             for other in ends:
                 if other is not theirs:
-                    other.close()  # so that the death of its worker is noticed
+                    other.close()  # otherwise the parent would not notice the end of its worker
             _serve(theirs, float(threads))
             return
     for one in ends:
         one.close()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal is for the workers
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal is meant for the workers
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
 
 
 def _serve(theirs: Connection, cpus: float) -> None:
-    """Answer cells until there are no more."""
+    """Compute cells until the parent closes the pipe."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with interruptible(), contextlib.suppress(Interrupted):  # the parent reports what was saved
         while True:
@@ -177,8 +177,8 @@ def _serve(theirs: Connection, cpus: float) -> None:
 
 
 def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None]:
-    """The record of a pickled cell, or the error that ended it."""
-    from fedmuon.experiments.suites.suite import compute_apart  # loads torch
+    """Return the record of a pickled cell, or the error that ended it."""
+    from fedmuon.experiments.suites.suite import compute_apart  # imports torch
 
     try:
         cell: Cell = pickle.loads(content)
@@ -196,7 +196,7 @@ def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None
 
 
 def _end_with_parent() -> None:
-    os.read(0, 1)  # nothing ever comes but the end
+    os.read(0, 1)  # returns only when the parent has ended
     os._exit(1)
 
 
