@@ -278,7 +278,7 @@ class GridSearch(WorkOfRuns):
     noun: ClassVar[str] = "sweep"  # also for runs without a grid
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return the lock if the folder has fewer runs, so that grids can grow and seeds be added."""
+        """Accept a folder of fewer runs, so that grids can grow and seeds be added."""
         return self.lock if super().joined(lock) == self.lock else None
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
