@@ -46,7 +46,7 @@ class NoiseResult:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit of many simulated runs shows about a claimed epsilon.
+    """The result of an audit that tests a claimed epsilon with many simulated runs.
 
     Attributes:
         epsilon_at_least: The largest lower bound on epsilon.
@@ -85,7 +85,7 @@ class AuditResult:
 
 @dataclass(frozen=True)
 class RunAuditResult:
-    """What an audit of one run with many canaries shows.
+    """The result of an audit of one run with many canaries.
 
     Attributes:
         path: The run folder. The secret coins are stored next to it, in `NAME-coins`.

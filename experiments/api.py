@@ -1,9 +1,9 @@
-"""The functions of `import fedmuon` that train: `run`, `sweep`, `suite`, `plan`, `stability`,
-`bound`, `compare` and `unlearn`.
+"""The functions `run`, `sweep`, `suite`, `plan`, `stability`, `bound`, `compare` and `unlearn`.
 
-They do what the commands of the same names do, and accept objects as well as names. Without `out`,
-a run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
-`fedmuon` imports this module, and torch with it, when one of its names is used.
+Each function does the same as the command of that name, and also accepts Python objects in place of
+names. Without `out`, a run is written to a temporary folder, which is removed with its result.
+`Result.save` copies the folder. `fedmuon` imports this module and torch only when one of these
+functions is used.
 """
 
 from __future__ import annotations

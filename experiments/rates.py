@@ -216,7 +216,7 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     """Return the bound of DiSK (003) on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
 
     The step size is the given eta. Without it, the function takes the 2^-j/L with the smallest
-    bound. For reach = -1, the record also contains the published bound, which starts at zero.
+    bound. For reach = -1, the record also contains the published bound, which assumes a zero start.
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:

@@ -255,7 +255,7 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     each run would wait a second for them: the monitor and, unless `verbose`, the log monitor.
     """
     # Ray's sockets are in this folder, and the path of a socket may have at most 107 characters.
-    # Ray makes its own folder readable for everyone (0777), so it gets a folder inside this one.
+    # Ray opens its own folder to everyone (0777), so it gets a folder inside this one.
     with mendable(Path("/tmp"), "write to"):
         folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
     try:

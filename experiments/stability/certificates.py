@@ -326,8 +326,9 @@ class Certificate:
 
     Attributes:
         l_orth: The Lipschitz constant of the orthogonalizer.
-        exposures: Y_i [N].
-        certificates: Δ_i Y_i [N], the maximum perturbation if one sample of client i is replaced.
+        exposures: The exposures Y_i of the clients [N].
+        certificates: The certificates Δ_i Y_i [N]. A certificate is the maximum perturbation if one
+            sample of client i is replaced.
         bound: The generalization bound, if there is one.
         refusal: The reason why there is no guarantee.
         loss_bound: B, the length of an interval that contains all losses.
@@ -345,7 +346,7 @@ class Certificate:
     scope: str = ""
 
     def violation(self, moved: np.ndarray | None) -> float:
-        """Return the largest ratio above 1 of a perturbation [N] to its certificate, or 0."""
+        """Return the largest perturbation / certificate [N] if it exceeds 1, otherwise 0."""
         if moved is None or self.certificates is None:
             return 0.0
         above = moved > self.certificates

@@ -127,8 +127,9 @@ def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
     """Return the length of an interval that is proved to contain every loss 1 - p_y of the model.
 
     The model is the final one. The interval of the gap scales with this length. If the run uses
-    float64, has a certificate and a ball that its iterates cannot leave, the length is that of the
-    ball. If a neighbour refutes the assumptions, or in all other cases, it is 1, without a proof.
+    float64 and has a certificate and a ball that its iterates cannot leave, the length is that of
+    the ball. In all other cases, and if a neighbour refutes the assumptions, the length is 1, which
+    needs no proof.
     """
     if not case.reach or not case.exact or certificate.certificates is None:
         return 1.0

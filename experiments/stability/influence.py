@@ -115,7 +115,7 @@ class Candidates:
 
 @dataclass
 class Slopes:
-    """<V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
+    """The numbers <V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
 
     `others` lists pairs of the rows of a batch and the candidates' numbers [k, P] for this batch.
     None stands for all rows.

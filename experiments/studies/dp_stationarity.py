@@ -269,7 +269,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims: norms are below the bound and decrease; the bound is tight; it says much."""
+    """Make the claims about the bound, the decrease of the norm with T, and tightness."""
     within, outside, tight = _bound_claims(rows)
     falling = []
     for method, name in NAMES.items():

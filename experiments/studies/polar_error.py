@@ -3,8 +3,8 @@
 The study is about the Stability note, Proposition D.4. Maps: the largest distance from the polar
 factor over drawn matrices, one of which has all singular values at the floor. This distance is
 compared with our bound and with the published one. Runs: one client trains the matrix classifier,
-for whose constants the theorem holds, with an orthogonalizer T, and with a smoothed polar factor S
-in place of T. A stack contains the run and its neighbours.
+whose constants are proved, with an orthogonalizer T, and with a smoothed polar factor S in place of
+T. A stack contains the run and its neighbours.
 """
 
 import itertools
@@ -182,7 +182,8 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    # The final model is in the ball that T's steps can reach. All samples form a single class.
+    # The final model is in the ball that T's steps can reach. Training and test samples have the
+    # same distribution, so the gap treats them as one class.
     size = size_of(MAPS[name])
     assert size  # known for both maps
     ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)

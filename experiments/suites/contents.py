@@ -45,7 +45,7 @@ class SuiteRequest:
     changes: Tables
     seed: int | None = None
     seeds: int | None = None
-    repeats: Mapping[str, Any] = field(default_factory=dict)  # request content for suite.json
+    repeats: Mapping[str, Any] = field(default_factory=dict)  # content of the file, for suite.json
 
     @property
     def stem(self) -> str:
