@@ -508,7 +508,7 @@ def audit(
         >>> found.epsilon_at_least <= found.joint
         True
     """
-    from fedmuon.experiments.auditing import trials as auditing  # scipy
+    from fedmuon.experiments.auditing import trials as auditing  # imports scipy
     from fedmuon.privacy.audit import Setting
 
     setting = Setting(noise, rate(lot, population), steps, blocks)
@@ -553,7 +553,7 @@ def audit_run(
         >>> found.below
         True
     """
-    from fedmuon.experiments import api  # torch
+    from fedmuon.experiments import api  # imports torch
     from fedmuon.experiments.auditing import one_run
 
     chosen = api.configured(config)

@@ -44,7 +44,7 @@ from fedmuon.runs.callbacks import Callback, Listener
 if TYPE_CHECKING:
     from fedmuon.experiments.suite_result import SuiteResult
 
-BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
+BROKEN_OFF: list[Temporary] = []  # temporary folders of runs that ended with an error
 Configured = Config | Tables | Mapping[str, Any] | str | Path | None
 
 
@@ -214,7 +214,7 @@ def sweep(
         >>> len(found.runs), sorted(found.best)
         (2, ['fedmuon'])
     """
-    from fedmuon.experiments.studies.sweep import grid_search, run_grid  # matplotlib
+    from fedmuon.experiments.studies.sweep import grid_search, run_grid  # imports matplotlib
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -270,7 +270,7 @@ def suite(
         >>> found.summary["scale"]
         'small'
     """
-    # These load scipy and matplotlib.
+    # These modules import scipy and matplotlib.
     from fedmuon.experiments.studies.find import find
     from fedmuon.experiments.suite_result import SuiteResult
     from fedmuon.experiments.suites.suite import execute as compute
@@ -356,7 +356,7 @@ def stability(
         >>> all(one["perturbation"] <= one["certificate"] for one in result.neighbours)
         True
     """
-    from fedmuon.experiments.stability import neighbours as runs  # loads scipy
+    from fedmuon.experiments.stability import neighbours as runs  # imports scipy
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,

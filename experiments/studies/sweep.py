@@ -51,7 +51,7 @@ PRIVATE_NOTE = (
 )
 
 
-# The grid
+# Grid
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
@@ -227,7 +227,7 @@ def measured_names(config: Config) -> list[str]:
     return [*(evaluate(run, fresh) | over_clients(run, fresh)[0])]
 
 
-# The runs
+# Runs
 
 
 @dataclass(frozen=True)
