@@ -165,9 +165,7 @@ class Deployment:
         directory = RunDirectory(out.resolve())
         known = len(directory.records())
         app = write_app(self.processes.folder / "app", packed(config, directory.path))
-        submitted = self._start(
-            "run", "flwr", "run", app, LINK, "--stream"
-        )  # runs until the run ends
+        submitted = self._start("run", "flwr", "run", app, LINK, "--stream")  # until the run ends
         on_start(known, config.federation.rounds)
         try:
             for record in self._new_records(submitted, directory, known, _longest_silence(config)):
