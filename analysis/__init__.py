@@ -1,7 +1,10 @@
-"""The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004).
+"""Formulas of the papers: stability, generalization and stationarity of Muon optimizers.
 
-A name is loaded when it is first used (PEP 562): reports also lie in this package, and a command
-that shows a run does not wait for numpy.
+The Stability note gives the stability and generalization bounds of FedMuon. Nesterov Muon and
+Newton–Schulz convergence give the stationarity bounds of Muon.
+
+Each name is imported at its first use (PEP 562). This package also contains the report code, and
+a command that only shows a run should not wait for numpy to load.
 """
 
 from importlib import import_module
@@ -120,7 +123,7 @@ else:
     _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """The object of that name, stored for the next use."""
+        """Import the object of that name at its first use, and store it."""
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.theory.{_PLACES[name]}")

@@ -1,39 +1,44 @@
-"""What follows from a run's certificate: the corollaries of 001, rates, and unlearning.
+"""Bounds that follow from a certificate: corollaries, rates, and certified unlearning.
 
 Corollaries
 -----------
-Each composes a map's constant, an exposure, and the bound.
+Each corollary of the Stability note combines the Lipschitz constant of an orthogonalizer, an
+exposure, and the generalization bound.
 
-A `Run` describes the training. A participation states what is known about the participants. The
-named map functions (D.2, D.5, D.11) fetch L and call `theorem`, which is Theorem 4.1 with Corollary
-4.2 (full batches), Corollary 4.3 (random participation) or Theorem J.1 (realized batches). In K.2
-and K.3, for equal clients, the bound reads as a rate.
+A `Run` describes the training. A participation, `Realized` or `Uniform`, states what is known about
+the participants. `smoothed_polar` (Corollary D.2), `newton_schulz` (D.5) and
+`gaussian_smoothed_sign` (D.11) look up the constant L of their orthogonalizer and call `theorem`.
+`theorem` is Theorem 4.1 with Corollary 4.2 (full batches), Corollary 4.3 (random participation) or
+Theorem J.1 (realized batches). Corollaries K.2 and K.3 state the bound for equal clients as a rate.
 
 Certified unlearning by output perturbation
 -------------------------------------------
-How much noise hides that samples were there.
+`noise_multiplier` computes how much noise hides that samples were in the training data.
 
-**Leaving is no worse than being replaced.** Let client i lose the sample z, one of n_i >= 2. Its
-full-batch gradient is the mean of all n_i, that of the others F':
+**Removing a sample moves the model no further than replacing it.** Let client i lose the sample z,
+one of n_i >= 2. Its full-batch gradient grad F is the mean over all n_i samples, and grad F' is the
+mean over the remaining samples:
 
-    grad F - grad F' = (g_z - grad F') / n_i,
+    grad F - grad F' = (g_z - grad F') / n_i.
 
-and grad F', a mean of sample gradients, is in the convex hull of their set, whose diameter is the
-set's: so the difference is at most diam / n_i (2 G_max / n_i), what a replacement may do. F' is
-Lg-smooth, as a mean. Where participants count alike, whatever n_i is, nothing else changes: 001's
-recursion and certificate Delta_i Y_i hold for the run that never saw z. Several samples leave one
-after the other; the j-th of client i, from 0, leaves n_i - j behind it, so k_i of each client move
-X^R by at most
+grad F' is a mean of sample gradients, so it lies in the convex hull of these gradients. The convex
+hull has the same diameter as the set. So the difference is at most diam / n_i (2 G_max / n_i),
+which is also the bound for a replacement. F' is Lg-smooth, because it is a mean. If the server
+gives all participants the same weight, whatever n_i is, nothing else changes. So the recursion of
+the Stability note and the certificate Delta_i Y_i also hold for the run without z. If several
+samples are removed, treat them one after the other. Removal number j of client i, counted from 0,
+has the divisor n_i - j. So removing k_i samples of each client moves X^R by at most
 
     Delta = sum_i Delta_i Y_i n_i (1/n_i + 1/(n_i - 1) + ... + 1/(n_i - k_i + 1)).
 
-**Noise.** X^R + sigma N(0, I) and what retraining would give plus the same noise are two Gaussians
-at a distance d <= Delta. No test tells them apart beyond (epsilon, delta), either way, exactly if
+**Noise.** Add sigma N(0, I) to X^R and to the model that retraining would return. The results are
+two Gaussians at a distance d <= Delta. They are (epsilon, delta)-indistinguishable, in both
+directions, if and only if
 
     Phi(d/(2 sigma) - epsilon sigma/d) - e^epsilon Phi(-d/(2 sigma) - epsilon sigma/d) <= delta
 
-(Balle and Wang 2018, Theorem 8), whose left side rises with d/sigma. It is about real numbers:
-sigma must not depend on the samples, and the low bits of floating point are not covered.
+(Balle and Wang 2018, Theorem 8). The left side rises with d/sigma. The statement is about real
+numbers: sigma must not depend on the samples, and the low bits of floating point are not covered.
 """
 
 import math
@@ -82,13 +87,13 @@ class Run:
         local_steps: Number of local steps E in a round.
         sizes: Number of samples n_i of each client `[N]`.
         weights: Weight p_i of each client `[N]`.
-        constants: Constants of the task. With a `reach`, those at the end of the run.
+        constants: Constants of the task. With a `reach`, the constants at the end of the run.
         proved: Whether the constants are proved.
         batch: Mini-batch size; 0 for full batches.
         factors: Factor of the step size in each round `[R]`; None if it is always 1.
         reach: Constants of every step, if known.
-        method: The recursion of the optimizer; None for that of FedMuon.
-        by_samples: Whether the server weighs its participants by n_i.
+        method: The recursion of the optimizer; None for the recursion of FedMuon.
+        by_samples: Whether the server weights its participants by n_i.
 
     Example:
         >>> import numpy as np
@@ -122,8 +127,8 @@ class Realized:
 
     Attributes:
         schedule: Participants of each round `[R, K]`, integers.
-        rows: `(round, client, local step, n_i)` -> the rows in the batch. Without it, every batch
-            of a client may contain the replaced sample.
+        rows: Function `(round, client, local step, n_i)` that returns the rows in the batch. If it
+            is None, every batch of a client may contain the replaced sample.
 
     Example:
         >>> import numpy as np
@@ -138,7 +143,7 @@ class Realized:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A random schedule: K of N clients in each round. The bound then fails with ρ more.
+    """A random schedule: K of N clients in each round. It adds ρ to the failure probability.
 
     Attributes:
         per_round: Number of participants K.
@@ -175,12 +180,12 @@ def theorem(
     Args:
         run: The run: its steps, clients and constants.
         l_orth: Lipschitz constant L of the orthogonalizer.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
         c_hp: The constant of the branch H: "explicit" or "sharp" (both proved), "variance", or a
             number.
         shares: Parts of δ for the branches H and G.
-        assumptions: Sentences on the orthogonalizer that the bound needs.
+        assumptions: Assumptions on the orthogonalizer, as sentences.
         other_failure: Probability of other failures, added to δ.
 
     Returns:
@@ -219,13 +224,14 @@ def theorem(
 
 
 def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """Return ε_i, how far a replaced sample of client i can move any loss (eqs. (13), (16), Theorem
-    J.1).
+    """Return ε_i, the maximum change of any loss if one sample of client i is replaced.
+
+    The source is the Stability note, eqs. (13) and (16) and Theorem J.1.
 
     Args:
         run: The run: its steps, clients and constants.
         l_orth: Lipschitz constant L of the orthogonalizer.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
 
     Returns:
         ε_i `[N]`.
@@ -247,19 +253,19 @@ def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarr
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """Return Δ_i Y_i: how far the final model moves for any neighbour in client i, at most.
+    """Return Δ_i Y_i, the maximum change of the final model if a sample of client i is replaced.
 
     The bound is in the Frobenius norm (Stability note, Appendices F and J). With a `reach`, a_{s,k}
-    counts diam_{s,k} / (2 G_max) times: one replaced sample moves a gradient of that step by at
-    most diam_{s,k} / n_i.
+    is multiplied by diam_{s,k} / (2 G_max), because one replaced sample moves a gradient of that
+    step by at most diam_{s,k} / n_i.
 
     Args:
         run: The run: its steps, clients and constants.
         l_orth: Lipschitz constant L of the orthogonalizer.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
 
     Returns:
-        The certificates `[N]`. A client that never takes part has 0.
+        The certificates `[N]`. The certificate of a client that never participates is 0.
 
     Raises:
         Uncertified: If no certificate is known for this participation.
@@ -282,7 +288,7 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
             return recursion.perturbation(sensitivity(run), np.full(clients, psi))
         if participation.per_round < clients:
             raise Uncertified(LAW)
-        by_size = recursion.product(run.sizes / run.sizes.sum(), a.sum())  # all take part
+        by_size = recursion.product(run.sizes / run.sizes.sum(), a.sum())  # all participate
         return recursion.perturbation(sensitivity(run), by_size)
     shares = recursion.by_samples(participation.schedule, run.sizes) if run.by_samples else None
     if run.batch and participation.rows is not None:
@@ -297,7 +303,7 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
-    """a_{s,k} of the run, [R, E]; with a reach, times what it says of that step's gradients."""
+    """Return a_{s,k} [R, E] of the run; with a reach, each step is multiplied by `scale_of`."""
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
     step = run.lr, run.beta, l_orth, smooth
     if run.method is not None:
@@ -311,12 +317,12 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
 
 
 def scale_of(run: Run) -> Steps:
-    """What Delta_i is times at each step: diam_{s,k} / (2 G_max), or 1 without a reach."""
+    """Return the factor of Delta_i at each step: diam_{s,k} / (2 G_max), or 1 without a reach."""
     return run.reach.diameters / (2 * run.constants.gradient_bound) if run.reach else 1.0
 
 
 def sensitivity(run: Run) -> np.ndarray:
-    """Delta_i, [N]: 2 G_max / n_i, or 2 G_max / b with mini-batches (Remark 4.1)."""
+    """Return Delta_i [N]: 2 G_max / n_i, or 2 G_max / min(b, n_i) for mini-batches (Remark 4.1)."""
     top = run.constants.gradient_bound
     if run.batch:
         return recursion.mini_batch_sensitivity(top, run.batch, run.sizes)
@@ -331,7 +337,7 @@ def smoothed_polar(
     Args:
         run: The run: its steps, clients and constants.
         lam: Smoothing λ > 0.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
 
@@ -367,9 +373,9 @@ def newton_schulz(
 
     Args:
         run: The run: its steps, clients and constants.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
-        kind: Which Lipschitz constant: "sharp", or "paper" for the printed one.
+        kind: Which Lipschitz constant: "sharp", or "paper" for the published constant.
         polynomial: Arguments of the orthogonalizer: `steps`, `coefficients`, `eps`,
             `normalization`.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
@@ -410,17 +416,17 @@ def gaussian_smoothed_sign(
 ) -> Bound:
     """Return the bound for sign(M + sigma H) (Stability note, Corollary D.11).
 
-    There are R E K calls on one matrix. The run equals the run with the clipped sign, for which the
-    theorem holds, unless some call clips.
+    A run makes R E K calls on one matrix. If no call clips, the run equals the run with the clipped
+    sign, for which the theorem holds.
 
     Args:
         run: The run: its steps, clients and constants.
-        participation: What is known of who takes part: `Realized` or `Uniform`.
+        participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
         sigma: Noise level σ.
         alpha: Probability that some call clips; it is added to the failure probability.
         shape: Shape (m, n) of the matrix.
-        kind: Which Lipschitz constant: "sharp", or "paper" for the printed one.
+        kind: Which Lipschitz constant: "sharp", or "paper" for the published constant.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
 
     Returns:
@@ -455,12 +461,13 @@ class Rate:
     """The bound for equal clients, and its rate.
 
     Attributes:
-        bound: The bound. Its `h` is eq. (27) or its twin in K.3, with log(2n) where eq. (27) has
-            log(4n).
+        bound: The bound. Its `h` is eq. (27), or the corresponding equation of K.3, with log(2n) in
+            place of log(4n).
         eps: The stability ε that all clients share.
         amplified: The constant of the rate: C_amp of K.2, with sum_s a_s = C_amp η L E R, or C_a of
             K.3, with max_s a_s = C_a η L E.
-        order: The rate with that constant, without logarithms and C_hp. It is not a bound.
+        order: The rate with the constant `amplified`, without logarithms and C_hp. It is not a
+            bound.
 
     Example:
         >>> import numpy as np
@@ -480,7 +487,7 @@ class Rate:
 
 
 def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "explicit") -> Rate:
-    """Return the bound and rate if all of equal clients take part (Stability note, eq. (27)).
+    """Return the bound and rate if all N equal clients participate (Stability note, eq. (27)).
 
     ε = (2 G_max L_loss / n) sum_s a_s, and the order is G L C η L E R / n + B / sqrt(n).
 
@@ -510,7 +517,7 @@ def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "
     samples, total = equal_clients(run) * clients, float(a.sum())
     slope = run.constants.gradient_bound * run.constants.lipschitz
     order = slope * total / samples + run.constants.loss_bound / math.sqrt(samples)
-    # At K = N nothing about the schedule is random, so this rho enters nothing.
+    # At K = N the schedule is not random, so this value of rho has no effect.
     found = theorem(run, l_orth, Uniform(clients, 0.5), delta, c_hp)
     pace = run.lr * l_orth * run.local_steps * run.rounds  # 0 for a run that does not move
     return Rate(found, 2 * slope / samples * total, total / pace if pace else 0.0, order)
@@ -519,9 +526,9 @@ def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "
 def partial_participation(
     run: Run, l_orth: float, per_round: int, delta: float, rho: float, c_hp: Constant = "explicit"
 ) -> Rate:
-    """Return the bound and rate if K of N equal clients take part (Stability note, K.3).
+    """Return the bound and rate if K of N equal clients participate (Stability note, K.3).
 
-    ε = (2 G_max L_loss / m) Ψ(ρ), with the order of Ψ from the largest a_s.
+    ε = (2 G_max L_loss / m) Ψ(ρ). The order of Ψ is computed from the largest a_s.
 
     Args:
         run: A run with equal n_i = m, p_i = 1/N and full batches.
@@ -568,7 +575,10 @@ def _amplified(run: Run, l_orth: float) -> np.ndarray:
 
 
 def equal_clients(run: Run) -> int:
-    """m, the common n_i of Corollaries K.2 and K.3, which also ask for p_i = 1/N."""
+    """Check the conditions of Corollaries K.2 and K.3, and return m, the common n_i.
+
+    The corollaries also require p_i = 1/N, full batches and the recursion of FedMuon.
+    """
     sizes, weights = sample_sizes(run.sizes), np.asarray(run.weights)
     if (sizes != sizes[0]).any() or not np.allclose(weights, 1 / len(sizes), rtol=1e-9):
         raise InputError("K.2 and K.3 are for clients with equal n_i and p_i = 1/N: use `theorem`.")
@@ -581,13 +591,16 @@ def equal_clients(run: Run) -> int:
     return int(sizes[0])
 
 
-FAR = 1e9  # distance over sigma at most, and its inverse: nobody asks for more
+FAR = 1e9  # search range of d / sigma: from 1 / FAR to FAR
 PRECISION = 1e-12
-ROUNDING = 1e-6  # of delta, at the smallest shifts
+ROUNDING = 1e-6  # relative rounding error of delta at the smallest shifts
 
 
 def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
-    """Delta from certificates Delta_i Y_i [N] and sizes n_i [N], if leaving[i] samples leave i."""
+    """Return Delta, how far removing leaving[i] samples of each client i moves the final model.
+
+    `certificates` are Delta_i Y_i [N], and `sizes` are n_i [N].
+    """
     moved = 0.0
     for client, count in leaving.items():
         size = int(sizes[client])
@@ -602,12 +615,13 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 
 
 def indistinguishable(shift: float, epsilon: float) -> float:
-    """Smallest delta of two unit Gaussians at distance `shift` = d/sigma (the left side above).
+    """Return the smallest delta for two unit Gaussians at distance `shift` = d/sigma.
 
-    With a = shift/2 - epsilon/shift, b = a - shift, phi(a) = e^epsilon phi(b): it is phi(a) times
-    the difference of Mills' ratios at -a and -b, which loses no digits that matter.
+    It is the left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift
+    and b = a - shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the difference of
+    Mills' ratios at -a and -b. This form loses no significant digits.
     """
-    from scipy.special import erfcx, log_ndtr, ndtr  # here, as a bound need not load it
+    from scipy.special import erfcx, log_ndtr, ndtr  # imported late, as bounds do not need SciPy
 
     shift, epsilon = at_least("shift", shift), at_least("epsilon", epsilon)
     if shift == 0:
@@ -620,10 +634,10 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-    """Smallest sigma / Delta for (epsilon, delta), rounded up."""
+    """Return the smallest sigma / Delta that gives (epsilon, delta), rounded up."""
     if not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon = {epsilon} is not valid: give a number of 0 or more")
-    low, high = 1 / FAR, FAR  # of the shift d / sigma
+    low, high = 1 / FAR, FAR  # range of the shift d / sigma
     delta = probability("delta", delta)
     if indistinguishable(low, epsilon) > delta:
         raise InputError(

@@ -1,56 +1,62 @@
-"""From stability to a generalization bound, and the gap that a run shows.
+"""The step from stability to a generalization bound, and the measured generalization gap.
 
 The constant
 ------------
-The two branches of the bound, and the constant that 001 leaves open.
+This section proves the two branches of the bound, with the constant that the Stability note leaves
+open.
 
-**What is proved here.** Let replacing one sample of client i change every loss by at most eps_i,
+**What is proved.** Let replacing one sample of client i change every loss by at most eps_i,
 0 <= eps_i <= B. For every r >= 2, with J = ceil(log2 n) and S = (sum_i n_i eps_i^2 / n_eff)^(1/2),
 
     gap <= 2 sum_i p_i eps_i + sum_a w_a g_a,                               w_a = p_i / n_i,
     || sum_a w_a g_a ||_r <= k(r) B / sqrt(n_eff) + 2 sqrt(r - 1) k(r) J S,
     k(r) = (2 Gamma(r/2 + 1))^(1/r) / sqrt(2) <= sqrt(r / 2).
 
-*The comparison.* With z' an independent copy of sample a and S^a the data where it replaces z_a,
-g_a = E_z'[F_i(A(S^a)) - loss(A(S^a), z_a)]. Swapping S^a for S moves F_i and the loss by eps_i
-each, which is the 2 eps_i. Given all samples but z_a, A(S^a) is fixed or independent of z_a, so
-E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most 2 eps_j.
+*The comparison.* Let z' be an independent copy of sample a, and let S^a be the data in which z'
+replaces z_a. Then g_a = E_z'[F_i(A(S^a)) - loss(A(S^a), z_a)]. Swapping S^a for S moves F_i and the
+loss by eps_i each, which gives the term 2 eps_i. Given all samples but z_a, A(S^a) is fixed or
+independent of z_a, so E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most
+2 eps_j.
 
-*Tool 1, k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid gives
-P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2, and integrating r t^(r-1) against it
-E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k(r) C. With m = r/2 >= 1,
-2 Gamma(m + 1) <= 2 m^m <= (2m)^m, hence k(r) <= sqrt(r / 2), with equality at r = 2.
+*Tool 1, k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid's inequality gives
+P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2. Integrating r t^(r-1) against this tail
+gives E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k(r) C. With
+m = r/2 >= 1, 2 Gamma(m + 1) <= 2 m^m <= (2m)^m. Hence k(r) <= sqrt(r / 2), with equality at r = 2.
 
 *Tool 2.* Rio's inequality: martingale differences satisfy ||sum X_j||_r^2 <= (r-1) sum ||X_j||_r^2
-for r >= 2. Sums of independent centred terms are a case. It is used given the other blocks, and
-Minkowski in L_{r/2} then removes the condition.
+for r >= 2. Sums of independent centred terms are a special case. The proof uses it conditionally on
+the other blocks, and Minkowski's inequality in L_{r/2} then removes the condition.
 
-*The dyadic tree.* Pad the samples to 2^J, 2^(J-1) < n <= 2^J. At level l the samples form blocks of
-2^l; let g_a^l = E[g_a | z_a, all outside a's block]. g_a telescopes into E[g_a | z_a] and J
-differences D_a^l = g_a^l - g_a^(l+1).
+*The dyadic tree.* Pad the number of samples to 2^J, 2^(J-1) < n <= 2^J. At level l the samples form
+blocks of 2^l samples. Let g_a^l = E[g_a | z_a, all samples outside the block of a]. Then g_a is the
+telescoping sum of E[g_a | z_a] and J differences D_a^l = g_a^l - g_a^(l+1).
 
-- E[g_a | z_a] is a constant minus a number in [0, B]: independent, centred, in an interval of
-  length B. Tool 1 with c_a = w_a B gives k(r) B (sum w_a^2)^(1/2) = k(r) B / sqrt(n_eff).
-- Given all outside a's block B, the D_a^l, a in B, are functions of one coordinate each, hence
-  independent, and centred as E[g_a | others] = 0. Given z_a and all outside the parent block, D_a^l
-  is a function of the sibling block B* minus its mean, so tool 1 bounds it by k(r) A_{B*} with
-  A_B = (sum_{b in B} 4 eps^2)^(1/2). Tool 2: the block contributes sqrt(r-1) k(r) W_B A_{B*}, with
-  W_B = (sum_B w_a^2)^(1/2). By Cauchy-Schwarz over siblings, then over parents, a level contributes
-  at most sqrt(r-1) k(r) W A, with W A = 2 S over all samples.
+- E[g_a | z_a] is a constant minus a number in [0, B]. These terms are independent, centred and in
+  an interval of length B. Tool 1 with c_a = w_a B gives k(r) B (sum w_a^2)^(1/2) =
+  k(r) B / sqrt(n_eff).
+- Given all samples outside the block B of a, the D_a^l with a in B are functions of one coordinate
+  each. Hence they are independent, and they are centred because E[g_a | others] = 0. Given z_a and
+  all samples outside the parent block, D_a^l is a function of the sibling block B* minus its mean.
+  So tool 1 bounds D_a^l by k(r) A_{B*} with A_B = (sum_{b in B} 4 eps^2)^(1/2). By tool 2, the
+  block contributes sqrt(r-1) k(r) W_B A_{B*}, with W_B = (sum_B w_a^2)^(1/2). By Cauchy-Schwarz
+  over siblings, then over parents, a level contributes at most sqrt(r-1) k(r) W A, with W A = 2 S
+  over all samples.
 
 *The tail.* P(X >= delta^(-1/r) ||X||_r) <= delta for every r fixed before the data are drawn.
 
-**What is offered.** `sharp`: the above with the best r. `explicit`: r = max(2, ln(1/delta)), where
-delta^(-1/r) <= e, with k(r) <= sqrt(r/2), sqrt(r-1) <= sqrt(r) and, in the first term, sqrt(r)
-for sqrt(r/2) (what tool 2 alone would give there):
+**Values of `c_hp`.** `sharp` is the bound above with the best r. `explicit` uses
+r = max(2, ln(1/delta)), where delta^(-1/r) <= e, with k(r) <= sqrt(r/2) and sqrt(r-1) <= sqrt(r).
+Its first term uses sqrt(r) in place of sqrt(r/2), which is the value that tool 2 alone would give:
 
     gap <= 2 sum p_i eps_i + e [B sqrt(r / n_eff) + sqrt(2) r J S].
 
-`variance`: the next section. A number: H of 001 (10) with C_hp equal to it, which nothing proves.
+`variance` is explained in the next section. A number is used as C_hp in H of the Stability note,
+eq. (10). No proof covers such a number.
 
 By variance
 -----------
-A finished run has training losses. Here their deviations take the place of B / sqrt(n_eff).
+For a finished run the training losses are known. In this section the deviations of these losses
+replace B / sqrt(n_eff).
 
 Let 0 < b, and |loss - c| <= b for a number c that is fixed in advance. With w_a, g_a, S as above,
 omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_i = ln(1/d_i) and
@@ -58,80 +64,93 @@ omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_
     N^2 = sum_a omega_a (loss(A(S), z_a) - c)^2,    c_a = eps_a + omega_a b^2 / (2 t),  t > 0,
     C^2 = sum_a c_a^2,     s = [((N^2 + t^2)^(1/2) + C (L_3 / 2)^(1/2))^2 + C^2 / 4 - t^2]^(1/2),
 
-except with probability d_1 + d_2 + d_3, for every r >= 2 and t that are fixed in advance,
+the following bound holds for every r >= 2 and t that are fixed in advance, except with probability
+d_1 + d_2 + d_3:
 
     gap <= 2 sum_i p_i eps_i + e^(L_1 / r) 2 sqrt(r - 1) k(r) T S
            + (s + eps~) sqrt(2 L_2 / n_eff) + B L_2 max_a w_a / 3,
     T = min over m >= 2 of sqrt(m - 1) ceil(log_m n).
 
-*Apart.* sum_a w_a g_a is the sum of all E[g_a | z_a], which are independent, and of the rest, which
-is what the tree bounds. Each gets its own share of delta.
+*Two parts.* sum_a w_a g_a is the sum of all E[g_a | z_a], which are independent, and of the
+remaining differences, which the tree bounds. Each part gets its own share of delta.
 
-*A tree of m branches.* Pad to m^J samples. D_a^l is now a function of the m - 1 siblings of a's
-block, so that A_{B*}^2 is the sum of their squares. Summed over the blocks B of one parent,
-sum W_B A_{B*} <= (sum W_B^2)^(1/2) (sum A_{B*}^2)^(1/2) = W (m - 1)^(1/2) A of the parent: a level
-costs (m - 1)^(1/2) of what it costs in the dyadic tree, and there are ceil(log_m n).
+*A tree of m branches.* Pad the number of samples to m^J. D_a^l is now a function of the m - 1
+siblings of the block of a, so A_{B*}^2 is the sum of the squares of these siblings. Summed over the
+blocks B of one parent,
+sum W_B A_{B*} <= (sum W_B^2)^(1/2) (sum A_{B*}^2)^(1/2) = W (m - 1)^(1/2) A of the parent. So a
+level costs (m - 1)^(1/2) times as much as in the dyadic tree, and there are ceil(log_m n) levels.
 
 *Bernstein.* E[g_a | z_a] is a constant minus h(z_a), h(z) = E loss(A(S), z), as S^a is independent
-of z_a and has the law of S. With v = sum_a w_a^2 Var h(z_a) the sum of all is at most
+of z_a and has the law of S. With v = sum_a w_a^2 Var h(z_a), the sum of all terms is at most
 sqrt(2 v L_2) + B L_2 max w_a / 3, except with probability d_2.
 
-*The variance is that of training losses.* n_eff v <= sum_a omega_a E(h(z_a) - c)^2, and by Jensen
-h may be replaced by the loss of A(S^a), for which z_a is fresh. In L_2, of the samples and of
-omega, it differs from the loss of A(S) by at most eps~. So (n_eff v)^(1/2) <= (E N^2)^(1/2) + eps~.
+*The training losses bound the variance.* n_eff v <= sum_a omega_a E(h(z_a) - c)^2. By Jensen's
+inequality, h may be replaced by the loss of A(S^a), for which z_a is a fresh sample. In L_2 over
+the samples and omega, this loss differs from the loss of A(S) by at most eps~. So
+(n_eff v)^(1/2) <= (E N^2)^(1/2) + eps~.
 
 *N is close to its mean.* Let N_t = (N^2 + t^2)^(1/2). Replacing sample a moves the losses of all
-others by at most eps_a, and with them N_t, a norm, by at most eps_a; then its own square, in
-[0, omega_a b^2], moves N_t by at most omega_a b^2 / (2 t): together c_a. McDiarmid gives
-E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3, and Efron-Stein Var N_t <= C^2 / 4.
-So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
+other samples by at most eps_a, and N_t is a norm, so N_t moves by at most eps_a. In addition, the
+square that belongs to sample a is in [0, omega_a b^2], so it moves N_t by at most
+omega_a b^2 / (2 t). Together this is c_a. McDiarmid's inequality gives
+E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3. The Efron-Stein inequality gives
+Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 
-Offered is: d = (0.75, 0.15, 0.1) delta, the best r, m up to 64, the t that is best for N = 0, and
-s + eps~ is at most B / 2, as no variance exceeds B^2 / 4. As H then depends on the samples, H and G
-hold together, at 0.9 delta and 0.1 delta.
+`by_variance` uses d = (0.75, 0.15, 0.1) delta, the best r, m up to 64, and the t that is best for
+N = 0. s + eps~ is at most B / 2, because no variance exceeds B^2 / 4. As H then depends on the
+samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
 
 Golden-section search
 ---------------------
-Where a function of one number is smallest; scipy's search would cost half a second to import.
+`least` finds the minimum of a function of one number. Importing the search of SciPy instead would
+take half a second.
 
 The bound
 ---------
-The generalization bound of 001, Theorem 4.1, as a number that says what it stands on.
+`bound` returns the generalization bound of the Stability note, Theorem 4.1, as a number together
+with its assumptions.
 
 The measured gap
 ----------------
-The measured gap F - F_hat, with F from held-out samples weighted like the clients.
+`measured_gap` estimates F - F_hat. The estimate of F uses held-out samples, weighted like the
+clients.
 
-Client i's law is the mixture sum_y q_i(y) D(. | y) of class-conditional laws that all clients
-share (label skew, as Dirichlet partitions make it), so F = sum_i p_i F_i = sum_y w_y E[loss | y]
-with w_y = sum_i p_i q_i(y). Each E[loss | y] is a mean over the held-out samples of class y.
+The law of client i is the mixture sum_y q_i(y) D(. | y) of class-conditional laws that all clients
+share (label skew, as in Dirichlet partitions). So F = sum_i p_i F_i = sum_y w_y E[loss | y] with
+w_y = sum_i p_i q_i(y). Each E[loss | y] is estimated by the mean over the held-out samples of
+class y.
 
-**What an interval covers.** F - F_hat of one finished model, not its mean over training samples
-or runs. F_hat is a mean over all training samples, computed and not sampled: only F is estimated.
-Given the training samples, the model and the held-out samples' labels, the held-out losses are
-independent, those of a class of one law, if nothing of the held-out set was used to make or choose
-the model; an interval that holds given all that holds without. The q_i are given, too: where they
-are the clients' training shares, F is the risk at those shares. Half-widths scale with B, the
-length of an interval that has all losses of that model, whatever the sample: 1 for 1 - p_y, and
-the B that is proved on a ball (`reach`) for a model that cannot leave it, whatever it has learned.
+**What an interval covers.** The interval is for F - F_hat of one finished model. It is not for the
+mean of F - F_hat over training samples or runs. F_hat is computed exactly, as a mean over all
+training samples, so only F is estimated. Condition on the training samples, the model and the
+labels of the held-out samples. Then the held-out losses are independent, and the losses of a class
+have the same law, if no held-out sample was used to train or choose the model. An interval that is
+valid under this condition is also valid without it. The q_i are fixed, too: if they are the
+training shares of the clients, F is the risk at those shares. Half-widths are proportional to B,
+the length of an interval that contains all losses of the model for every sample. B is 1 for the
+loss 1 - p_y. For a model that cannot leave a ball, B is the range that is proved on that ball
+(`reach`), whatever the model has learned.
 
-**Half-widths** at failure d, with T_y losses of variance V_y (unbiased) in class y. The estimate of
-F is a sum of independent terms w_y loss / T_y, each in an interval of length w_y B / T_y:
+**Half-widths** at failure probability d, with T_y losses of variance V_y (unbiased) in class y. The
+estimate of F is a sum of independent terms w_y loss / T_y, each in an interval of length
+w_y B / T_y:
 
     hoeffding    B sqrt(ln(2/d)/2 sum_y w_y^2 / T_y)
     bernstein    sqrt(2 l v) + B l (2 r' + r/3),   l = ln(3/d),   v = sum_y w_y^2 V_y / T_y,
                  r = max_y w_y / T_y,   r' = max_y w_y / sqrt(T_y (T_y - 1))
     shorter      the shorter of these two at d/2 each
 
-*Bernstein* is Maurer and Pontil's (2009, Theorem 4) for strata. Centred, the terms are at most r B
-in size, so the sum is above its mean by at most sqrt(2 l s) + r B l / 3, where s is its variance,
-except with chance e^-l = d/3 (Bernstein); as often it is below. It remains that sqrt(s) <=
-sqrt(v) + r' B sqrt(2 l) but for d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is
-replaced, and the squares of these falls over its losses sum to at most T_y / (T_y - 1) Z_y (their
-proof of Theorem 10). So Z = sum_y c_y Z_y = v / r^2 with c_y = (w_y / (T_y r))^2 <= 1, the largest
-of which is 1, falls by at most 1, and the squares sum to at most a Z, a = max_y c_y T_y / (T_y - 1)
-= (r' / r)^2 >= 1. Their Theorem 7 gives P(EZ - Z > t) <= exp(-t^2 / (2 a EZ)); with t = sqrt(2 a l
-EZ), that is sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Times r, with s = r^2 EZ, this is the claim.
+*Bernstein* is the inequality of Maurer and Pontil (2009, Theorem 4), extended to strata. Let s be
+the variance of the sum. The centred terms are at most r B in size. So the sum exceeds its mean by
+at most sqrt(2 l s) + r B l / 3, except with probability e^-l = d/3 (Bernstein's inequality). The
+same holds below the mean. It remains to show that sqrt(s) <= sqrt(v) + r' B sqrt(2 l), except with
+probability d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is replaced, and the
+squares of these changes over all losses sum to at most T_y / (T_y - 1) Z_y (proof of Theorem 10 in
+Maurer and Pontil). Consider Z = sum_y c_y Z_y = v / r^2 with c_y = (w_y / (T_y r))^2 <= 1; the
+largest c_y is 1. Z falls by at most 1, and the squares of its changes sum to at most a Z, with
+a = max_y c_y T_y / (T_y - 1) = (r' / r)^2 >= 1. Theorem 7 of Maurer and Pontil gives
+P(EZ - Z > t) <= exp(-t^2 / (2 a EZ)). With t = sqrt(2 a l EZ) this is
+sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Multiplied by r, with s = r^2 EZ, this is the claim.
 """
 
 import math
@@ -155,18 +174,18 @@ from fedmuon.analysis.theory.checks import (
 from fedmuon.core.errors import InputError
 
 Constant = float | Literal["explicit", "sharp", "variance"]
-DEVIATIONS = (0.75, 0.15, 0.1)  # of delta: the tree, Bernstein, the variance
-BRANCHES = range(2, 65)  # m
-BESIDE_VARIANCE = (0.9, 0.1)  # of delta: H, which then depends on the samples, and G
+DEVIATIONS = (0.75, 0.15, 0.1)  # shares of delta: the tree, Bernstein, the variance
+BRANCHES = range(2, 65)  # values of m that `by_variance` tries
+BESIDE_VARIANCE = (0.9, 0.1)  # shares of delta for H and G, if H depends on the samples
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """How far training losses are from a number that was fixed before the run.
+    """Deviations of the training losses from a number c that was fixed before the run.
 
     Attributes:
         squares: The mean of (loss - c)^2 over the training samples of each client [N].
-        most: b, which no |loss - c| exceeds, whatever the sample.
+        most: b, an upper bound of |loss - c| for every possible sample.
     """
 
     squares: ArrayLike
@@ -174,12 +193,12 @@ class Deviations:
 
 
 def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
-    """n_eff = 1 / sum_i p_i^2 / n_i."""
+    """Return n_eff = 1 / sum_i p_i^2 / n_i."""
     return float(1 / (np.square(weights) / sizes).sum())
 
 
 def levels(samples: int, branches: int = 2) -> int:
-    """ceil(log_m n), in whole numbers: a float logarithm may miss a power of m."""
+    """Return ceil(log_m n) with integer arithmetic: a float logarithm may miss a power of m."""
     found, reached = 0, 1
     wanted, branches = whole("samples", samples), whole("branches", branches, 2)
     while reached < wanted:
@@ -196,7 +215,11 @@ def sharp_stability(
     c_hp: Constant,
     deviations: Deviations | None = None,
 ) -> float:
-    """H_delta of 001 (10), or what this module proves in its place."""
+    """Return the branch H at delta.
+
+    If `c_hp` is a number, it is H of the Stability note, eq. (10). Otherwise it is a bound that the
+    module docstring proves.
+    """
     if c_hp == "variance":
         if deviations is None:
             raise InputError("c_hp is 'variance': give the deviations of the training losses.")
@@ -228,7 +251,10 @@ def sharp_stability(
 def bounded_differences(
     eps: np.ndarray, sizes: np.ndarray, weights: np.ndarray, delta: float, loss_bound: float
 ) -> float:
-    """G_delta of 001 (11): McDiarmid on the gap itself, with no open constant."""
+    """Return the branch G at delta (Stability note, eq. (11)).
+
+    It is McDiarmid's inequality for the gap itself and has no unspecified constant.
+    """
     share = weights / sizes
     moves = (2 - share) * eps + loss_bound * share
     root = math.sqrt(math.log(1 / delta) / 2 * (sizes * np.square(moves)).sum())
@@ -243,7 +269,7 @@ def by_variance(
     loss_bound: float,
     deviations: Deviations,
 ) -> float:
-    """H by the variance of the training losses (see "By variance")."""
+    """Return H from the deviations of the training losses (module docstring, "By variance")."""
     squares = values("squares", deviations.squares, len(sizes))
     most = at_least("most", deviations.most)
     if (squares > most**2 * (1 + ROUNDING)).any():
@@ -251,7 +277,7 @@ def by_variance(
     n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
     of_tree, of_sum, of_variance = (math.log(1 / (part * delta)) for part in DEVIATIONS)
     scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
-    omega = n_eff * np.square(shares)  # [N], of each sample of a client
+    omega = n_eff * np.square(shares)  # [N], one value for all samples of a client
 
     samples = int(sizes.sum())
     tree = scale * min(math.sqrt(m - 1) * levels(samples, m) for m in BRANCHES)  # T S
@@ -260,7 +286,7 @@ def by_variance(
         return math.exp(of_tree / r) * 2 * math.sqrt(r - 1) * difference_moment(r) * tree
 
     def square(t: float, seen: float) -> float:
-        """s^2 for N^2 = `seen`."""
+        """Return s^2 for N^2 = `seen`."""
         moves = eps + omega * most**2 / (2 * t)
         c = math.sqrt((sizes * np.square(moves)).sum())
         return (math.sqrt(seen + t * t) + c * math.sqrt(of_variance / 2)) ** 2 + c * c / 4 - t * t
@@ -277,19 +303,22 @@ def by_variance(
 
 
 def at_best(tail: Callable[[float], float], log: float) -> float:
-    """The smallest of exp(log / r) ||.||_r over r >= 2; an r that is missed is only less sharp."""
+    """Return the smallest exp(log / r) ||.||_r over r >= 2.
+
+    If the search misses the best r, the result is still a valid bound.
+    """
     return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
 
 
 @in_doubles
 def difference_moment(r: float) -> float:
-    """k(r): ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j, r >= 2."""
+    """Return k(r), r >= 2: ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j."""
     r = at_least("r", r, 2)
     return math.exp((math.log(2) + math.lgamma(r / 2 + 1)) / r) / math.sqrt(2)
 
 
 def moment(r: float, base: float, scale: float, samples: int) -> float:
-    """The bound on ||sum_a w_a g_a||_r, for base = B / sqrt(n_eff) and scale = S."""
+    """Return the bound on ||sum_a w_a g_a||_r for base = B / sqrt(n_eff) and scale = S."""
     base, scale = at_least("base", base), at_least("scale", scale)
     return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
 
@@ -298,9 +327,10 @@ _RATIO = (math.sqrt(5) - 1) / 2
 
 
 def least(value: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
-    """The minimum of a function that falls, then rises, on [low, high], by golden section.
+    """Return the minimizer on [low, high] of a function that falls and then rises.
 
-    On equal values it goes right, so that a function may be infinite on the left.
+    The method is golden-section search. If both values are equal, the search continues on the
+    right, so the function may be infinite on the left.
     """
     left, right = high - _RATIO * (high - low), low + _RATIO * (high - low)
     at_left, at_right = value(left), value(right)
@@ -374,9 +404,9 @@ def bound(
     """Return B_δ = min(H, G), the bound of Theorem 4.1 (Stability note, eq. (12)).
 
     By default H and G get δ/2 each, as in the paper. The ε_i do not depend on the sample, so the
-    minimum is one of two fixed numbers: it fails no more often than that one. Therefore any shares
-    up to (1, 1), fixed in advance, hold at level δ. With "variance", H depends on the sample; then
-    the shares must sum to at most 1.
+    minimum is one of two fixed numbers, and it fails no more often than this number. Therefore the
+    bound holds at level δ for any shares up to (1, 1) that are fixed in advance. With "variance", H
+    depends on the sample, so the shares must sum to at most 1.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -425,7 +455,7 @@ def g_alone(
 ) -> float:
     """Return the branch G at the full δ (Stability note, Lemmas C.1 and C.5).
 
-    It needs no split of δ, and no constant is left open.
+    It needs no split of δ and has no unspecified constant.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -452,14 +482,14 @@ def g_alone(
 def _checked(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, loss_bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """min(B, eps_i), n_i and p_i."""
+    """Check the arguments and return min(B, eps_i), n_i and p_i."""
     counts = checks.sample_sizes(sizes)
     chances = checks.client_weights(weights, len(counts))
     top = checks.at_least("loss_bound", loss_bound)
     return np.minimum(top, checks.values("eps", eps, len(counts))), counts, chances
 
 
-ROUNDING = 1e-6  # of a loss, relative to B, which is float32's at worst
+ROUNDING = 1e-6  # rounding error of a float32 loss, relative to B
 
 Interval = Literal["hoeffding", "bernstein", "shorter", "normal"]
 
@@ -474,7 +504,7 @@ class MeasuredGap:
         high: Upper end of the interval.
         population: Estimate of F from held-out samples.
         empirical: F_hat, the mean training loss.
-        interval: Which interval: "hoeffding", "bernstein", "shorter" or "normal".
+        interval: Name of the interval: "hoeffding", "bernstein", "shorter" or "normal".
 
     Example:
         >>> from fedmuon.analysis import measured_gap
@@ -509,7 +539,7 @@ def measured_gap(
         weights: Weight p_i of each client `[N]`, which sum to 1.
         shares: Label shares q_i(y) `[N, classes]`, from `label_shares`.
         test_losses: Losses of the held-out samples `[T]`.
-        test_labels: Their labels `[T]`, integers.
+        test_labels: Labels of the held-out samples `[T]`, integers.
         confidence: Probability with which the interval holds.
         interval: "hoeffding" is exact for losses in an interval of length B. "bernstein" (Maurer
             and Pontil) is exact and shorter when losses vary little. "shorter" is exact and never
@@ -593,7 +623,7 @@ def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int
 
 
 def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
-    """Whole numbers of 0 .. count-1."""
+    """Check that the entries are integers in 0 .. count-1, and return the array."""
     found = np.asarray(given)
     if not (np.issubdtype(found.dtype, np.integer) and ((found >= 0) & (found < count)).all()):
         raise InputError(f"{name} must be whole numbers of 0 .. {count - 1}.")
@@ -603,12 +633,13 @@ def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
 def _half_width(
     weights: np.ndarray, groups: list[np.ndarray], failure: float, top: float, interval: Interval
 ) -> float:
-    """Half of an interval of F with that failure probability (see "The measured gap"); B is `top`.
+    """Return the half-width of an interval for F (module docstring, "The measured gap").
 
-    `weights` are the w_y > 0, and `groups` the held-out losses of each class. Bernstein's is
-    infinite if a class has a single sample, as its variance is unknown.
+    `weights` are the w_y > 0, `groups` are the held-out losses of each class, and `top` is B. The
+    half-width "bernstein" is infinite if a class has a single sample, because the variance of this
+    class is unknown.
     """
-    if interval == "shorter":  # by the union bound, as which is shorter may depend on the losses
+    if interval == "shorter":  # union bound, because the losses decide which one is shorter
         kinds: tuple[Interval, ...] = "hoeffding", "bernstein"
         return min(_half_width(weights, groups, failure / 2, top, kind) for kind in kinds)
     counts = np.array([len(one) for one in groups], dtype=float)
@@ -618,7 +649,7 @@ def _half_width(
     spread = np.array([one.var(ddof=1) if len(one) > 1 else math.inf for one in groups])
     variance = float((np.square(weights) * spread / counts).sum())
     if interval == "normal":
-        from scipy.special import ndtri  # here, as it takes long to load and few ask for it
+        from scipy.special import ndtri  # imported late: slow to load and rarely used
 
         return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
     log = math.log(3 / failure)

@@ -1,78 +1,90 @@
-"""How stationary private methods become: DP-Muon (000) and its rates, DiSK on SGD (003).
+"""Bounds on how stationary private methods become: DP-Muon with its rates, and DiSK on SGD.
 
 Theorem 3.4
 -----------
-How stationary DP-Muon becomes, for one matrix block: 000, Theorem 3.4 with all its constants.
+`dp_muon` is Theorem 3.4 of the DP-Muon paper for one matrix block, with all its constants.
 
-Norms: f is L-smooth from ||.||_op to ||.||_*, D = f(W_0) - f*, r = min(m, n), d = m n. A step
-releases G~ = (1/B) sum_lot clip(G, C) + Z, Z ~ N(0, (sigma C / B)^2), then M <- beta M + G~ from 0,
-W <- W - eta O. With b = E clip(G, C) - grad and xi = G~ - E G~ given the past, and the weights
-w_tj = beta^(t-j) / s_t, s_t = sum_{k<t} beta^k, of the normalized momentum M / s_t:
+Notation: f is L-smooth from ||.||_op to ||.||_*, D = f(W_0) - f*, r = min(m, n) and d = m n. A step
+releases G~ = (1/B) sum_lot clip(G, C) + Z with Z ~ N(0, (sigma C / B)^2). Then M <- beta M + G~
+from 0, and W <- W - eta O. Let b = E clip(G, C) - grad, and let xi = G~ - E G~ given the past. The
+normalized momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} beta^k.
 
-- E ||b||_* <= sqrt(r) E (||G||_F - C)_+, since clipping takes just that from a gradient's length.
-- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. 000 shows it for B independent samples. It holds
-  for Poisson lots of B expected samples of n, too, where f is the mean over these n: an
-  independent coin of chance B/n each makes (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
-- the xi are martingale differences, so the momentum's noise is at most v (sum_j w_tj^2)^(1/2), and
-  sum_j w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t). Gamma_T is its root's mean over t.
-  000 bounds Gamma_T with two constants that it leaves open; here it is summed.
-- the steps between are short, ||O||_op <= 1: the drift is L eta sum_j w_tj (t - j), which is
-  summed too; 000 has its limit L eta beta / (1 - beta).
+- E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly this
+  excess of its length.
+- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon paper shows it for B independent
+  samples. It also holds for Poisson lots of B expected samples out of n, if f is the mean over
+  these n samples. Each sample is then drawn independently with probability B/n, and the variance
+  is (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
+- The xi are martingale differences. So the noise of the momentum is at most
+  v (sum_j w_tj^2)^(1/2), with sum_j w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t).
+  Gamma_T is the mean over t of (sum_j w_tj^2)^(1/2). The paper bounds Gamma_T with two constants
+  that it does not specify. This module computes the sum instead.
+- Every step satisfies ||O||_op <= 1. So the drift is at most L eta sum_j w_tj (t - j), and this
+  module computes its mean over t. The paper uses the limit L eta beta / (1 - beta) instead.
 
 <grad, O> >= (1 - eps)||grad||_* - (2 - eps)||M/s - grad||_*, and the sum over t gives the bound.
 
 Rates
 -----
-000's Corollary B.6, and what its Lemma B.5 and Appendix C.6 leave open, with their constants.
+This section states Corollary B.6 of the DP-Muon paper with all constants. It also computes the
+constants that Lemma B.5 and Appendix C.6 do not specify.
 
-*Lemma B.5: Gamma_T <= c1/(T sqrt(1 - beta)) + c2 sqrt(1 - beta), with c1 and c2 unnamed.* Gamma_T
-is sqrt((1-beta)/(1+beta)) times the mean over t <= T of sqrt(coth(t k/2)), k = -log beta. What that
-mean has above 1 falls in t, so its sum is at most the integral from 0,
+*Lemma B.5: Gamma_T <= c1/(T sqrt(1 - beta)) + c2 sqrt(1 - beta), with c1 and c2 unspecified.* Let
+k = -log beta. Gamma_T is sqrt((1-beta)/(1+beta)) times the mean over t <= T of sqrt(coth(t k/2)).
+The excess of sqrt(coth(t k/2)) over 1 falls in t, so the sum of this excess is at most its integral
+from 0,
 
     (2/k) int_0^inf (sqrt(coth y) - 1) dy = (4/k) int_1^inf u/((u+1)(u^2+1)) du = (pi/2 + log 2)/k,
 
-by u^2 = coth y and partial fractions. As k >= 1 - beta, c1 = pi/2 + log 2 = 2.264 and c2 = 1 do;
-with 1/sqrt(1 + beta) times both it is met as k -> 0 and k T -> infinity.
+by u^2 = coth y and partial fractions. Because k >= 1 - beta, the lemma holds for
+c1 = pi/2 + log 2 = 2.264 and c2 = 1. If both constants are multiplied by 1/sqrt(1 + beta), the
+bound is attained in the limit k -> 0 and k T -> infinity.
 
-*Corollary B.6: E||G||_F^2 <= G2^2, so E(||G||_F - C)_+ <= G2^2/C.* It is G2^2/(4 C): x - C <=
-x^2/(4 C) is (x - 2 C)^2 >= 0, met by gradients of length 2 C. With eta = eta_0 T^(-5/6), beta = 1 -
-T^(-2/3), C = C_0 T^(1/6) Theorem 3.4 then reads value <= K_T T^(-1/6), where
+*Corollary B.6: E||G||_F^2 <= G2^2, so E(||G||_F - C)_+ <= G2^2/C.* The sharper bound G2^2/(4 C)
+also holds: x - C <= x^2/(4 C) is equivalent to (x - 2 C)^2 >= 0, with equality for gradients of
+length 2 C. With eta = eta_0 T^(-5/6), beta = 1 - T^(-2/3) and C = C_0 T^(1/6), Theorem 3.4 then
+states that the value is at most K_T T^(-1/6), where
 
     K_T = chi [D/eta_0 + L eta_0 T^(-2/3)/2 + (2 - eps) sqrt(r) G2^2/(4 C_0)
                + (2 - eps) sqrt(r) C_0 v (1 + c1 T^(-1/3))/sqrt(1 + beta) + (2 - eps) L eta_0],
 
-v = sqrt(1/B + d sigma^2/B^2). No term of K_T rises with T, so K_T holds from T on.
+v = sqrt(1/B + d sigma^2/B^2). No term of K_T rises with T, so K_T is valid for every horizon >= T.
 
-*C.6: E||zeta||_F^2 <= K_Q^2/J, with K_Q unnamed,* of the mean of J antithetic probes Y(U) = (Q(M +
-rho U) + Q(M - rho U))/2. As sum_j x_j^2 <= 1 for Q's input, and |p_T(x)| <= x max|p_T'|, K_Q is at
-most the lesser of sqrt(q) max|p_T| and max|p_T'|. K_Q^2 forgets rho. Y is even in U, so its Hermite
-expansion has degrees 2, 4, ... only, and E||Y - EY||^2 = sum_{k>=2} ||Y_k||^2 <= (1/2) sum_k k
-||Y_k||^2 = E||DY||_HS^2 / 2: Poincare's inequality, with the 1/2 that antithetic pairs earn. DY =
+*C.6: E||zeta||_F^2 <= K_Q^2/J, with K_Q unspecified.* zeta is the error of the mean of J antithetic
+probes Y(U) = (Q(M + rho U) + Q(M - rho U))/2. The input of Q satisfies sum_j x_j^2 <= 1, and
+|p_T(x)| <= x max|p_T'|. So K_Q is at most the smaller of sqrt(q) max|p_T| and max|p_T'|.
+
+K_Q^2 does not depend on rho. A second bound does: Y is even in U, so its Hermite expansion contains
+only the degrees 2, 4, ... Hence E||Y - EY||^2 = sum_{k>=2} ||Y_k||^2 <= (1/2) sum_k k ||Y_k||^2 =
+E||DY||_HS^2 / 2. This is Poincare's inequality, and antithetic pairs add the factor 1/2. DY =
 (rho/2)(DQ(M + rho U) - DQ(M - rho U)) has norm at most rho sqrt(d) Lip(Q). So
 
     E||zeta||_F^2 <= min(K_Q^2, rho^2 d Lip(Q)^2 / 2) / J.
 
 DiSK
 ----
-003, Theorems 3 and 6 and Corollary 4 with every constant.
+`disk` states Theorems 3 and 6 of the DiSK paper with every constant. `corollary_4` does the same
+for Corollary 4.
 
-Algorithm 2 of 003 (DiSK on SGD) without clipping. k = kappa is the gain, gamma the reach, and
-d_t = x_{t+1} - x_t:
+The algorithm is Algorithm 2 of the paper (DiSK on SGD) without clipping. Here k = kappa is the
+gain, gamma the reach, and d_t = x_{t+1} - x_t:
 
     g~_t = (1-k) g~_{t-1} + k grad f_B(x_t) + (1-k) Q_t + k w_t,     x_{t+1} = x_t - eta g~_t,
     Q_t = (grad f_B(x_t + gamma d_{t-1}) - grad f_B(x_t)) / gamma.
 
-Every f(.; z) is L-smooth, D = F(x_0) - F*, B independent samples of variance s^2 make a step, and
-w_t is noise with E||w||^2 = W. What 003 calls "some non-negative constants" is summed here.
+Every f(.; z) is L-smooth, and D = F(x_0) - F*. Each step uses B independent samples of variance
+s^2, and w_t is noise with E||w||^2 = W. The paper leaves "some non-negative constants" in its
+bounds. This module computes these constants.
 
-*The error.* grad F(x_t) - g~_t = m_t + (noise of mean 0 given the past). Call it e_t; then
+*The error.* Let e_t = grad F(x_t) - g~_t. It is m_t plus noise of mean 0 given the past, where
 
     m_t = (1-k)(e_{t-1} + R_t),     R_t = grad F(x_t) - grad F(x_{t-1}) - E Q_t.
 
-R_t = 0 for gamma = -1, as Q_t then is the difference itself, and where gradients are linear. Else
-||R_t|| <= r L ||d||: r = 2 for gamma > 0; for gamma < 0 both differences share a stretch, and r =
-2 (1 - |gamma|) or 2 (1 - 1/|gamma|), whichever is positive. With b_t = E||m_t||^2, N_t the noise's
-second moment, v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t, and any s', a > 0,
+R_t = 0 for gamma = -1, because Q_t is then the difference itself. R_t = 0 also if gradients are
+linear. Otherwise ||R_t|| <= r L ||d||, with r = 2 for gamma > 0. For gamma < 0 both differences
+share a part of the segment, so r is the positive one of 2 (1 - |gamma|) and 2 (1 - 1/|gamma|). Let
+b_t = E||m_t||^2, let N_t be the second moment of the noise, and let
+v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t. Then, for any s', a > 0,
 
     b_t <= q (b_{t-1} + N_{t-1}) + P v_{t-1},  q = (1-k)^2 (1+s'), P = (1-k)^2 (1+1/s') (r L eta)^2,
     N_t <= k^2 V + P' v_{t-1},  V = (1+a) s^2/B + W, P' = (1-k)^2 (1+1/a) (L eta)^2 / B.
@@ -82,29 +94,33 @@ second moment, v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t, and any s', a > 0,
     E F(x_{t+1}) - F(x_t) <= -eta h ||grad F||^2 + eta c ||m_t||^2 + (L eta^2/2) N_t
                              - eta u ||grad F - m_t||^2
 
-with h = 1 - L eta/2 - (1 - L eta) y/2, c = (1 - L eta)/(2 y) + L eta/2 and u = 0. At y = 1 one may
-take h = c = 1/2 and u = (1 - L eta)/2; and a mean of both with weight z for that. Over T steps,
+with h = 1 - L eta/2 - (1 - L eta) y/2, c = (1 - L eta)/(2 y) + L eta/2 and u = 0. At y = 1 the
+choice h = c = 1/2 and u = (1 - L eta)/2 is also valid, and so is every weighted mean of the two
+choices; z is the weight of the second choice. Over T steps,
 
     mean E||grad F||^2 <= [D/(eta T) + c b_0/((1-q) T) + K (N_0/T + k^2 V)/(1-P')] / h,
 
 K = c (q + P)/(1-q) + L eta/2, if c P/(1-q) + K P'/(1-P') <= u. Every choice of y, z, s' and a is
-valid, so the least over a grid of them is.
+valid, so the smallest bound over a grid of choices is valid, too.
 
-*Starts.* Algorithm 2 begins with g~_{-1} = g_0: m_0 = 0, N_0 = s^2/B + W. 003's proof begins with
-g~_{-1} = 0: m_0 = (1-k) grad F(x_0) and N_0 = k^2 (s^2/B + W). Both are here.
+*Starts.* Algorithm 2 starts with g~_{-1} = g_0, so m_0 = 0 and N_0 = s^2/B + W. The proof in the
+paper starts with g~_{-1} = 0, so m_0 = (1-k) grad F(x_0) and N_0 = k^2 (s^2/B + W). This module
+supports both starts.
 
-*What 003 prints.* Theorem 3's two conditions on eta differ, its mean has T + 1 terms over T; its
-proof needs C_1 > 0 and beta >= 0, as in `printed_theorem_3`, for gamma = -1. Theorem 6's condition
-kappa > 8 (eta L)^2 does not make its beta >= 0: for eta L = 0.1 and kappa = 0.09 the denominator is
-negative; about kappa > 3 eta L would do. The brackets of its C_2 do not match.
+*Errors in the paper.* The two conditions on eta in Theorem 3 differ. Its mean divides a sum of
+T + 1 terms by T. Its proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3` does for
+gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for
+eta L = 0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would
+ensure it. The brackets of C_2 in Theorem 6 do not match.
 
-*Corollary 4.* C_k = kappa/(L eta) = ||grad F(x_0)||^2/(2 L D), which smoothness keeps below 1: the
-printed minimum with 1 never acts. Where R = 0 and batches are full, from the zero start with y = z
-= 1 and L eta <= 1/2, as (1-k)^2/(2-k) + k/2 <= 1/2,
+*Corollary 4.* C_k = kappa/(L eta) = ||grad F(x_0)||^2/(2 L D). Smoothness keeps C_k below 1, so the
+published minimum with 1 has no effect. Let R = 0, use full batches, start from zero, and set
+y = z = 1 and L eta <= 1/2. As (1-k)^2/(2-k) + k/2 <= 1/2,
 
     mean E||grad F||^2 <= 3 D/(eta T) + (1 + 1/T) C_k L eta W/2 = sqrt(6 (1 + 1/T) C_k L D W / T)
 
-at eta = sqrt(6 D/(C_k L (1 + 1/T) W T)): below 003's 4 sqrt(C_k L D W/T) once T makes L eta <= 1/2.
+at eta = sqrt(6 D/(C_k L (1 + 1/T) W T)). This is below the published 4 sqrt(C_k L D W/T) as soon as
+T is so large that L eta <= 1/2.
 """
 
 import math
@@ -130,15 +146,15 @@ ALONE = "One matrix block moves; the others, if any, stand still (000, Appendix 
 GIVEN = "The caller gave the excess E(|G|_F - C)_+: nothing here proves it."
 TAILED = "E exp(|G|_F^2 / K^2) <= e for every sample's gradient (000, Corollary 3.5)."
 MEASURE = "(1/T) sum_t E ||grad f(W_t)||_*"
-SINGLE = 100_000  # steps that are summed one by one
+SINGLE = 100_000  # number of steps that `averages` sums one by one
 
 
 @dataclass(frozen=True)
 class Release:
-    """The release of a step of DP-Muon.
+    """The noisy gradient that one step of DP-Muon releases.
 
     Attributes:
-        clip: Clipping bound C.
+        clip: Clipping threshold C.
         noise: Noise multiplier sigma.
         lot: Expected lot size B.
         shape: Rows and columns of the block.
@@ -155,13 +171,13 @@ class Release:
         at_least("noise", self.noise)
         positive("clip", self.clip)
         positive("lot", self.lot)
-        at_least("excess", self.excess)  # after the clip, from which it may be computed
+        at_least("excess", self.excess)  # checked after `clip`, which may determine it
         whole("rows", self.shape[0])
         whole("columns", self.shape[1])
 
     @property
     def spread(self) -> float:
-        """v, a ceiling of the root mean square of xi (000 (5))."""
+        """v, an upper bound of the root mean square of xi (DP-Muon paper, eq. (5))."""
         entries = self.shape[0] * self.shape[1]
         return self.clip * math.sqrt(1 / self.lot + entries * (self.noise / self.lot) ** 2)
 
@@ -170,7 +186,10 @@ class Release:
 def dp_muon(
     schedule: Schedule, release: Release, gap: float, smoothness: float, polar_error: float = 0.0
 ) -> Stationarity:
-    """000, Theorem 3.4: chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)]."""
+    """Return the bound of the DP-Muon paper, Theorem 3.4.
+
+    It is chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)].
+    """
     eta, beta, steps = schedule.checked()
     chi, cost, root = slowdown_of(polar_error), 2 - polar_error, math.sqrt(min(release.shape))
     memory, age = averages(beta, steps)
@@ -186,16 +205,17 @@ def dp_muon(
 
 
 def averages(beta: float, steps: int) -> tuple[float, float]:
-    """Gamma_T(beta) (000 (6)) and the mean over t of sum_j w_tj (t - j) = beta/(1 - beta) - t
-    beta^t/(1 - beta^t).
+    """Return upper bounds of two means over t: Gamma_T(beta) and the mean age of a gradient.
 
-    The first falls in t and the second rises: steps beyond those summed one by one go in blocks,
-    whose largest value stands for all, so that both are ceilings.
+    Gamma_T is eq. (6) of the DP-Muon paper. The age is sum_j w_tj (t - j) = beta/(1 - beta) -
+    t beta^t/(1 - beta^t). The summands of Gamma_T fall in t and the ages rise in t. The first
+    `SINGLE` steps are summed one by one. Later steps form blocks, and each block counts with its
+    largest value, so that both results are upper bounds.
     """
     if not 0 <= beta < 1:
         raise InputError(f"beta is {beta}: choose 0 <= beta < 1.")
     first = np.arange(1, min(whole("steps", steps), SINGLE) + 1, dtype=float)
-    if steps > SINGLE:  # then blocks of a thousandth of their t
+    if steps > SINGLE:  # a block that starts at t contains about t / 1000 steps
         count = math.ceil(1000 * math.log(steps / SINGLE))
         first = np.append(first, np.floor(np.geomspace(SINGLE + 1, steps, count + 1)))
     first = np.unique(first)
@@ -208,7 +228,10 @@ def averages(beta: float, steps: int) -> tuple[float, float]:
 
 
 def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule, float]:
-    """eta = eta_0 T^(-3/4), 1 - beta = T^(-1/2) and C = K sqrt(2 log T) (000, Corollary 3.5)."""
+    """Return the schedule and the clipping threshold of the DP-Muon paper, Corollary 3.5.
+
+    eta = eta_0 T^(-3/4), 1 - beta = T^(-1/2) and C = K sqrt(2 log T).
+    """
     horizon = whole("steps", steps, 2)
     plan = Schedule(
         positive("scale", scale) * horizon**-0.75, 1 - horizon**-0.5, horizon, "light-tailed"
@@ -217,9 +240,10 @@ def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule,
 
 
 def tail_excess(tail: float, clip: float) -> float:
-    """E(||G||_F - C)_+ <= integral from C of e exp(-u^2/K^2) = e K sqrt(pi)/2 erfc(C/K).
+    """Return an upper bound of E(||G||_F - C)_+ for light-tailed gradients.
 
-    000 goes on to e K^2/(2 C) exp(-C^2/K^2), which is larger.
+    It is the integral of e exp(-u^2/K^2) from C to infinity, which equals
+    e K sqrt(pi)/2 erfc(C/K). The DP-Muon paper uses the larger bound e K^2/(2 C) exp(-C^2/K^2).
     """
     tail, clip = positive("tail", tail), at_least("clip", clip)
     return math.e * tail * math.sqrt(math.pi) / 2 * math.erfc(clip / tail)
@@ -231,14 +255,17 @@ MOMENT = "E |G|_F^2 <= G_2^2 for every sample's gradient, at every step (000, Co
 
 @in_doubles
 def moment_excess(moment: float, clip: float) -> float:
-    """E(||G||_F - C)_+ <= G_2^2 / (4 C), a quarter of what 000 has."""
+    """Return G_2^2 / (4 C) >= E(||G||_F - C)_+, a quarter of the bound in the DP-Muon paper."""
     return at_least("moment", moment) ** 2 / (4 * positive("clip", clip))
 
 
 def second_moment(
     steps: int, scale: float = 1.0, clip_scale: float = 1.0
 ) -> tuple[Schedule, float]:
-    """eta = eta_0 T^(-5/6), 1 - beta = T^(-2/3) and C = C_0 T^(1/6) (000 (10))."""
+    """Return the schedule and the clipping threshold of the DP-Muon paper, eq. (10).
+
+    eta = eta_0 T^(-5/6), 1 - beta = T^(-2/3) and C = C_0 T^(1/6).
+    """
     horizon = whole("steps", steps, 2)
     lr = positive("scale", scale) * horizon ** (-5 / 6)
     plan = Schedule(lr, 1 - horizon ** (-2 / 3), horizon, "second-moment")
@@ -247,9 +274,10 @@ def second_moment(
 
 @in_doubles
 def clip_scale(moment: float, release: Release) -> float:
-    """The C_0 for which clipping and noise cost K_T alike for large T: G_2 / (2 sqrt(v/sqrt 2)).
+    """Return the C_0 that minimizes the clipping and noise terms of K_T for large T.
 
-    Of the release only v counts: the noise of a sum over C, the lot and the shape.
+    It is G_2 / (2 sqrt(v/sqrt 2)), and it makes the two terms equal. v = `release.spread / C`
+    depends on the noise multiplier, the lot size and the shape, and not on the clipping threshold.
     """
     spread = release.spread / release.clip / math.sqrt(2)
     return positive("moment", moment) / (2 * math.sqrt(spread))
@@ -265,9 +293,10 @@ def second_moment_rate(
     scale: float = 1.0,
     polar_error: float = 0.0,
 ) -> float:
-    """K_T: from T on, Theorem 3.4's bound with B.6's rule is at most K_T T'^(-1/6) at every T'.
+    """Return K_T, the constant of the rate in Corollary B.6.
 
-    `release` has the clip C_0 T^(1/6) of T = `steps`.
+    With the schedule of Corollary B.6, the bound of Theorem 3.4 is at most K_T T'^(-1/6) for every
+    T' >= T. T is `steps`, and the clipping threshold of `release` must be C_0 T^(1/6).
     """
     plan, _ = second_moment(steps, scale)
     first, cost = release.clip / steps ** (1 / 6), 2 - polar_error
@@ -284,7 +313,10 @@ def second_moment_rate(
 
 
 def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
-    """K_Q, a ceiling of ||Q(M)||_F for Newton-Schulz from within the unit ball; q = `side`."""
+    """Return K_Q, an upper bound of ||Q(M)||_F for Newton-Schulz.
+
+    The input of Newton-Schulz lies in the unit ball of the Frobenius norm, and q is `side`.
+    """
     size = max_deviation(schedule(coefficients, steps), 0.0, 1.0, 0.0)
     if size is None:
         raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
@@ -294,7 +326,10 @@ def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
 def probe_error(
     coefficients: Coefficients, steps: int, shape: tuple[int, int], rho: float, pairs: int = 1
 ) -> float:
-    """(E||zeta||_F^2)^(1/2) of J = `pairs` antithetic probes, for Q of 000 on an m x n block."""
+    """Return an upper bound of (E||zeta||_F^2)^(1/2), the error of J = `pairs` antithetic probes.
+
+    Q is the Newton-Schulz map of the DP-Muon paper on a block of shape (m, n).
+    """
     entries = whole("rows", shape[0]) * whole("columns", shape[1])
     rough = at_least("rho", rho) * math.sqrt(entries / 2) * _steep(coefficients, steps)
     size = largest_output(coefficients, steps, min(shape))
@@ -302,7 +337,7 @@ def probe_error(
 
 
 def _steep(coefficients: Coefficients, steps: int) -> float:
-    """Lip(Q) = max |p_T'|, as M / max(1, ||M||_F) is a projection."""
+    """Return Lip(Q) = max |p_T'|; normalization by max(1, ||M||_F) is a projection."""
     given = {"steps": steps, "coefficients": coefficients, "normalization": "unit"}
     return lipschitz("newton-schulz", "sharp", **given)
 
@@ -313,20 +348,20 @@ SAMPLES_SMOOTH = "Every f(.; z) is L-smooth, F is bounded below (003, A1)."
 SAMPLES = "B samples a step, independent, of gradient variance at most s^2 (003, A2); inf is all."
 UNCLIPPED = "Nothing is clipped, and the noise is independent of the samples, E|w|^2 = W."
 EXACT = "Differences of gradients are predicted exactly: gamma = -1, or gradients are linear."
-_POWERS = 2.0 ** np.arange(-12, 5)  # of s, a and, up to 1, of t and l
+_POWERS = 2.0 ** np.arange(-12, 5)  # grid for s' and a; values <= 1 are the grid for y and z
 
 
 @dataclass(frozen=True)
 class Disk:
-    """DiSK on SGD.
+    """A run of DiSK on SGD.
 
     Attributes:
         lr: Step size.
         steps: Number of steps T.
         gain: Gain kappa of the filter.
-        reach: gamma, how far ahead the second gradient is taken.
+        reach: gamma; the second gradient is taken at x_t + gamma (x_t - x_{t-1}).
         sigma: Standard deviation s of a sample's gradient.
-        batch: Samples B of a step.
+        batch: Number of samples B in a step.
         noise: W, the second moment of the noise of a step.
         linear: Whether gradients are linear.
     """
@@ -351,12 +386,12 @@ class Disk:
 
     @property
     def sampling(self) -> float:
-        """s^2 / B."""
+        """Sampling variance s^2 / B of a step."""
         return self.sigma**2 / self.batch
 
     @property
     def missed(self) -> float:
-        """r: the largest error of a prediction, in units of L ||d||."""
+        """r, the maximum prediction error of the filter in units of L ||d||."""
         size = abs(self.reach)
         if self.linear or self.reach == -1:
             return 0.0
@@ -367,7 +402,10 @@ class Disk:
 def disk(
     one: Disk, gap: float, smoothness: float, slope: float | None = None, start: Start = "first"
 ) -> Stationarity:
-    """The bound; only the zero start asks for `slope` = ||grad F(x_0)||, at most sqrt(2 L D)."""
+    """Return the bound on the mean squared gradient norm of DiSK on SGD.
+
+    `slope` is ||grad F(x_0)||, which is at most sqrt(2 L D). Only the start "zero" uses it.
+    """
     known = at_least("smoothness", smoothness), at_least("gap", gap)
     top = math.sqrt(2 * known[0] * known[1])
     first = top if slope is None else at_least("slope", slope)
@@ -385,7 +423,10 @@ def disk(
 
 
 def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str, float] | None:
-    """The terms at the best choice of a grid, y and z with s' and a; None if none is valid."""
+    """Return the terms of the smallest bound over a grid of y, z, s' and a.
+
+    The result is None if no point of the grid is valid.
+    """
     k, share = one.gain, _POWERS[_POWERS <= 1]
     s, a = (_POWERS if one.missed else np.zeros(1)), (_POWERS if one.sampling else np.zeros(1))
     ways = (np.append(share, 1 - k) if k < 1 else share, np.append(0.0, share), s, a)
@@ -419,10 +460,11 @@ def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str,
 
 @in_doubles
 def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) -> float:
-    """003 (6) for gamma = -1 and the smallest beta that its proof allows; infinite where C_1 <= 0.
+    """Return the published bound of DiSK, eq. (6), for gamma = -1 and the start from zero.
 
-    2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta) (2 s^2/B + W), as
-    in (30), from the zero start.
+    It is 2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta)
+    (2 s^2/B + W), as in eq. (30). beta is the smallest value that the proof in the paper allows.
+    The result is infinite if C_1 <= 0.
     """
     eta, k, rate = one.lr, one.gain, at_least("smoothness", smoothness) * one.lr
     gap, slope = at_least("gap", gap), at_least("slope", slope)
@@ -440,7 +482,14 @@ def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) ->
 
 @dataclass(frozen=True)
 class Tuned:
-    """Corollary 4: the run that it names, C_k, the bound proved here, and 003's."""
+    """The run and the bounds of Corollary 4 of the DiSK paper.
+
+    Attributes:
+        run: The run with the step size and the gain of the corollary.
+        reduction: C_k.
+        value: The bound that this module proves.
+        printed: The published bound.
+    """
 
     run: Disk
     reduction: float
@@ -450,8 +499,11 @@ class Tuned:
 
 @in_doubles
 def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: float) -> Tuned:
-    """sqrt(6 (1 + 1/T) C_k L D W/T) for full batches and gamma = -1, from the zero start; W is
-    `noise`."""
+    """Return the run and the bounds of Corollary 4 of the DiSK paper.
+
+    The bound is sqrt(6 (1 + 1/T) C_k L D W/T), with W = `noise`. It is for full batches,
+    gamma = -1 and the start from zero.
+    """
     horizon, spread = whole("steps", steps), positive("noise", noise)
     room = 2 * positive("smoothness", smoothness) * positive("gap", gap)
     reduction = positive("slope", slope) ** 2 / room
@@ -471,11 +523,12 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
 def noise_of_privacy(
     clip: float, samples: int, entries: int, steps: int, epsilon: float, delta: float
 ) -> float:
-    """W that makes T full batches of N clipped gradients (epsilon, delta)-private: Theorem 2's v.
+    """Return the W that makes T full batches of N clipped gradients (epsilon, delta)-private.
 
-    T Gaussian releases of multiplier z are T/(2 z^2)-zCDP, and rho-zCDP is (rho + 2 sqrt(rho
-    log(1/delta)), delta)-DP (Bun and Steinke). So z^2 = T/(2 rho), sqrt(rho) = sqrt(log(1/delta) +
-    epsilon) - sqrt(log(1/delta)), and W = d (z C/N)^2. Neighbours have a gradient set to 0.
+    This W specifies the constant v of Theorem 2. T Gaussian releases of multiplier z are
+    T/(2 z^2)-zCDP, and rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and
+    Steinke). So z^2 = T/(2 rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and
+    W = d (z C/N)^2. In a neighbouring data set, the gradient of one sample is set to 0.
     """
     log = -math.log(probability("delta", delta))
     rho = (positive("epsilon", epsilon) / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
@@ -495,15 +548,19 @@ def theorem_5(
     smoothness: float,
     slope: float,
 ) -> Tuned:
-    """Corollary 4 at that noise: sqrt(3 (1 + 1/T) C_k L D d/rho) C/N, the same for every T beyond
-    the least, as W grows like T.
+    """Return the run and the bounds of Corollary 4 with the noise that privacy requires.
 
-    003's Theorem 5 asks for T = sqrt(2) N epsilon s/(C sqrt(B d log(1/delta))). There its own (7)
-    is O(1/sqrt(N epsilon)) and not the printed O(1/(N epsilon)): T must be the square of that, and
-    s/sqrt(B) then leaves the bound. Theorem 2's v, unnamed there, is a number here. And C cannot
-    stay as kappa falls: Theorem 3 asks for C >= (1 + 2 (1-k)/k) G, or else gradients are clipped,
-    which no theorem of 003 covers. The caller chooses the clipping threshold, and is responsible
-    for it.
+    The noise is `noise_of_privacy`, and the bound is sqrt(3 (1 + 1/T) C_k L D d/rho) C/N. W grows
+    in proportion to T, so apart from the factor 1 + 1/T the bound is the same for every T above
+    the smallest allowed T.
+
+    Theorem 5 of the DiSK paper sets T = sqrt(2) N epsilon s/(C sqrt(B d log(1/delta))). For this T,
+    eq. (7) of the paper gives O(1/sqrt(N epsilon)) and not the published O(1/(N epsilon)). T must
+    be the square of this value, and then s/sqrt(B) no longer appears in the bound.
+
+    The clipping threshold C cannot stay constant while kappa falls. Theorem 3 requires
+    C >= (1 + 2 (1-k)/k) G. With a smaller C gradients are clipped, and no theorem of the paper
+    covers clipped gradients. This function does not check C: the caller is responsible for it.
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
     room = positive("smoothness", smoothness) * positive("gap", gap)

@@ -1,32 +1,36 @@
-"""How stationary Muon becomes: Nesterov Muon (002), Newton-Schulz convergence (004).
+"""Bounds on how stationary Muon becomes: Nesterov Muon and Newton–Schulz convergence.
 
 Step sizes
 ----------
-Step size and momentum from the horizon alone: the rules of 002, and those that tune 004.
-
-The rules of 002 need neither the smoothness nor the noise level; those of 004 need both.
+The schedules compute the step size and the momentum from the horizon. The rules of Nesterov Muon
+need neither the smoothness nor the noise level. The rules that tune the bounds of Newton–Schulz
+convergence need both.
 
 Nesterov Muon
 -------------
-How stationary Muon with Nesterov momentum becomes: 002, Theorems 3.4, 3.5 and Corollary 3.6.
+`nesterov_muon` bounds the gradient norm of Muon with Nesterov momentum: Nesterov Muon, Theorems
+3.4 and 3.5 and Corollary 3.6.
 
-The theorems hide constants of alpha and d0; their proof (002, Appendices C and D.3) has them all,
-and so does the number here.
+The theorems hide constants that depend on alpha and d0. Their proofs (Nesterov Muon, Appendices C
+and D.3) state all of these constants, and the value computed by this module includes them.
 
 Newton-Schulz
 -------------
-Nuclear-norm stationarity of Muon, by Newton-Schulz or SVD, and of SGD with momentum (004).
+`muon` and `sgd_momentum` bound the nuclear norm of the gradient, for Muon with Newton-Schulz or SVD
+and for SGD with momentum. The source is Newton–Schulz convergence.
 
-Norms: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, r bounds the rank, samples have
-E ||G - grad||_F^2 <= sigma^2, B of them make a batch, and the momentum is M <- beta M + (1 - beta)
-G from 0. With C the same average of the true gradients, S = grad - M = (grad - C) + (C - M):
+Notation: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, and r bounds the rank. Samples
+satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B of them. The momentum is
+M <- beta M + (1 - beta) G, from 0. Let C be the same average of the true gradients. Then
+S = grad - M = (grad - C) + (C - M), and both parts are bounded:
 
-- (C - M) is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
+- C - M is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
   sigma^2/B.
-- A_t = grad f(X_t) - C_t obeys A_t = beta (A_{t-1} + grad f(X_t) - grad f(X_{t-1})) and
+- A_t = grad f(X_t) - C_t satisfies A_t = beta (A_{t-1} + grad f(X_t) - grad f(X_{t-1})) and
   A_0 = beta grad f(X_0), where ||grad f(X_0)||_* <= sqrt(2 L D) by smoothness.
 
-Constants follow 004's proofs, in a form that keeps beta; each function says how.
+The constants come from the proofs of Newton–Schulz convergence, in a form that includes beta. The
+docstring of each function derives them.
 """
 
 import math
@@ -51,7 +55,7 @@ class Schedule:
         lr: Step size η.
         beta: Momentum β.
         steps: Number of steps, the horizon.
-        rule: The rule that they follow.
+        rule: Name of the rule that sets η and β.
 
     Example:
         >>> from fedmuon.analysis import Schedule
@@ -68,7 +72,7 @@ class Schedule:
         """Check the numbers and return them.
 
         Returns:
-            η > 0, β in [0, 1) and the number of steps.
+            The step size η > 0, the momentum β in [0, 1) and the number of steps.
 
         Raises:
             InputError: If a number is out of range.
@@ -84,8 +88,8 @@ def heavy_tailed(steps: int, alpha: float) -> Schedule:
     η = K^(-(2a-1)/(3a-2)) and 1 - β = K^(-a/(3a-2)).
 
     Args:
-        steps: Horizon K, 2 or more.
-        alpha: Tail index a in (1, 2]: the order of the moment that the noise has.
+        steps: Horizon K >= 2.
+        alpha: Tail index a in (1, 2]. The noise has a finite moment of order a.
 
     Returns:
         The schedule.
@@ -109,7 +113,7 @@ def alpha_free(steps: int) -> Schedule:
     η = K^(-3/4) and 1 - β = K^(-1/2). It is `heavy_tailed` with alpha = 2.
 
     Args:
-        steps: Horizon K, 2 or more.
+        steps: Horizon K >= 2.
 
     Returns:
         The schedule.
@@ -129,9 +133,10 @@ def alpha_free(steps: int) -> Schedule:
 def tuned_muon(
     steps: int, gap: float, smoothness: float, sigma: float, rank: int, batch: int = 1
 ) -> Schedule:
-    """eta = sqrt((1-beta) D / (L T)), 1 - beta = min(1, sqrt(B L D / (r T)) / sigma), as in 004.
+    """Return the schedule that Newton–Schulz convergence uses for Muon.
 
-    It balances the terms of `muon` up to factors that do not depend on T, r, sigma.
+    eta = sqrt((1-beta) D / (L T)) and 1 - beta = min(1, sqrt(B L D / (r T)) / sigma). This choice
+    balances the terms of `muon`, up to factors that do not depend on T, r and sigma.
     """
     forget = _forget(steps, gap, smoothness, sigma * math.sqrt(whole("rank", rank)), batch)
     lr = math.sqrt(forget * gap / (smoothness * steps))
@@ -139,15 +144,20 @@ def tuned_muon(
 
 
 def tuned_sgd(steps: int, gap: float, smoothness: float, sigma: float, batch: int = 1) -> Schedule:
-    """eta = (1-beta) / (2 L), 1 - beta = min(1, 2 sqrt(B L D / T) / sigma), as in 004."""
+    """Return the schedule that Newton–Schulz convergence uses for SGD with momentum.
+
+    eta = (1-beta) / (2 L) and 1 - beta = min(1, 2 sqrt(B L D / T) / sigma).
+    """
     forget = _forget(steps, gap, smoothness, sigma / 2, batch)
     return Schedule(forget / (2 * smoothness), 1 - forget, steps, "tuned for SGD with momentum")
 
 
 def rate(alpha: float, rule: str = "heavy-tailed") -> float:
-    """The power of 1/K of the slowest term: (a-1)/(3a-2) (002, Theorem 3.5), or of Corollary 3.6.
+    """Return the exponent of 1/K in the slowest term of the bound.
 
-    Without alpha the noise falls as K^(-(a-1)/(2a)), all else as K^(-1/4) or faster.
+    For the rule "heavy-tailed" it is (a-1)/(3a-2) (Nesterov Muon, Theorem 3.5). For the rule
+    "alpha-free" (Corollary 3.6) the noise term falls as K^(-(a-1)/(2a)), and all other terms fall
+    as K^(-1/4) or faster.
     """
     a = tail_index(alpha)
     if rule == "alpha-free":
@@ -158,14 +168,14 @@ def rate(alpha: float, rule: str = "heavy-tailed") -> float:
 
 
 def tail_index(alpha: float) -> float:
-    """The order of the moment that the noise has (002, Assumption 3.2)."""
+    """Check that the tail index is in (1, 2] and return it (Nesterov Muon, Assumption 3.2)."""
     if not 1 < alpha <= 2:
         raise InputError(f"alpha is {alpha}: the tail index of the noise lies in (1, 2].")
     return float(alpha)
 
 
 def _forget(steps: int, gap: float, smoothness: float, noise: float, batch: int) -> float:
-    """min(1, sqrt(B L D / T) / noise)."""
+    """Return 1 - beta = min(1, sqrt(B L D / T) / noise)."""
     if not (at_least("gap", gap) > 0 and at_least("smoothness", smoothness) > 0):
         raise InputError("A tuned schedule needs gap > 0 and smoothness > 0: give both, or eta.")
     size = math.sqrt(whole("batch", batch) * smoothness * gap / whole("steps", steps))
@@ -188,12 +198,12 @@ class Stationarity:
     """A bound on how stationary an optimizer becomes.
 
     Attributes:
-        measure: What is bounded, as a formula.
-        value: The bound: the sum of `terms`.
-        terms: Name -> part of the bound.
+        measure: The quantity that the bound limits, as a formula.
+        value: The bound, which is the sum of `terms`.
+        terms: Mapping from the name of each term to its value.
         schedule: The step size and momentum.
-        contraction: What the terms were divided by (ρ of Nesterov Muon, 1/χ of Newton–Schulz
-            convergence).
+        contraction: The number by which the terms were divided: ρ of Nesterov Muon, or 1/χ of
+            Newton–Schulz convergence.
         assumptions: Sentences that state what the bound assumes.
 
     Example:
@@ -212,7 +222,7 @@ class Stationarity:
 
 
 def slowdown_of(polar_error: float) -> float:
-    """chi = 1 / (1 - eps): an error of the polar factor slows descent by this factor."""
+    """Return chi = 1 / (1 - eps), the factor by which a polar error eps slows descent."""
     if not math.isfinite(chi := slowdown(polar_error)):
         raise InputError("The polar error is 1 in doubles: take more steps, or a degree more.")
     return chi
@@ -252,10 +262,10 @@ class Noise:
 
     @property
     def reduction(self) -> float:
-        """C_a^(1/a) / B^((a-1)/a) (002, Lemma A.10).
+        """Return C_a^(1/a) / B^((a-1)/a) (Nesterov Muon, Lemma A.10).
 
-        C_a = 2 serves every a (von Bahr and Esseen); for a = 2 squares of independent errors add
-        up, and with B = 1 there is nothing to add: then C_a = 1.
+        C_a = 2 is valid for every a (von Bahr and Esseen). In two cases C_a = 1: for a = 2, because
+        the variances of independent errors add up, and for B = 1, because nothing is averaged.
         """
         constant = 1.0 if self.alpha == 2 or self.batch == 1 else 2.0
         return constant ** (1 / self.alpha) / self.batch ** (1 - 1 / self.alpha)
@@ -320,11 +330,11 @@ def nesterov_muon(
     slope = top if gradient is None else at_least("gradient", gradient)
     if start is None:
         start = beta**2 * slope + (1 - beta**2) * noise.size(slope)
-    reach = math.sqrt(side) * (1 + at_least("nu", nu))  # of |T(M)|_F
+    reach = math.sqrt(side) * (1 + at_least("nu", nu))  # upper bound of ||T(M)||_F
     pull = _pull(shape, gamma, nu)
     rho = contraction(noise, shape, gamma, nu)
     spread = 2 * math.sqrt(math.pi) * noise.reduction * pull
-    growth = (2**noise.alpha + 1) ** (1 / noise.alpha)  # Gamma_a of Lemma C.3
+    growth = (2**noise.alpha + 1) ** (1 / noise.alpha)  # Gamma_a in Lemma C.3
     forget = 1 - beta
     terms = {
         "descent": gap / (eta * schedule.steps),
@@ -339,12 +349,12 @@ def nesterov_muon(
     return Stationarity(MEASURE, sum(terms.values()), terms, schedule, rho, stood_on)
 
 
-# The quality (gamma, nu) of an inexact map (002, Assumption 2.1): <M, T(M)> >= (1 - gamma) ||M||_*
-# and ||T(M)||_op <= 1 + nu.
+# The quality (gamma, nu) of an inexact orthogonalizer T (Nesterov Muon, Assumption 2.1):
+# <M, T(M)> >= (1 - gamma) ||M||_* and ||T(M)||_op <= 1 + nu.
 
 
 def _falling(singular: ArrayLike) -> np.ndarray:
-    """The positive singular values of a matrix, the largest first."""
+    """Return the positive singular values of a matrix in descending order."""
     found = np.sort(values("singular values", singular))[::-1]
     if not (len(found) and found[0] > 0):
         raise InputError("no singular value is above 0: give those of a matrix that is not 0.")
@@ -354,16 +364,17 @@ def _falling(singular: ArrayLike) -> np.ndarray:
 def polynomial_quality(
     singular: ArrayLike, coefficients: Coefficients, steps: int, divisor: float | None = None
 ) -> tuple[float, float]:
-    """(gamma, nu) of Newton-Schulz from M / divisor, exactly (002, Proposition 2.2).
+    """Return the exact (gamma, nu) of Newton-Schulz from M / divisor (Nesterov Muon, Prop. 2.2).
 
-    With p the composition of the steps, gamma = 1 - sum_i s_i p(s_i / divisor) / sum_i s_i and nu
-    is how far the largest p(s_i / divisor) exceeds 1: 0 for the two polynomials of 002.
+    Let p be the composition of all steps. Then gamma = 1 - sum_i s_i p(s_i / divisor) / sum_i s_i.
+    The excess nu is max(0, max_i |p(s_i / divisor)| - 1). It is 0 for the two polynomials of
+    Nesterov Muon.
 
     Args:
         singular: The singular values s_i of M.
         coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, or a list of steps.
         steps: The number of Newton-Schulz steps.
-        divisor: delta, ||M||_F by default.
+        divisor: The number by which M is divided; ||M||_F by default.
     """
     s = _falling(singular)
     image = s / _divisor(s, divisor)
@@ -375,15 +386,16 @@ def polynomial_quality(
 def sketched_quality(
     singular: ArrayLike, rank: int, oversample: int, power: int, divisor: float | None = None
 ) -> tuple[float, float]:
-    """(gamma, nu) on average over Gaussian sketches (002, Proposition 2.3 and B.3).
+    """Return (gamma, nu) on average over Gaussian sketches (Nesterov Muon, Prop. 2.3 and B.3).
 
-    gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T, where H and T are the
-    sums of the s largest and of the other squared singular values, and rho = s_(s+1) / s_s. It
-    holds for any number of steps of the two polynomials of 002. nu is 0.
+    gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T. H is the sum of the s
+    largest squared singular values, T is the sum of the other squared singular values, and rho is
+    singular value s+1 divided by singular value s. The result is valid for any number of steps of
+    the two polynomials of Nesterov Muon. nu is 0.
 
     Raises:
-        InputError: If A is not above 0, so that nothing is proved. `least_power` says how many
-            power iterations are needed.
+        InputError: If A <= 0, so that no alignment is proved. `least_power` returns the number of
+            power iterations that are needed.
     """
     s = _falling(singular)
     head, tail, ratio = _head_and_tail(s, rank, oversample)
@@ -397,10 +409,12 @@ def sketched_quality(
 
 
 def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
-    """The least number h of power iterations with which `sketched_quality` is proved (002, (18)).
+    """Return the smallest number h of power iterations for which `sketched_quality` is proved.
+
+    The source is Nesterov Muon, eq. (18).
 
     Raises:
-        InputError: If no number is enough, because the s-th and the next singular value are equal.
+        InputError: If no number is large enough, because singular values s and s+1 are equal.
     """
     head, tail, ratio = _head_and_tail(_falling(singular), rank, oversample)
     excess = rank * tail / ((oversample - 1) * head)  # rho^(4h) must be below 1 / excess
@@ -415,7 +429,7 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
 
 
 def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, float, float]:
-    """H, T and rho for a target rank below that of the matrix."""
+    """Return H, T and rho of `sketched_quality`; the target rank must be below the matrix rank."""
     if whole("rank", rank) >= len(s):
         raise InputError(f"rank is {rank}: give one below the {len(s)} positive singular values.")
     whole("oversample", oversample, 2)
@@ -430,7 +444,11 @@ def _divisor(s: np.ndarray, given: float | None) -> float:
 
 
 def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
-    """rho = 1 - gamma - (1 + sqrt(d0) (1 + nu)) 2 sqrt(pi) C_a^(1/a) sigma1 / B^((a-1)/a) > 0."""
+    """Return rho, the number by which the terms of `nesterov_muon` are divided.
+
+    rho = 1 - gamma - (1 + sqrt(d0) (1 + nu)) 2 sqrt(pi) C_a^(1/a) sigma1 / B^((a-1)/a), and it must
+    be > 0.
+    """
     pull = _pull(shape, gamma, nu)
     rho = 1 - gamma - pull * 2 * math.sqrt(math.pi) * noise.reduction * noise.sigma1
     if not rho > 0:
@@ -443,7 +461,10 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 
 @in_doubles
 def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
-    """The size that a batch must exceed (002, Theorem 3.5), from C_a = 2, or 1 for a = 2."""
+    """Return the number that the batch size must exceed (Nesterov Muon, Theorem 3.5).
+
+    It uses C_a = 2, or C_a = 1 for a = 2.
+    """
     pull = _pull(shape, gamma, nu)
     constant = (1 if noise.alpha == 2 else 2) ** (1 / noise.alpha)
     ratio = 2 * math.sqrt(math.pi) * noise.sigma1 * constant * pull / (1 - gamma)
@@ -451,14 +472,14 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 
 
 def _pull(shape: tuple[int, int], gamma: float, nu: float) -> float:
-    """What an error in the momentum costs: 1 + sqrt(d0) (1 + nu)."""
+    """Return 1 + sqrt(d0) (1 + nu), the factor of the momentum error in the bound."""
     if not 0 <= gamma < 1:
         raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
     return 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
 
 
 def _side(shape: tuple[int, int]) -> int:
-    """d0 = min(m, n)."""
+    """Return d0 = min(m, n)."""
     return min(whole("rows", shape[0]), whole("columns", shape[1]))
 
 
@@ -481,12 +502,15 @@ def muon(
     batch: int = 1,
     polar_error: float = 0.0,
 ) -> Stationarity:
-    """004, Theorem 1 for eps_q = `polar_error`; 0 is the SVD of Theorem 4. X <- X - eta Z.
+    """Return the bound of Newton–Schulz convergence, Theorem 1, for Muon with X <- X - eta Z.
 
-    Descent: <grad, Z> = <M, Z> + <S, Z> >= (1 - eps)||M||_* - ||S||_*, ||M||_* >= ||grad||_* -
-    ||S||_*, and ||X_{t+1} - X_t||_op <= eta. Sum, divide by eta T (1 - eps): chi times D/(eta T) +
-    L eta/2 + (2 - eps) mean ||S||_*. There ||A_t||_* <= beta (||A_{t-1}||_* + L eta), and the
-    nuclear norm of C - M is at most sqrt(r) times its Frobenius norm.
+    `polar_error` is eps_q. With 0 the result is Theorem 4, for Muon with an exact SVD.
+
+    Proof. The descent step uses <grad, Z> = <M, Z> + <S, Z> >= (1 - eps)||M||_* - ||S||_*,
+    ||M||_* >= ||grad||_* - ||S||_*, and ||X_{t+1} - X_t||_op <= eta. Sum over the steps and divide
+    by eta T (1 - eps). The bound is then chi times D/(eta T) + L eta/2 + (2 - eps) mean ||S||_*.
+    To bound ||S||_*, use ||A_t||_* <= beta (||A_{t-1}||_* + L eta). The nuclear norm of C - M is at
+    most sqrt(r) times its Frobenius norm.
     """
     eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
     chi, cost = slowdown_of(polar_error), 2 - polar_error
@@ -507,14 +531,17 @@ def muon(
 def sgd_momentum(
     schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int = 1
 ) -> Stationarity:
-    """004, Theorem 3: X <- X - eta M, where the whole bound carries sqrt(r).
+    """Return the bound of Newton–Schulz convergence, Theorem 3, for SGD with X <- X - eta M.
 
-    Descent: f falls by (eta/2)(||grad||_F^2 - ||S||_F^2 + (1 - L eta)||M||_F^2) at least. Young's
+    The factor sqrt(r) multiplies the whole bound. The `terms` divide the value in proportion to
+    the terms of the squared bound.
+
+    Proof. f falls by at least (eta/2)(||grad||_F^2 - ||S||_F^2 + (1 - L eta)||M||_F^2). Young's
     inequality gives ||A_t||^2 <= beta ||A_{t-1}||^2 + beta^2/(1 - beta) (L eta)^2 ||M_{t-1}||_F^2,
-    and ||S||^2 <= 2 ||A||^2 + 2 ||C - M||^2. For L eta <= (1 - beta)/2 the sum of the ||M||^2 has
-    2 beta^2 (L eta)^2/(1 - beta)^2 <= 1 - L eta against it and drops out. What is left bounds the
-    mean of ||grad||_F^2; its root times sqrt(r) bounds the mean nuclear norm. The `terms` are
-    shares of the value, in the proportion of the squares.
+    and ||S||^2 <= 2 ||A||^2 + 2 ||C - M||^2. For L eta <= (1 - beta)/2, the errors contribute the
+    sum of ||M||^2 with a factor 2 beta^2 (L eta)^2/(1 - beta)^2. This factor is at most the factor
+    1 - L eta of the descent, so the sum drops out. The remaining terms bound the mean of
+    ||grad||_F^2. The square root of that mean, times sqrt(r), bounds the mean nuclear norm.
     """
     eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
     if smoothness * eta > (1 - beta) / 2 * (1 + 1e-12):
@@ -538,7 +565,7 @@ def sgd_momentum(
 def _checked(
     schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int
 ) -> tuple[float, float, int]:
-    """Check every constant, and return eta, beta and T."""
+    """Check every constant and return eta, beta and T."""
     for name, value in (("gap", gap), ("smoothness", smoothness), ("sigma", sigma)):
         at_least(name, value)
     whole("rank", rank)
