@@ -1,4 +1,4 @@
-"""Checks of arguments of the formulas; each raises InputError with one sentence."""
+"""Argument checks of the formulas. Each check raises InputError with one sentence."""
 
 import functools
 import math
@@ -10,14 +10,14 @@ from numpy.typing import ArrayLike
 
 from fedmuon.core.errors import InputError
 
-MOST = 2**53  # whole numbers up to here are doubles, all of them
+MOST = 2**53  # doubles represent all integers up to this number exactly
 LARGEST = 10**18
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
-    """Make a formula raise InputError where it overflows or divides by an underflow."""
+    """Make a formula raise InputError if it overflows or divides by a number that underflowed."""
 
     @functools.wraps(formula)
     def refusing(*given: P.args, **named: P.kwargs) -> R:
@@ -54,7 +54,7 @@ def positive(name: str, value: float) -> float:
 
 
 def whole(name: str, value: int, floor: int = 1) -> int:
-    """Return a whole number that is at least the floor."""
+    """Return an integer that is at least the floor."""
     if not floor <= value <= LARGEST or int(value) != value:
         raise InputError(
             f"{name} is {value}: give a whole number that is at least {floor} and at most 10^18."
@@ -70,14 +70,17 @@ def entries(name: str, value: int) -> int:
 
 
 def memory(beta: float) -> float:
-    """Return the momentum; outside [0, 1] the recursion of 001 would need |beta|, |1 - beta|."""
+    """Return the momentum, which must be in [0, 1].
+
+    Outside [0, 1] the recursion of the Stability note would require |beta| and |1 - beta|.
+    """
     if not 0 <= beta <= 1:
         raise InputError(f"beta = {beta} is not valid: the memory coefficient lies in [0, 1].")
     return float(beta)
 
 
 def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
-    """Return a vector of doubles without NaN or negative entries; infinity passes."""
+    """Return a vector of doubles without NaN or negative entries; infinity is allowed."""
     array = np.asarray(given, dtype=float)
     if array.ndim != 1 or not array.size or (size is not None and array.size != size):
         raise InputError(f"{name} has shape {array.shape}: give one number for each of {size}.")
@@ -87,7 +90,7 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 
 
 def sample_sizes(given: ArrayLike) -> np.ndarray:
-    """Return n_i [N], whole numbers from 1 on."""
+    """Return n_i [N], integers >= 1."""
     sizes = values("sizes", given)
     if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
         raise InputError(
@@ -106,7 +109,7 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
 
 
 def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
-    """Return a schedule C [R, K]: K different clients of 0 .. N-1 in each round."""
+    """Return a schedule C [R, K] with K different clients in 0 .. N-1 in each round."""
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError("the schedule must be whole numbers of shape [rounds, per round].")

@@ -1,98 +1,108 @@
-"""Runs with the exact polar factor: tubes in which it is Lipschitz, and maps that are near it.
+"""Certificates of runs with the exact polar factor, and of runs with maps that are close to it.
 
 A tube
 ------
-The exact sign jumps where a singular value is 0, so no bound holds for all runs (001, Proposition
-D.6). It is Lipschitz where all singular values are at least some gamma > 0, which is called the
-gap. If a finished run and all its neighbours keep a gap, they are in a tube around the run, and
-Lemma D.12 bounds how far apart they end.
+The exact sign is discontinuous where a singular value is 0, so no bound holds for all runs
+(Stability note, Proposition D.6). It is Lipschitz where all singular values are at least some
+gamma > 0, which is called the gap. If a finished run and all its neighbours maintain a gap, they
+stay in a tube around the run, and Lemma D.12 bounds the distance between their final models.
 
 Let sigma_tau be the smallest singular value s_q of the run's momentum at sign call tau. A gap
 gamma certifies the run if at every call, for every replaced client c,
 
     radius_{c,tau}(L) + gamma <= sigma_tau,     L = 1/gamma,
 
-where radius is Delta_c times the momentum component of the recursion up to this call. For then, by
-induction over the calls, the neighbour's momentum at tau is within the radius (the momentum moves
-before the sign is taken, so this uses the sign's constant at earlier calls only), Weyl's inequality
-keeps its s_q >= gamma, both momenta lie in {s_q >= gamma}, and there the sign is 1/gamma-Lipschitz
-(Lemma D.7). The paper asks for more, sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
+where radius is Delta_c times the momentum component of the recursion up to this call. The proof is
+by induction over the calls. The momentum of the neighbour at tau is within the radius: the momentum
+moves before the sign is taken, so this step uses the constant of the sign at earlier calls only. By
+Weyl's inequality s_q of this momentum is at least gamma. So both momenta lie in {s_q >= gamma},
+where the sign is 1/gamma-Lipschitz (Lemma D.7). The paper requires more: sigma >= 2 gamma and
+radius <= gamma, at L = 2/gamma.
 
-Which gamma? The radius is a polynomial in L with coefficients >= 0, so it is convex in gamma at
-L = 1/gamma, and so is the worst violation over all calls: the good gammas form an interval. Its
-right end gives the smallest L. In the paper's form the radius only falls as gamma grows, so
-gamma = min sigma / 2 is the best and the only one to try.
+The search for gamma uses convexity. The radius is a polynomial in L with coefficients >= 0, so at
+L = 1/gamma it is convex in gamma. So is the largest violation over all calls, and the valid gammas
+form an interval. The right end of this interval gives the smallest L. In the form of the paper, the
+radius falls as gamma grows, so only gamma = min sigma / 2 needs to be tried.
 
-**In the quotient.** Where every gradient's rows sum to 0, G 1 = 0, as a softmax's do, the momentum
-[d, c] has no full rank, and yet all of this holds with sigma_tau = s_{min(d, c-1)}. Let the columns
-of Q [c, c-1] be an orthonormal basis of the vectors across from 1. M is a weighted sum of
-gradients, so M = N Q^T with N = M Q, whose singular values are those of M but for one 0 (if
-d >= c). From N = U S V^T follows M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right multiplication
-by Q^T keeps Frobenius norms: distances of momenta, of signs, and so of models are those in
-R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are the same there.
+**Gradients whose rows sum to 0.** If every gradient satisfies G 1 = 0, as for softmax, the momentum
+[d, c] does not have full rank. All statements still hold with sigma_tau = s_{min(d, c-1)}. Let the
+columns of Q [c, c-1] be an orthonormal basis of the vectors orthogonal to 1. M is a weighted sum of
+gradients, so M = N Q^T with N = M Q. N has the singular values of M, except for one 0 (if d >= c).
+N = U S V^T implies M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right multiplication by Q^T
+preserves Frobenius norms. So the distances of momenta, of signs, and of models equal the distances
+in R^{d x (c-1)}, where the lemma is applied. Lg and Delta bound norms, which are the same in
+R^{d x (c-1)}.
 
 Call by call
 ------------
-`path_certificate` needs no gamma: each call has a Lipschitz constant of its own, from its own
-singular values. By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
+`path_certificate` does not need gamma: each call has its own Lipschitz constant, which depends on
+the singular values at this call. By Lemma D.7 of the Stability note, for matrices [d, q] of rank
+q <= d (transpose them otherwise),
 
     ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
 
-Let sigma be s_q of what the run takes the sign of at a call, and radius < sigma a bound on how far
-the neighbour's is away. By Weyl's inequality s_q(M') >= sigma - ||M - M'||_F, and
-t -> 2 t / (2 sigma - t) rises: the signs are at most 2 radius / (2 sigma - radius) apart. So the
-induction of Lemma D.12 continues with that instead of L radius; it uses the sign at earlier calls
-only. Where a tube of gamma holds (radius + gamma <= sigma, L = 1/gamma), 2 / (2 sigma - radius)
-<= 2 / (sigma + gamma) <= 1 / gamma: this is never worse than the best tube. In the quotient by the
-ones vector it holds as that does (see "A tube"), and for other recipes with (1) and (2) of
-`recursion`, in which only L t is replaced.
+Let sigma be s_q of the matrix whose sign the run takes at a call, and let radius < sigma bound the
+distance to the corresponding matrix of the neighbour. By Weyl's inequality
+s_q(M') >= sigma - ||M - M'||_F, and 2 t / (2 sigma - t) rises in t. So the signs are at most
+2 radius / (2 sigma - radius) apart. The induction of Lemma D.12 then continues with this distance
+in place of L radius, because it uses the sign at earlier calls only. If a tube of gamma is valid
+(radius + gamma <= sigma, L = 1/gamma), then 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <=
+1 / gamma. So the result is never worse than the best tube. The result also holds if the rows of
+gradients sum to 0, as in the section "A tube". For other optimizers, use (1) and (2) of
+`recursion` and replace only L t.
 
-Proof of (*), norms being Frobenius. M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal), Y = U^T W,
-E = M - M', s and t the least of S and of T. E_1 = U^T E Z = S X - Y T and E_2 = (W^T E V)^T =
-S Y - X T, so S (X - Y) + (X - Y) T = E_1 - E_2 and (s + t) ||X - Y|| <= ||E_1|| + ||E_2||. With U_o
-across from U and w = ||U_o^T W|| = ||W_o^T U||, ||sign(M) - sign(M')||^2 = ||X - Y||^2 + w^2. As
-U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, likewise ||E_2||^2 <= ||E||^2 - s^2 w^2. As
-(a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
+Proof of (*). All norms are Frobenius norms. Let M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal),
+Y = U^T W and E = M - M', and let s and t be the smallest entries of S and of T. Define
+E_1 = U^T E Z = S X - Y T and E_2 = (W^T E V)^T = S Y - X T. Then S (X - Y) + (X - Y) T = E_1 - E_2
+and (s + t) ||X - Y|| <= ||E_1|| + ||E_2||. Let U_o and W_o be orthogonal complements of U and W,
+and let w = ||U_o^T W|| = ||W_o^T U||. Then ||sign(M) - sign(M')||^2 = ||X - Y||^2 + w^2. As
+U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, and likewise ||E_2||^2 <= ||E||^2 - s^2 w^2.
+As (a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
 <= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
 
 Maps near the polar factor
 --------------------------
-001 bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), and uses it
-nowhere. Here it enters the recursion. A run uses the map T; the same run with S in its place (same
-samples, schedule, batches) has momenta M~, and S is L-Lipschitz; no more is asked of T than that
-the errors
+The Stability note bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), but
+does not use this bound. This section uses it in the recursion. A run uses the map T. A second run
+uses S in its place, with the same samples, schedule and batches, and has momenta M~. S is
+L-Lipschitz. T needs no Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
-are known at T's own momenta, and when the run is done they are. At each call, by the triangle
-inequality, ||T(M) - S(M~)|| <= e + L ||M - M~||, so that the pair (||X - X~||, ||M - M~||) obeys
-the recursion of 001 (6) with (eta e, 0) for what a replaced sample adds, and averaging is convex:
+at the momenta of the first run must be known, and they are known when the run is finished. At each
+call, the triangle inequality gives ||T(M) - S(M~)|| <= e + L ||M - M~||. So the pair
+(||X - X~||, ||M - M~||) follows the recursion of the Stability note, eq. (6), with (eta e, 0) in
+place of the contribution of a replaced sample. Averaging is convex, so
 
     ||X^R_T - X^R_S||_F <= D = eta sum_{s,k} e1^T A^{E(R-1-s)+E-1-k} e1 (1/K) sum_{i in C_s} e_ski.
 
-*Neighbours.* ||X_T(Z) - X_T(Z')|| <= Delta_i Y_i + D(Z) + D(Z'), with the certificate of S. It does
-not go to 0 with 1/n_i, and must not: T may be the exact sign (001, Proposition D.6).
+*Neighbours.* ||X_T(Z) - X_T(Z')|| <= Delta_i Y_i + D(Z) + D(Z'), with the certificate of S. The
+bound does not go to 0 with 1/n_i. This is unavoidable, because T may be the exact sign (Stability
+note, Proposition D.6).
 
-*From the run alone.* D(Z') asks for the neighbour's own run. Without it: for spectral T and S the
-error is a function of singular values, and by Weyl's inequality those of M' are within m of those
-of M where ||M - M'||_F <= m. With e*(m) the largest error of any such values (`furthest`),
+*From one run only.* D(Z') requires the run of the neighbour. A bound without this run exists for
+spectral T and S: the error is then a function of singular values. If ||M - M'||_F <= m, Weyl's
+inequality shows that the singular values of M' are within m of the singular values of M. Let e*(m)
+be the largest error of any such values (`furthest`). Then
 
-    ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) where no value of T exceeds 1,
+    ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) if no value of T exceeds 1.
 
-so that (6), with eta times that for what a step adds, bounds every neighbour in client i by
-induction over the calls, as in `path_certificate` (`around`). e* does not vanish as m -> 0, like D.
+Use this bound, times eta, for the contribution of a step in eq. (6). By induction over the calls,
+as in `path_certificate`, the result bounds every neighbour in client i (`around`). Like D, e* does
+not vanish as m -> 0.
 
 *Generalization.* F and F_hat are L_loss-Lipschitz, so on every sample
 
     F(X_T) - F_hat(X_T) <= F(X_S) - F_hat(X_S) + 2 L_loss D.
 
-The first difference on the right is what Theorem 4.1 bounds, for S; the rest is arithmetic on the
-sample at hand. So D may be computed from the run, and nothing is added to the failure probability.
-With S a smoothed polar factor this is a certificate for runs of the exact sign and of steep
-Newton-Schulz maps, whose own constants are infinite or useless. Remark D.2 asks for a tube that is
-the same for all data sets; this asks for none. Several S may be tried if the failures are added, or
-one is named before the sample is drawn. S = 0, which does not move, has L = 0 and makes D the
-length of T's path: a bound that owes nothing to stability, against which others should be held.
+Theorem 4.1 bounds the first difference on the right, for S. The remaining term is computed from the
+given sample. So D may be computed from the run, and it adds nothing to the failure probability.
+If S is a smoothed polar factor, this is a certificate for runs of the exact sign and of steep
+Newton-Schulz maps, whose own constants are infinite or too large to be useful. Remark D.2 requires
+a tube that is the same for all data sets. This certificate does not require a tube. You may try
+several S if you add their failure probabilities, or if you choose one S before the sample is drawn.
+S = 0 does not move the model, so L = 0 and D is the length of the path of T. This bound does not
+use stability at all. It is a baseline for other bounds.
 """
 
 import math
@@ -119,13 +129,13 @@ SCOPE = (
 
 @dataclass(frozen=True)
 class Tube:
-    """What holds for a run with the exact polar factor and for its neighbours (Lemma D.12).
+    """A certificate of a run with the exact polar factor and of its neighbours (Lemma D.12).
 
     Attributes:
         gamma: The gap γ: at every call, all singular values of the momentum are at least γ.
         l_orth: Lipschitz constant of the polar factor where the gap holds.
         perturbation: Bound on ||X^R(S) - X^R(S')||_F for every neighbour in client i `[N]`.
-        scope: A sentence that states for what it holds.
+        scope: A sentence that states for which runs the certificate holds.
 
     Example:
         >>> from fedmuon.analysis import tube_certificate
@@ -151,8 +161,9 @@ def tube_certificate(
     kind: Kind = "sharp",
     scale: Steps = 1.0,
 ) -> Tube:
-    """Return the certificate of a finished run with the exact polar factor (Stability note, Lemma
-    D.12).
+    """Return the certificate of a finished run with the exact polar factor.
+
+    The source is the Stability note, Lemma D.12.
 
     Args:
         smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
@@ -163,7 +174,7 @@ def tube_certificate(
         beta: Momentum β.
         l_g: Smoothness L_g, one number or one per step `[R, E]`.
         local_steps: Number of local steps E in a round.
-        kind: "paper" for the gap of the paper, "sharp" for the largest one.
+        kind: "paper" for the gap of the paper, "sharp" for the largest valid gap.
         scale: Factor of Δ_i at each step, one number or `[R, E]`.
 
     Returns:
@@ -201,7 +212,12 @@ def sign_run(
     local_steps: int,
     scale: Steps,
 ) -> "SignRun":
-    """Check the arguments; raise Uncertified unless the momentum has full rank at every call."""
+    """Check the arguments and return the run.
+
+    Raises:
+        Uncertified: If the momentum does not have full rank at some call.
+        InputError: If a shape does not match or a number is out of range.
+    """
     moved = values("sensitivity", sensitivity)
     chosen = rounds_of(schedule, len(moved))
     calls = (len(chosen), local_steps, chosen.shape[1])
@@ -221,16 +237,16 @@ def sign_run(
 
 @dataclass(frozen=True)
 class SignRun:
-    """A run of the exact sign.
+    """A run with the exact sign.
 
     Attributes:
-        gaps: sigma_tau, the smallest singular value s_q of the momentum at each call, [R, E, K].
-        schedule: Participants, [R, K].
-        sensitivity: Delta_i, [N].
-        lr: Step size of each round, [R].
+        gaps: sigma_tau, the smallest singular value s_q of the momentum at each call [R, E, K].
+        schedule: Participants of each round [R, K].
+        sensitivity: Sensitivity Delta_i of each client [N].
+        lr: Step size of each round [R].
         beta: Momentum.
-        l_g: Smoothness Lg at each step, [R, E].
-        scale: Factor of Delta_i at each step, [R, E].
+        l_g: Smoothness Lg at each step [R, E].
+        scale: Factor of Delta_i at each step [R, E].
     """
 
     gaps: np.ndarray
@@ -242,14 +258,15 @@ class SignRun:
     scale: np.ndarray
 
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
-        """Apply the recursion of 001 (6) as if the sign were `l_orth`-Lipschitz at all calls.
+        """Apply eq. (6) of the Stability note as if the sign were `l_orth`-Lipschitz at all calls.
 
-        A row has the distances (||dX||, ||dM||) for a replacement in one client. In a round, a
-        participant whose sample is replaced continues as `own`, and all others as `others`.
+        Each row contains the distances (||dX||, ||dM||) for a replacement in one client. In a
+        round, `own` contains the distances at the client whose sample is replaced, and `others` the
+        distances at all other clients.
 
         Returns:
-            max_c radius_{c,tau}, how far the momentum can be away at each call, [R, E, K]; and
-            ||dX^R|| at the end, [N].
+            max_c radius_{c,tau}, the largest distance of the momentum at each call [R, E, K]; and
+            ||dX^R|| at the end [N].
         """
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
@@ -260,14 +277,14 @@ class SignRun:
                     step, kick = transition(float(self.lr[r]), self.beta, l_orth, smooth)
                     others = others @ step.T
                     own = own @ step.T + self.scale[r, k] * self.sensitivity[:, None] * kick
-                    # Another client's radius never exceeds its own, so c = i need not be left out.
+                    # `others` never exceeds `own`, so the maximum may include c = i.
                     radii[r, k] = np.maximum(own[cohort, 1], others[:, 1].max())
                 server = others.copy()
                 server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
-        """Raise Uncertified for the first call that fails, if one does."""
+        """Raise Uncertified for the first failing call, if there is one."""
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
@@ -277,20 +294,23 @@ class SignRun:
 
 
 def _sharp_gap(run: SignRun) -> float:
-    """Largest gamma with a worst violation of at most 0; the violation is convex in gamma."""
+    """Return the largest gamma whose violation is at most 0 at all calls.
+
+    The largest violation over all calls is convex in gamma.
+    """
     top = float(run.gaps.min())
 
     def violation(gamma: float) -> float:
         return float((run.propagate(1 / gamma)[0] + gamma - run.gaps).max())
 
-    # where gamma is small the violation may be infinite
+    # For small gamma the violation may be infinite.
     found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
     good, bad = min((found, top), key=violation), top
     outside = run.propagate(1 / good)[0] + good > run.gaps
     run.refuse_where(outside, "a neighbour may lose the gap for every gamma")
     if violation(bad) <= 0:
         return bad
-    for _ in range(60):  # bisection that never leaves the good side
+    for _ in range(60):  # bisection; `good` always remains valid
         middle = (good + bad) / 2
         good, bad = (middle, bad) if violation(middle) <= 0 else (good, middle)
     return good
@@ -302,7 +322,7 @@ class Obstruction:
 
     Attributes:
         trajectory: Models x^0 ... x^steps on S `[steps + 1]`.
-        neighbour: The same on S' `[steps + 1]`.
+        neighbour: Models x^0 ... x^steps on S' `[steps + 1]`.
         gradient_gap: |G_S(0) - G_S'(0)| = 2 a / n.
         loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end; 2 a tanh(η) after one step.
 
@@ -314,7 +334,7 @@ class Obstruction:
     """
 
     trajectory: np.ndarray  # x^0 .. x^steps on S
-    neighbour: np.ndarray  # the same on S'
+    neighbour: np.ndarray  # x^0 .. x^steps on S'
     gradient_gap: float  # |G_S(0) - G_S'(0)| = 2 a / n
     loss_gap: float  # |loss(x(S), +1) - loss(x(S'), +1)| at the end; 2 a tanh(eta) after one step
 
@@ -324,9 +344,9 @@ def scalar_obstruction(
 ) -> Obstruction:
     """Show that the exact sign is not stable: one sample decides the direction of a step.
 
-    Scalar Muon with β = 0 runs on loss(x, z) = B/2 + a z tanh x, with z = +1 or -1. S holds (n+1)/2
-    times +1 and (n-1)/2 times -1; S' has one +1 less. The gradients at 0 are a/n and -a/n, and
-    after one step the models are 2 η apart for every n.
+    Scalar Muon with β = 0 runs on loss(x, z) = B/2 + a z tanh x, with z = +1 or -1. The data set S
+    contains (n+1)/2 times +1 and (n-1)/2 times -1. In S' one +1 is replaced by -1. The gradients at
+    0 are a/n and -a/n, and after one step the models are 2 η apart for every n.
 
     Args:
         samples: Number of samples n, odd.
@@ -336,7 +356,7 @@ def scalar_obstruction(
         loss_bound: Length B of the interval that contains all losses.
 
     Returns:
-        Both trajectories and how far they are apart.
+        Both trajectories and their distances.
 
     Raises:
         InputError: If `samples` is even, or a number is out of range.
@@ -381,9 +401,9 @@ def path_certificate(
     scale: Steps = 1.0,
     shares: np.ndarray | None = None,
 ) -> Tube:
-    """Return certificates of a finished run's neighbours, with a constant of its own for each call.
+    """Return the certificate of a finished run, with one Lipschitz constant per sign call.
 
-    It is never worse than the best tube of `tube_certificate`.
+    The certificate is never worse than the best tube of `tube_certificate`.
 
     Args:
         smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
@@ -398,7 +418,7 @@ def path_certificate(
         shares: Weights of the server's average `[R, K]`; 1/K by default.
 
     Returns:
-        The gap γ that all neighbours keep, the largest 2 / (s + s') as `l_orth`, and the
+        The gap γ that holds for all neighbours, the largest 2 / (s + s') as `l_orth`, and the
         certificates.
 
     Raises:
@@ -416,30 +436,30 @@ def path_certificate(
     run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
     averaged = np.ones(run.schedule.shape) if shares is None else shares
     x, m = np.zeros((2, len(run.sensitivity)))  # distances for a replacement in each client
-    radii = np.zeros(run.gaps.shape)  # of the direction t, the largest over replaced clients
+    radii = np.zeros(run.gaps.shape)  # distances of the direction t, maximum over replaced clients
     for r, cohort in enumerate(run.schedule):
         own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
         hit, kept = own * run.sensitivity[:, None], abs(1 - run.lr[r] * how.decay)
         xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m * (not how.afresh)))
         for k, gaps in enumerate(run.gaps[r]):
-            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)  # f g of (1)
+            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)  # f g in (1)
             ms = how.beta * ms + fresh
-            apart = how.beta * ms + fresh if how.looks_ahead else ms  # t of (1)
+            apart = how.beta * ms + fresh if how.looks_ahead else ms  # t in (1)
             radii[r, k] = apart.max(0)
             run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
-            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) in the place of L t
+            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) replaces L t
         x, m = (np.average(one, 1, averaged[r]) for one in (xs, ms))
     gamma = float((run.gaps - radii).min())
     return Tube(gamma, float((2 / (2 * run.gaps - radii)).max()), saturated(x))
 
 
-Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of values [K, q] and radii [N, K], [N, K]
+Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values [K, q], radii [N, K]) -> [N, K]
 TINY = np.finfo(float).tiny
 NEAR = "The run's errors |T(M) - S(M)|_F are those that it had, S the map of the bound."
 
 
 def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """D from the errors of all calls, [R, E, K], and the constant of S."""
+    """Return D from the errors of all calls [R, E, K] and the Lipschitz constant `l_orth` of S."""
     found = np.asarray(errors, dtype=float)
     if found.ndim != 3 or not found.size or not (found >= 0).all():
         raise InputError("errors must be numbers >= 0 of shape [rounds, local steps, per round].")
@@ -461,9 +481,10 @@ def around(
     l_g: float,
     error: Error,
 ) -> np.ndarray:
-    """Bound ||X^R_T(Z) - X^R_T(Z')|| for every neighbour in each client, [N].
+    """Return a bound of ||X^R_T(Z) - X^R_T(Z')|| for every neighbour in each client [N].
 
-    `values` are the singular values at the run's calls, [R, E, K, q]; those of T are at most 1.
+    `values` are the singular values of the momentum at the calls of the run [R, E, K, q]. The
+    singular values that T returns must be at most 1.
     """
     hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
@@ -484,11 +505,14 @@ def around(
 def furthest(
     values: np.ndarray, radius: np.ndarray, lam: float, own: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """e*: sup ||T(M') - S(M')||_F [N, K] over M' whose singular values are within `radius` [N, K]
-    of `values` [K, q]; S is smoothed polar, T has own(s / ||M'||_F) for s, which never falls.
+    """Return the largest error e* = sup ||T(M') - S(M')||_F [N, K] near the given values.
 
-    Both rise in s, and T falls in the norm: each value of T - S lies between T at its least with S
-    at its most, and the reverse.
+    The supremum is over all M' whose singular values are within `radius` [N, K] of `values` [K, q].
+    S is the smoothed polar factor. T maps a singular value s to own(s / ||M'||_F), and `own` must
+    never decrease.
+
+    Both maps rise in s, and T falls in the norm. So each singular value of T - S lies between the
+    minimum of T minus the maximum of S, and the maximum of T minus the minimum of S.
     """
     size, reach = np.linalg.norm(values, axis=-1)[..., None], radius[..., None]
     low, high = np.maximum(values - reach, 0), values + reach
@@ -499,7 +523,10 @@ def furthest(
 
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
-    """Return the bound of S's run for the run of T, which ends within `moved` = D of it."""
+    """Convert the bound for the run with S into a bound for the run with T.
+
+    The final models of the two runs are at most `moved` = D apart.
+    """
     cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * checks.at_least("moved", moved)
     names = ("value", "h", "g")
     larger = {name: getattr(found, name) + cost for name in names}
@@ -519,12 +546,13 @@ def norm_tube(
     coefficients: Coefficients = "cubic",
     steps: int = 5,
 ) -> Tube:
-    """Remark D.1's tube for Newton-Schulz from M / ||M||_F, found as the exact sign's is.
+    """Return the tube of Remark D.1 for Newton-Schulz from M / ||M||_F.
 
-    `norms` are ||M||_F at all calls, as `tube_certificate` wants s_q. In the tube ||M||_F >= nu the
-    map is slope/nu-Lipschitz, and ||M'||_F >= ||M||_F - radius for neighbours, as Weyl's inequality
-    gives for s_q. So Lemma D.12 holds word for word with the norm in the place of s_q. L enters its
-    recursion only as lr L: a step size `slope` times as large stands for it.
+    `norms` are ||M||_F at all calls, in the shape of `smallest` in `tube_certificate`. In the tube
+    ||M||_F >= nu, the map is slope/nu-Lipschitz. For neighbours, ||M'||_F >= ||M||_F - radius, just
+    as Weyl's inequality shows it for s_q. So Lemma D.12 holds with ||M||_F in place of s_q. The
+    recursion of the lemma uses L only in the product lr L, so this function scales the step size
+    instead of L.
     """
     given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
     slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1

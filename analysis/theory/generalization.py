@@ -97,7 +97,7 @@ E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3. The Efron-Stein i
 Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 
 `by_variance` uses d = (0.75, 0.15, 0.1) delta, the best r, m up to 64, and the t that is best for
-N = 0. s + eps~ is at most B / 2, because no variance exceeds B^2 / 4. As H then depends on the
+N = 0. It limits s + eps~ to B / 2, because no variance exceeds B^2 / 4. As H then depends on the
 samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
 
 Golden-section search

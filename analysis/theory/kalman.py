@@ -1,27 +1,30 @@
-"""The general Kalman filter of gradients: equation (5) of DiSK (003), printed and corrected.
+"""The general Kalman filter of gradients: eq. (5) of the DiSK paper, as published and corrected.
 
 The gradient theta_t = grad F(x_t) in R^d moves, and a private step observes it:
 
     theta_t = theta_{t-1} + H_t (x_t - x_{t-1}) + v_t,        g_t = C_t theta_t + w_t.
 
-One product a = H~ (x_t - x_{t-1}) with an instance of the random Hessian stands for the second
-term; its error has covariance Sigma_H, and v, w and C have Sigma_v, Sigma_w and Sigma_C. (5) prints
+The filter replaces the second term by one product a = H~ (x_t - x_{t-1}) with a realization H~ of
+the random Hessian. The error of a has covariance Sigma_H, and v, w and C have the covariances
+Sigma_v, Sigma_w and Sigma_C. Eq. (5) of the paper is
 
     g_{t|t-1} = g~_{t-1} + a                        P_{t|t-1} = P_{t-1} + Sigma_H + Sigma_v
     K_t = P_{t|t-1} E[C]' (Sigma_w + E[C] (Sigma_C S_t + P_{t|t-1}) E[C]' - Sigma_H)^-1
     g~_t = g_{t|t-1} + K_t (g_t - E[C] g_{t|t-1})   P_t = (I - K_t E[C]) P_{t|t-1}
 
-with S_t = E[g~_t g~_t'] (A.4 has the transpose of E[C] that (5) lacks before the inverse).
+with S_t = E[g~_t g~_t']. (Appendix A.4 contains the transpose of E[C] that is missing before the
+inverse in eq. (5).)
 
 *Sigma_H in the inverse is an error.* The errors of g_{t|t-1} and of w are uncorrelated, so the
-error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. It is
-least at K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, and is (I - K C) P_{t|t-1} there. This is
-(5) without - Sigma_H, where C is known. In one dimension with Sigma_w = 1, Sigma_H = 0.6 and
-Sigma_v = 0.3, (5) ends with K = 0.75 and P = 0.3. The error of that gain has variance 0.66. The
-least one is 0.6, at K = 0.6. With Sigma_H > Sigma_w the printed K passes 1, and P_t is negative.
+error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. The
+covariance is smallest at K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, where it equals
+(I - K C) P_{t|t-1}. If C is known, this is eq. (5) without the term - Sigma_H. An example in one
+dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. There eq. (5) converges to K = 0.75 and
+P = 0.3, but the error with this gain has variance 0.66. The smallest possible variance is 0.6, at
+K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is negative.
 
-*Algorithm 2 of 003* is (5) with C = I, isotropic covariances, K at its limit kappa, and a finite
-difference for a. It takes kappa from the user, so the error does not reach it.
+*Algorithm 2 of the paper* is eq. (5) with C = I, isotropic covariances, K at its limit kappa, and a
+finite difference for a. The user sets kappa, so the error does not affect Algorithm 2.
 """
 
 from dataclasses import dataclass
@@ -34,14 +37,15 @@ from fedmuon.core.errors import InputError
 
 @dataclass(frozen=True)
 class GradientModel:
-    """The covariances of (5), each [d, d] and symmetric.
+    """The matrices of eq. (5), each of shape [d, d]. All covariances must be symmetric.
 
     Attributes:
-        noise: Sigma_w, of the noise of an observation.
-        remainder: Sigma_v, of the remainder of Taylor's formula.
-        hessian: Sigma_H, of the error of the Hessian's product; zeros if it is known.
-        scale: E[C]; the identity if it is None, as where nothing is clipped.
-        spread: Sigma_C; zeros if it is None.
+        noise: Sigma_w, the covariance of the observation noise.
+        remainder: Sigma_v, the covariance of the remainder of Taylor's formula.
+        hessian: Sigma_H, the covariance of the error of the Hessian product; zeros if the Hessian
+            is known.
+        scale: E[C]; None for the identity, if nothing is clipped.
+        spread: Sigma_C; None for zeros.
     """
 
     noise: np.ndarray
@@ -65,8 +69,8 @@ class Estimate:
 
     Attributes:
         gradient: The filtered gradient g~ [d].
-        covariance: P [d, d], which should be the covariance of its error.
-        gain: K [d, d] of the step; None before the first.
+        covariance: P [d, d], intended as the covariance of the error of `gradient`.
+        gain: The gain K [d, d] of the step; None before the first step.
     """
 
     gradient: np.ndarray
@@ -78,17 +82,20 @@ def kalman_step(
     model: GradientModel, before: Estimate, observed: ArrayLike, carried: ArrayLike,
     moment: ArrayLike | None = None, printed: bool = True,
 ) -> Estimate:  # fmt: skip
-    """One step of (5).
+    """Apply one step of eq. (5).
 
     Args:
         model: The covariances.
-        before: The estimate after the step before.
+        before: The estimate after the previous step.
         observed: The private gradient g_t [d].
         carried: The product of the Hessian with the last step of the model, H (x_t - x_{t-1}) [d].
-        moment: S_t [d, d], read where the model has a spread. (5) takes that of g~_t, which is not
-            known before the step.
-        printed: Whether to subtract Sigma_H in the inverse, as (5) does. If not, and C is known,
-            this is the Kalman filter.
+        moment: S_t [d, d], required if `model.spread` is set. Eq. (5) uses the moment of g~_t,
+            which is not known before the step.
+        printed: Whether to subtract Sigma_H in the inverse, as eq. (5) does. With False and a known
+            C, the step is the Kalman filter.
+
+    Returns:
+        The estimate after the step.
 
     Raises:
         InputError: If shapes do not match, or the matrix to invert is singular.

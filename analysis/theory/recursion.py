@@ -1,59 +1,63 @@
-"""How far two runs drift apart, and how much a client's participation contributes to it.
+"""The stability recursion: how far two runs drift apart, and how much each client contributes.
 
 FedMuon
 -------
-`step_amplification` is the two-state recursion of the Stability note, section 4.2: how a change of
-one gradient grows.
+`step_amplification` is the two-state recursion of the Stability note, section 4.2. It computes how
+far a change of one gradient moves the final model.
 
-Other recipes
--------------
-`method_amplification` is one recursion for all recipes that the bounds cover, FedMuon among them.
+Other optimizers
+----------------
+`method_amplification` is one recursion for all optimizers that the bounds cover, including FedMuon.
 
-Two coupled runs differ in one sample of client c. Let x, m, v, d >= 0 bound how far apart they are
-in the model, the momentum C, the server's velocity and the global direction, and within a round y,
-how differently a client has moved since it began. One local step of client i, where gradients are
-g = Lg x + Delta 1{i = c} apart:
+Consider two coupled runs that differ in one sample of client c. Let x, m, v, d >= 0 bound the
+distance between the runs in the model, the momentum C, the velocity of the server and the global
+direction. Within a round, let y bound the difference between the moves of a client since the start
+of the round. The gradients differ by at most g = Lg x + Delta 1{i = c}. One local step of client i
+is
 
     m' = beta m + f g,   t = m' or beta m' + f g        (t: the direction; f = 1 - beta, or 1)
     s  = eta (1 - alpha) L t + eta alpha d
     x' = |1 - eta decay| x + s,   y' = y + s + eta decay x                                    (1)
 
-Proof. C' = beta C + f G; the direction is C', in Nesterov's forms beta C' + f G; the step is
+Proof. C' = beta C + f G. The direction is C', or beta C' + f G in Nesterov forms. The step is
 X' = (1 - eta decay) X - eta ((1 - alpha) Orth(direction) + alpha D). Each line is the triangle
-inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||; without a map L = 1, without momentum
-beta = 0 and f = 1. For y it is applied to X' - X.
+inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||. Without an orthogonalizer L = 1, and
+without momentum beta = 0 and f = 1. For y the triangle inequality is applied to X' - X.
 
-A round begins on every client from x, d, y = 0, and m, or 0 where momentum begins afresh on both
-sides (Local Muon). With the weights w_i >= 0, sum 1, of the server's average (1/K, or by n_i: the
-sizes do not change) it ends in
+A round starts on every client from x, d and y = 0. It starts from m, or from m = 0 if both runs
+reset the momentum (Local Muon). The average of the server uses weights w_i >= 0 with sum 1: 1/K, or
+weights in proportion to n_i, which are the same in both runs. The round ends in
 
     x+ = sum w_i x_i + b v,  v+ = b v + sum w_i y_i,  m+ = sum w_i m_i,
     d+ = sum w_i y_i / (eta E)                                                                (2)
 
-Proof. FedAvgM has V+ = b V + (mean - X), X+ = X + V+ = mean + b V, and mean - X is the average of
-what clients moved; b = 0 is the plain mean. D+ = (X - mean) / (eta E) (001, Remark 3.2).
+Proof. FedAvgM sets V+ = b V + (mean - X) and X+ = X + V+ = mean + b V. mean - X is the average of
+the moves of the clients. b = 0 is the plain mean. D+ = (X - mean) / (eta E) (Stability note, Remark
+3.2).
 
-(1) and (2) are linear with coefficients >= 0, so they stay bounds by induction; clients that are
-not c all obey them without Delta. So, with a_{s,k} = the first component of what a unit Delta at
-round s, step k alone becomes after all later steps and rounds,
+(1) and (2) are linear with coefficients >= 0, so they remain bounds by induction. All clients other
+than c satisfy (1) with Delta = 0. Let a_{s,k} be the first component, after all later steps and
+rounds, of a unit Delta at round s and step k alone. Then
 
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
-They are computed from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and
-(2). The code stores x, the difference from 1, which keeps the digits of small increments. With
-decay the row shrinks, and x is the difference from 0.
+The code computes a_{s,k} backwards from the end, as rows (1 + x, m, v, d) times the matrices of (1)
+and (2). It stores x, the difference from 1, to preserve the digits of small increments. With weight
+decay the first entry shrinks, and x is then its difference from 0.
 
 Alignment
 ---------
 FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of the recursion above.
-The paper leaves the perturbation of the global direction D to "a separate recursion"; the proof
-above covers it, with alpha the `alignment`. `fedmuon bound` and `fedmuon stability` use it for the
-recipe `fedmuon-aligned`. `aligned_amplification` is for callers who have numbers and no config.
+The paper leaves the perturbation of the global direction D to "a separate recursion". The proof
+above covers this perturbation, with alpha the `alignment`. `fedmuon bound` and `fedmuon stability`
+use it for the optimizer `fedmuon-aligned`. Use `aligned_amplification` if you have numbers and no
+config.
 
 Participation
 -------------
-All is deterministic given the schedule and the batches. For every neighbour in client i,
-||X^R(S) - X^R(S')||_F <= Delta_i Y_i(C), with sensitivity Delta_i and exposure Y_i (Appendix F).
+Given the schedule and the batches, the run is deterministic. For every neighbour in client i,
+||X^R(S) - X^R(S')||_F <= Delta_i Y_i(C), with sensitivity Delta_i and exposure Y_i (Stability note,
+Appendix F).
 """
 
 import math
@@ -76,7 +80,7 @@ from fedmuon.analysis.theory.checks import (
 )
 from fedmuon.core.errors import InputError
 
-Steps = float | np.ndarray  # a number, or one for each local step: [R, E] or [R E]
+Steps = float | np.ndarray  # one number, or one number per local step: [R, E] or [R E]
 
 OVERFLOW = (
     "the amplification exceeds 1e308: shorten the horizon, lower lr, or use an orthogonalization "
@@ -116,7 +120,7 @@ def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.nd
 def step_amplification(
     lr: float, beta: float, l_orth: float, l_g: Steps, rounds: int, local_steps: int = 1
 ) -> np.ndarray:
-    """Return how far a unit change of one gradient, at one step, moves the final model.
+    """Return how far a unit change of one gradient at one step moves the final model.
 
     This is a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of the Stability note, Appendix J.
 
@@ -153,12 +157,15 @@ def step_amplification(
 def scheduled_amplification(
     lr: float, beta: float, l_orth: float, l_g: Steps, factors: np.ndarray, local_steps: int = 1
 ) -> np.ndarray:
-    """The same [R, E] with step size lr factors[r] in round r, and with l_g by step, if given so.
+    """Return `step_amplification` [R, E] for the step size lr factors[r] in round r.
 
-    a_t = e1^T A_{T-1} ... A_{t+1} b_t, from the last step t = T-1 backwards. The loop holds (x, m),
-    by which the row e1^T A_{T-1} ... A_{t+1} differs from e1^T; 1 + x would lose the digits of
-    small increments. Each step may have its own l_g, because the proof of 001 (6) compares two runs
-    at one step and asks for an l_g that holds where they then are.
+    `l_g` may be one number or one number per step. Each step may use its own l_g, because the
+    proof of the Stability note, eq. (6), compares two runs at one step and requires an l_g that is
+    valid at these two models.
+
+    The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. It
+    stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
+    instead would lose the digits of small increments.
     """
     rounds, local_steps = len(factors), whole("local_steps", local_steps)
     smooth = by_step(l_g, rounds, local_steps).tolist()
@@ -172,7 +179,7 @@ def scheduled_amplification(
 
 
 def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
-    """A number, such as l_g, for each of the R E steps."""
+    """Return an array with one value, such as l_g, for each of the R E steps."""
     if isinstance(l_g, np.ndarray):
         return values("l_g", l_g.ravel(), rounds * local_steps)
     return np.full(rounds * local_steps, at_least("l_g", l_g))
@@ -208,7 +215,7 @@ def amplification(
 
 
 def of_rounds(steps: np.ndarray) -> np.ndarray:
-    """a_s = sum_k a_{s,k}, [R], from [R, E]."""
+    """Return a_s = sum_k a_{s,k} [R] from a_{s,k} [R, E]."""
     with np.errstate(over="ignore"):
         return steps.sum(axis=1)
 
@@ -261,10 +268,11 @@ def spectral_radius_bound(lr: float, l_orth: float, l_g: float) -> float:
 
 
 def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
-    """e1^T ((I + increment)^j - I) for j = 0 .. count-1, a [count, d] array, by doubling.
+    """Return e1^T ((I + increment)^j - I) for j = 0 .. count-1 as an array [count, d].
 
-    D_m = (I + increment)^m - I has D_{m+j} = D_m + D_j + D_j D_m. Powers of A itself would lose the
-    digits of a small increment each time that 1 is added. Each doubling is one vectorized product.
+    The method is doubling: D_m = (I + increment)^m - I satisfies D_{m+j} = D_m + D_j + D_j D_m, and
+    each doubling is one vectorized product. Powers of A = I + increment would lose the digits of a
+    small increment each time that 1 is added.
     """
     rows, power, done = np.zeros((count, len(increment))), increment, 1
     while done < count:
@@ -275,12 +283,12 @@ def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
 
 
 def saturated(amplified: np.ndarray) -> np.ndarray:
-    """Replace what overflowed by infinity, which is an upper bound of every number."""
+    """Replace entries that overflowed by infinity, which is an upper bound of every number."""
     return np.where(np.isfinite(amplified), amplified, np.inf)
 
 
 def increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
-    """A - I and b."""
+    """Return A - I and b of one local step (see `transition`)."""
     fresh = 1 - memory(beta)
     push = at_least("lr", lr) * at_least("l_orth", l_orth)
     growth = push * fresh * at_least("l_g", l_g)  # c of Proposition K.1
@@ -288,7 +296,7 @@ def increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.nda
 
 
 FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
-Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d
+Row = tuple[float, float, float, float]  # x (the first entry minus 1), m, v, d
 
 
 @dataclass(frozen=True)
@@ -330,24 +338,24 @@ class Method:
 
     @property
     def fresh(self) -> float:
-        """f of (1): the weight of a gradient in the momentum."""
+        """f in (1), the weight of a gradient in the momentum."""
         return 1 - self.beta if self.form.startswith("ema") else 1.0
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the direction is Nesterov's."""
+        """Whether the direction has a Nesterov form."""
         return self.form.endswith("nesterov")
 
 
 def method_amplification(
     method: Method, rates: np.ndarray, l_orth: float, l_g: Steps, local_steps: int = 1
 ) -> np.ndarray:
-    """a_{s,k} [R, E] for step sizes `rates` [R]; infinite where it overflows."""
+    """Return a_{s,k} [R, E] for step sizes `rates` [R]; entries that overflow are infinite."""
     rounds, slope = len(rates), at_least("l_orth", l_orth)
     smooth = by_step(l_g, rounds, local_steps).reshape(rounds, -1)
     each = [at_least("lr", rate) for rate in rates.tolist()]
     if not method.decay and (rates == rates[0]).all() and (smooth == smooth[0, 0]).all():
-        # All rounds are alike: by doubling, from what a round makes of each unit row.
+        # All rounds are equal: apply one round to each unit row, then use doubling.
         starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, np.eye(4)[1:].tolist())]
         curved = smooth[0].tolist()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -366,40 +374,40 @@ def method_amplification(
 def _before_round(
     method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """Go backwards through one round: (2), and then (1) for each local step.
+    """Go backwards through one round: apply (2), and then (1) for each local step.
 
-    A row (one + x, m, v, d) says how much a unit of each quantity of (1) and (2) counts in the last
-    model: a unit of the model's distance counts one + x, of the momentum's m, of the velocity's v,
-    of the global direction's d. Going backwards is the transpose of the forward step: a quantity
-    counts as much as all that it enters. The average over clients is left to the caller.
+    A row (one + x, m, v, d) contains the effect on the last model of a unit distance in the model,
+    the momentum, the velocity and the global direction. A backward step is the transpose of the
+    forward step: the effect of a quantity is the sum of the effects of all quantities that use it.
+    The caller averages over clients.
 
     Args:
-        method: The recipe's recursion.
+        method: The recursion of the optimizer.
         rate: Step size eta of the round.
-        l_orth: Lipschitz constant L of the map.
+        l_orth: Lipschitz constant L of the orthogonalizer.
         smooth: Lg of each local step.
         after: The row after the round.
-        one: 1 to hold the difference of the first entry from 1, 0 to hold the entry itself.
+        one: 1 if x is the difference of the first entry from 1, and 0 if x is the entry itself.
 
     Returns:
-        a_k of each local step, which is how much a unit of Delta in it counts; and the row before
+        a_k of each local step, which is the effect of a unit Delta at this step; and the row before
         the round.
     """
     x, m, v, d = after
-    # By (2) the old velocity enters the model and the new velocity, b times each.
+    # By (2), the old velocity enters both the model and the new velocity with the factor b.
     before_v = method.server * (one + x + v)
-    # y is how much a client's move in this round counts: by the velocity, and by the direction d+.
+    # y is the effect of a client's move in this round, through the velocity and the direction d+.
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
     push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
-    # Nesterov's t is beta m' + f g, so it takes beta of the momentum, and the gradient once more.
+    # In Nesterov forms t = beta m' + f g: the momentum has the factor beta, and g enters twice.
     share, twice = (method.beta, 1.0) if method.looks_ahead else (1.0, 0.0)
     shrink = min(decay, 2 - decay)  # 1 - |1 - decay|
     found, before_d = [], 0.0
     for slope in reversed(smooth):
-        moved = one + x + y  # of the step s, which enters the model and the move
-        t = push * moved  # of the direction, as s = eta (1 - alpha) L t + eta alpha d
-        m += share * t  # of the new momentum m'
-        g = method.fresh * (m + twice * t)  # of the gradient, and so of Delta
+        moved = one + x + y  # effect of the step s, which enters the model and the move
+        t = push * moved  # effect of the direction, as s = eta (1 - alpha) L t + eta alpha d
+        m += share * t  # effect of the new momentum m'
+        g = method.fresh * (m + twice * t)  # effect of the gradient, and so of Delta
         found.append(g)
         before_d += rate * method.alignment * moved
         x, m = x - shrink * (one + x) + decay * y + slope * g, method.beta * m
@@ -420,7 +428,7 @@ def aligned_amplification(
     With `alignment` 0 it equals `amplification`.
 
     Args:
-        lr: Step size η > 0. It cannot be 0, because the global direction divides by it.
+        lr: Step size η > 0. It cannot be 0, because the global direction is divided by η.
         beta: Momentum β.
         l_orth: Lipschitz constant L of the orthogonalizer.
         l_g: Smoothness L_g of the loss.
@@ -448,15 +456,15 @@ def aligned_amplification(
     return of_rounds(method_amplification(how, rates, l_orth, l_g, local_steps))
 
 
-# (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
-# `fedmuon.federated.plan.RandomnessPlan.rows` is one.
+# A function (round, client, local step, n_i) that returns the rows in the batch, or None for all
+# rows. `fedmuon.federated.plan.RandomnessPlan.rows` is an example.
 Rows = Callable[[int, int, int, int], np.ndarray | None]
 
 
 def exposure(
     a: ArrayLike, schedule: ArrayLike, clients: int, shares: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return Y_i(C) = (1/K) sum_s a_s 1{i in C_s}, how much a client's rounds count (eq. (9)).
+    """Return the exposure Y_i(C) = (1/K) sum_s a_s 1{i in C_s} of each client.
 
     The equation is eq. (9) of the Stability note.
 
@@ -493,15 +501,16 @@ def batch_exposure(
 ) -> np.ndarray:
     """Return the exposure Y_i^mb for the mini-batches that were drawn (Stability note, Appendix J).
 
-    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that is
-    twice in a batch counts twice. Multiply the result by 2 G_max: the factor 1/b is already
-    included.
+    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that appears
+    twice in a batch counts twice. To get a certificate, multiply the result by 2 G_max. The factor
+    1/b is already included.
 
     Args:
         steps: Amplification a_{s,k} `[R, E]`.
         schedule: Participants of each round `[R, K]`, integers.
         sizes: Number of samples n_i of each client `[N]`.
-        rows: `(round, client, local step, n_i)` -> the rows in the batch; None for all rows.
+        rows: Function `(round, client, local step, n_i)` that returns the rows in the batch, or
+            None for all rows.
         shares: Weights of the server's average `[R, K]`; 1/K by default.
 
     Returns:
@@ -542,7 +551,7 @@ def batch_exposure(
 
 
 def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Weights n_i over the sum of the cohort's n_j, [R, K]."""
+    """Return n_i divided by the sum of n_j over the participants of the round [R, K]."""
     held = sizes[schedule]
     return held / held.sum(axis=1, keepdims=True)
 
@@ -578,7 +587,7 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     if per_round == clients or math.isinf(total):
         return total / clients
     share, log = per_round / clients, math.log(2 * clients) - math.log(rho)
-    # Scaled by the largest weight, as the squares of a_s overflow long before a_s does.
+    # Scale by the largest weight, because the squares of a_s overflow long before a_s does.
     norm = top * math.sqrt(np.square(weights / top).sum()) if top > 0 else 0.0
     deviation = math.sqrt(2 * share * (1 - share) * log) * norm
     return (share * total + deviation + top / 3 * log) / per_round
@@ -606,11 +615,11 @@ def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarra
 
 
 def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
-    """Return Δ_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches (Stability note, Remark
-    4.1).
+    """Return Δ_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches.
 
-    It holds on every path of batches. The average over batches is 2 G_max / n_i, but a single path
-    can reach more. A client with at most b samples uses all of them.
+    The source is the Stability note, Remark 4.1. The sensitivity holds for every sequence of
+    batches. Its average over batches is 2 G_max / n_i, but a single sequence can exceed the
+    average. A client with at most b samples uses all its samples.
 
     Args:
         gradient_bound: G_max, the bound on every sample's gradient.
@@ -635,7 +644,7 @@ def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) 
 def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
     """Return Δ_i Y_i, the certificate of each client (Stability note, Appendix F).
 
-    No run that differs in one sample of client i ends further away than this, in the Frobenius
+    If one sample of client i is replaced, the final model moves by at most Δ_i Y_i in the Frobenius
     norm.
 
     Args:
@@ -660,7 +669,7 @@ def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
-    """Return ε_i = min(B, L_loss Δ_i Y_i), how far a replaced sample can move a loss (eq. (13)).
+    """Return ε_i = min(B, L_loss Δ_i Y_i), the maximum change of a loss by a replaced sample.
 
     The equation is eq. (13) of the Stability note.
 
@@ -685,6 +694,9 @@ def loss_stability(
 
 
 def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
-    """factor times size; an infinite size is one that overflowed, so 0 times it is 0."""
+    """Return factor times size, with 0 times infinity equal to 0.
+
+    An infinite size is a finite number that overflowed.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

@@ -1,44 +1,50 @@
-"""What a federation costs on paper: a tree of aggregators, and the time of a step.
+"""Costs of a federation, by formula: a tree of aggregators, and the time of an optimizer step.
 
 A tree of aggregators
 ---------------------
-A tree of aggregators: its depth, the bytes of a round at each level, and how its mean rounds.
+These functions compute the depth of the tree, the bytes of a round at each level, and the rounding
+error of the mean.
 
-K clients take part; every aggregator has at most F children. A client sends n_i and its model; an
-aggregator sends sum_i n_i and sum_i n_i X_i of all clients below it, in float64; the root divides
-once. Counts add up exactly. With float32 models and n_i < 2^29, n_i X_i has at most 24 + 29 bits
-and is exact, so that only additions round. An entry's value goes through at most
-h = sum_l (c_l - 1) of them, c_l the most children of level l, hence
+K clients participate, and every aggregator has at most F children. A client sends n_i and its
+model. An aggregator sends sum_i n_i and sum_i n_i X_i of all clients below it, in float64. The root
+divides once. The sum of the counts is exact. With float32 models and n_i < 2^29, n_i X_i needs at
+most 24 + 29 bits and is exact, so only additions round. The value of an entry goes through at most
+h = sum_l (c_l - 1) additions, where c_l is the maximum number of children at level l. Hence
 
     |sum - computed sum| <= gamma_h sum_i |n_i X_i|,    gamma_h = h u / (1 - h u),    u = 2^-53
 
-(Higham, Accuracy and Stability of Numerical Algorithms, 4.2); one after the other, h = K - 1. The
-order is that of the clients' numbers, so the same tree gives the same bits whoever answers first.
-Other trees give other bits, unless entries lie on a grid that is coarse enough: see `exact_bits`.
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Without a tree, h = K - 1. The order
+of the additions is the order of the client numbers. So the same tree gives bit-identical results,
+whichever client answers first. Other trees give other bits, unless the entries lie on a grid that
+is coarse enough: see `exact_bits`.
 
 Wall-clock time
 ---------------
-The cost of an exact polar factor compared with Newton-Schulz: 004, Lemma 11, as a number.
+These functions compare the cost of an exact polar factor with the cost of Newton-Schulz
+(Newton–Schulz convergence, Lemma 11).
 
-Of an m x n layer, m <= n (else transpose), by counts of 2 for each multiply-add:
+For an m x n layer with m <= n (transpose it otherwise), the operation counts are, with 2 for each
+multiply-add:
 
     SVD             14 n m^2 + 8 m^3      values and both thin bases (Golub and Reinsch)
     U V^T           2 n m^2
     Newton-Schulz   2 q (k + 1) n m^2     by Horner's rule: a Gram product, then k products with Z
-                    q (4 n m^2 + 2 (k - 1) m^3)     powers of the Gram matrix first, as 002 counts
+                    q (4 n m^2 + 2 (k - 1) m^3)     powers of the Gram matrix first, as in
+                                                    Nesterov Muon
 
-Horner's way is never the cheaper: it has 2 q (k - 1) m^2 (n - m) more. Lemma 11 divides both by
-what a machine does in a second, P_svd and P_gemm:
+Horner's rule is never cheaper than the other order: it needs 2 q (k - 1) m^2 (n - m) more
+operations. Lemma 11 divides the counts by the speeds P_svd and P_gemm of a machine, in operations
+per second:
 
     t_SVD / t_NS = (8 + 4 m/n) / (q (k + 1))  P_gemm / P_svd.
 
-For q = 3 and k = 2 the first factor lies between 8/9 and 4/3: as 004 says, the speedup is that of
-products over factorizations and of nothing else.
+For q = 3 and k = 2 the first factor lies between 8/9 and 4/3. So the speedup is close to
+P_gemm / P_svd, the speed of products relative to factorizations, as the paper states.
 
-*From a printed curve to P_gemm / P_svd.* What else a step does takes the same time with either, and
-moves the quotient of whole steps towards 1. So if by the same number of steps both reach the same
-loss, and SVD needs s > 1 times the seconds, then s <= t_SVD / t_NS, and P_gemm / P_svd is at least
-s q (k + 1) / 12, for layers of any shape.
+*P_gemm / P_svd from a published curve.* All other work of a step takes the same time with SVD and
+with Newton-Schulz, so it moves the ratio of whole steps towards 1. Assume that both reach the same
+loss after the same number of steps, and that SVD needs s > 1 times the seconds. Then
+s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k + 1) / 12, for layers of any shape.
 """
 
 import math
@@ -54,7 +60,13 @@ COUNT = DOUBLE = 8  # bytes
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes to a client, from a client, and from an aggregator to the level above."""
+    """Sizes of the messages of a round, in bytes.
+
+    Attributes:
+        down: Bytes sent to a client.
+        up: Bytes received from a client.
+        partial: Bytes sent from an aggregator to the level above.
+    """
 
     down: int
     up: int
@@ -71,10 +83,10 @@ class Level:
 
     Attributes:
         aggregators: Number of aggregators.
-        down: Bytes sent down to the level below in a round.
-        up: Bytes received from it.
-        sent: Bytes that the busiest aggregator sends down.
-        most: Bytes that it receives.
+        down: Bytes sent to the level below in a round.
+        up: Bytes received from the level below in a round.
+        sent: Bytes that the busiest aggregator sends to the level below.
+        most: Bytes that the busiest aggregator receives from the level below.
     """
 
     aggregators: int
@@ -85,13 +97,13 @@ class Level:
 
 
 def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -> Message:
-    """Return the bytes of messages with a model.
+    """Return the sizes of the messages for a model.
 
     Args:
         entries: Number of entries of the model.
         itemsize: Bytes of an entry.
-        sent: Arrays of that size that are sent down: the model and its states.
-        returned: Arrays that come back, with the number of samples.
+        sent: Number of arrays of the model's size that a client receives: the model and states.
+        returned: Number of arrays of the model's size that a client returns.
     """
     entries, itemsize = whole("entries", entries), whole("itemsize", itemsize)
     sent, returned = whole("sent", sent), whole("returned", returned)
@@ -100,7 +112,7 @@ def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -
 
 
 def sizes(clients: int, fan_out: int) -> list[int]:
-    """Number of nodes of each level, from the clients to the root."""
+    """Return the number of nodes of each level, from the clients to the root."""
     if not (math.inf > clients >= 1 and math.inf > fan_out >= 2):
         raise InputError(
             f"no tree has {clients} clients and fan-out {fan_out}: give 1 or more and 2 or more"
@@ -112,7 +124,7 @@ def sizes(clients: int, fan_out: int) -> list[int]:
 
 
 def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
-    """The levels of aggregators, from the one above the clients to the root."""
+    """Return the levels of aggregators, from the level above the clients to the root."""
     nodes, found = sizes(clients, fan_out), []
     for number, (below, here) in enumerate(pairwise(nodes)):
         up, children = of.partial if number else of.up, min(below, fan_out)
@@ -122,60 +134,60 @@ def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
 
 
 def additions(clients: int, fan_out: int) -> int:
-    """h: the maximum number of additions that a client's value goes through."""
+    """Return h, the maximum number of additions that a client's value goes through."""
     return sum(min(below, fan_out) - 1 for below in sizes(clients, fan_out)[:-1])
 
 
 def rounding(additions: int) -> float:
-    """gamma_h: the rounding error relative to sum_i |n_i X_i|."""
+    """Return gamma_h, a bound of the rounding error relative to sum_i |n_i X_i|."""
     if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(f"after {additions} additions nothing is known: use a tree")
     return additions * UNIT / (1 - additions * UNIT)
 
 
 def seconds(found: list[Level], rate: float, delay: float) -> float:
-    """Seconds that a round's messages take, without the clients' own work.
+    """Return the seconds that the messages of a round take, without the work of the clients.
 
-    Every aggregator sends and receives `rate` bytes a second, one child after the other, and a
-    message takes `delay` seconds each way.
+    Every aggregator sends and receives `rate` bytes per second and serves one child after the
+    other. A message takes `delay` seconds in each direction.
     """
     return sum((one.sent + one.most) / rate + 2 * delay for one in found)
 
 
 @in_doubles
 def exact_bits(samples: int, largest: float) -> int:
-    """Largest s such that sums of n_i X_i are exact in float64 for every tree, if X_i has s bits
-    after the point.
+    """Return the largest s for which sums of n_i X_i are exact in float64 for every tree.
 
-    With |X_i| <= `largest` and sum n_i = `samples`, all partial sums are multiples of 2^-s, and
-    none exceeds 2^53 of them.
+    Every X_i must be a multiple of 2^-s with |X_i| <= `largest`, and sum n_i = `samples`. Then all
+    partial sums are multiples of 2^-s, and none exceeds 2^53 2^-s.
     """
     return 53 - math.ceil(math.log2(whole("samples", samples) * positive("largest", largest)))
 
 
 def svd_flops(rows: int, columns: int) -> float:
-    """Operations of U V^T by a thin SVD, for m x n or n x m."""
+    """Return the number of operations of U V^T by a thin SVD, for a layer of either orientation."""
     short, long = sorted((whole("rows", rows), whole("columns", columns)))
     return float(16 * long * short**2 + 8 * short**3)
 
 
 def horner_flops(rows: int, columns: int, steps: int, degree: int) -> float:
-    """Operations of q Newton-Schulz steps of degree k, as 004 counts them."""
+    """Return the number of operations of q Newton-Schulz steps of degree k, by Horner's rule."""
     short, long = sorted((whole("rows", rows), whole("columns", columns)))
     return float(2 * whole("steps", steps) * (whole("degree", degree) + 1) * long * short**2)
 
 
 def speedup(rows: int, columns: int, steps: int, degree: int, efficiency: float) -> float:
-    """t_SVD / t_NS of Lemma 11, where `efficiency` is P_gemm / P_svd."""
+    """Return t_SVD / t_NS of Lemma 11, where `efficiency` is P_gemm / P_svd."""
     ratio = svd_flops(rows, columns) / horner_flops(rows, columns, steps, degree)
     return ratio * positive("efficiency", efficiency)
 
 
 def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
-    """Lower bound of P_gemm / P_svd from a measured slowdown.
+    """Return a lower bound of P_gemm / P_svd from a measured slowdown.
 
-    `slowdown` is SVD's seconds over Newton-Schulz's, to the same loss. It must exceed 1: otherwise
-    what both spend on gradients raises the ratio instead of lowering it.
+    `slowdown` is the time of SVD divided by the time of Newton-Schulz, to the same loss. It must
+    exceed 1. Otherwise the time that both spend on gradients would raise the ratio instead of
+    lowering it.
     """
     if not slowdown > 1:
         raise InputError(

@@ -1,61 +1,68 @@
-"""What one run's trajectory certifies: its realized constants, and the ball it cannot leave.
+"""Certificates from the trajectory of one run: its realized constants, and a ball around X0.
 
 Realized constants
 ------------------
-A certificate after the run: 001's recursion with what the run itself had for constants.
+After a run, the recursion of the Stability note can use the constants that this run realized. The
+result is a certificate for this run.
 
-Let client k of round r be at X at its local step e, and the neighbour's model at X' there, with
-||X - X'||_F <= x. With H(X) the Hessian of the client's mean loss,
+Let client k of round r be at X at its local step e, and let the neighbouring run be at X' at the
+same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean loss,
 
-    ||grad F_k(X') - grad F_k(X)|| <= (||H(X)|| + B_3 x / 2) x,
+    ||grad F_k(X') - grad F_k(X)|| <= (||H(X)|| + B_3 x / 2) x.
 
-the mean of H over the segment, since the Hessian of a sample is B_3-Lipschitz. Where the neighbour
-replaces z by z' (one of n_i samples, i = k) its gradient differs by this and by at most
+The right side bounds the mean of H over the segment, because the Hessian of a sample is
+B_3-Lipschitz. If the neighbour replaces z by z' (one of the n_i samples, i = k), its gradient
+differs by this amount and by at most
 
     (||g_z(X) - g_z'(X)|| + 2 Lg x) / n_i,
 
-because sample gradients are Lg-Lipschitz. So both runs obey M <- beta M + (1 - beta) G and
-X <- X - eta Orth(M), with an L-Lipschitz Orth, as in the proof of 001 (6), but with these numbers,
-which the finished run shows: means over participants and the sum over steps go through unchanged.
+because sample gradients are Lg-Lipschitz. So both runs follow M <- beta M + (1 - beta) G and
+X <- X - eta Orth(M) with an L-Lipschitz Orth, as in the proof of the Stability note, eq. (6). The
+only difference is that these numbers, which the finished run determines, replace the constants.
+Means over participants and the sum over steps do not change.
 
 **B_3 for the matrix task** (||u|| <= 1): with f = log p_y, d = Df[v] = v_y - E_p v and
 D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,
 
-    D^3 p_y [v, v, v] = p_y (d^3 - 3 d Var_p(v) + D^3 f),
+    D^3 p_y [v, v, v] = p_y (d^3 - 3 d Var_p(v) + D^3 f).
 
-where ||v|| = 1 gives |d| <= sqrt 2, Var <= 1/2 and |D^3 f| <= sqrt(2)/2: at most 4 sqrt 2. A
-symmetric form is largest on its diagonal (Banach).
+||v|| = 1 implies |d| <= sqrt 2, Var <= 1/2 and |D^3 f| <= sqrt(2)/2, so the value is at most
+4 sqrt 2. A symmetric form is largest on its diagonal (Banach).
 
-It holds for this run and the neighbours asked about, in real arithmetic, if ||H|| is not
-underestimated. So its status is `realized`, and never `certified`. It enters no bound of a gap, not
-even with high probability: Theorem 4.1 needs differences that hold for every sample, and these are
-this sample's own. McDiarmid's inequality with an exceptional set would need to know how often a
-fresh sample exceeds them. Here that is proved only by suprema over a ball (`reach`, below).
+The certificate holds in real arithmetic for this run and for the neighbours that were evaluated, if
+||H|| is not underestimated. So its status is `realized` and never `certified`. It cannot be used in
+a bound of a gap, not even with high probability: Theorem 4.1 requires differences that hold for
+every sample, and these differences hold only for this sample. McDiarmid's inequality with an
+exceptional set would require the probability that a fresh sample exceeds them. This module proves
+bounds for every sample only through suprema over a ball (`reach`, below).
 
 Reachable ball
 --------------
-How far the iterates of FedMuon can get from X0, and the constants that hold so far, by step.
+This section bounds how far the iterates of FedMuon can move from X0. At each step it yields
+constants that are valid for all iterates up to this distance.
 
-The momentum starts at 0 and is a mean of sample gradients, on every client and at the server, with
-weights of sum at most 1. Where gradients are at most g_t at step t, hence
+The momentum starts at 0. On every client and at the server it is a weighted mean of sample
+gradients, with weights that sum to at most 1. If gradients are at most g_t at step t, then
 
     m_t = beta m_(t-1) + (1 - beta) g_t >= ||M_t||_op,      rho_(t+1) = rho_t + eta_t phi(m_t),
 
-if ||Orth(M)||_op <= phi(s) for all ||M||_op <= s. With rho_0 = 0 and g_t the supremum of sample
-gradients on the ball {||X - X0||_op <= rho_t}, induction over t says: after t local steps, counted
-over rounds, every client's model is in the ball of radius rho_t, for every sample that there may
-be; means of models stay in it, as it is convex. X0 does not know the samples.
+if ||Orth(M)||_op <= phi(s) for all ||M||_op <= s. Let rho_0 = 0, and let g_t be the supremum of
+sample gradients on the ball {||X - X0||_op <= rho_t}. Induction over t shows: after t local steps,
+counted over rounds, the model of every client is in the ball of radius rho_t, for every possible
+sample. Means of models stay in the ball, because it is convex. X0 does not depend on the samples.
 
-**Other recipes.** Sizes add up as in `recursion`: m' = beta m + f g_t, the direction is
-at most t = m', or beta m' + f g_t in Nesterov's forms, and without a map phi(t) = t. A momentum
-that begins afresh is no larger. FedAvgM's velocity is at most v+ = b v + (how far the round's moves
-reach), and X+ = X + V+: each round ends in rho + v+, which is the last rho of its steps for b = 0.
+**Other optimizers.** Bounds of the norms add up as in `recursion`: m' = beta m + f g_t. The
+direction is at most t = m', or beta m' + f g_t in Nesterov forms. Without an orthogonalizer
+phi(t) = t. Resetting the momentum cannot make it larger. The velocity of FedAvgM is at most
+v+ = b v + (the maximum distance moved in the round), and X+ = X + V+. So each round ends in
+rho + v+. For b = 0 this is the last rho of the steps of the round.
 
-So at step t a run and its neighbour are both where Lg_t and the diameter diam_t of the set of
-sample gradients are known: one replaced sample moves a mean of n_i gradients by at most
-diam_t / n_i, and a_t (of `recursion`, with Lg_t) says what that comes to. At the end the loss is
-g_T-Lipschitz and has the range of the last ball: F - F_hat does not feel a constant that is taken
-from the loss, so Theorem 4.1 holds with B = sup - inf.
+So at step t, a run and its neighbour are both in a ball on which Lg_t and diam_t are known. Here
+diam_t is the diameter of the set of sample gradients. One replaced sample moves a mean of n_i
+gradients by at most diam_t / n_i, and a_t (of `recursion`, with Lg_t) converts this into a change
+of the final model. At the end, the loss is g_T-Lipschitz, and its values lie within its range on
+the last ball. F - F_hat does not change if a constant is subtracted from the loss, so Theorem 4.1
+holds with B = sup - inf.
 """
 
 import math
@@ -77,11 +84,11 @@ class Path:
     """A finished run.
 
     Attributes:
-        schedule: Participants, [R, K].
-        curvature: ||H|| of each client's mean loss at each local step, [R, K, E].
-        spread: The largest ||g_z - g_z'|| there, [R, K, E].
-        sizes: Samples n_i, [N].
-        steps: Step size of each round, [R].
+        schedule: Participants of each round [R, K].
+        curvature: ||H|| of each client's mean loss at each local step [R, K, E].
+        spread: The largest ||g_z - g_z'|| at each local step [R, K, E].
+        sizes: Number of samples n_i of each client [N].
+        steps: Step size of each round [R].
         beta: Momentum.
         l_orth: Lipschitz constant of the orthogonalizer.
         l_g: Smoothness Lg.
@@ -98,11 +105,13 @@ class Path:
 
 
 class StepBounds(NamedTuple):
-    """What a replaced sample can do at each local step of each participant, [R, K, E] each.
+    """The effect of a replaced sample at each local step of each participant.
 
     Attributes:
-        weights: How far X^R moves for a unit change of the participant's gradient there.
-        radius: How far the model of a run with another sample of the participant can be by then.
+        weights: How far X^R moves for a unit change of the participant's gradient at this step
+            [R, K, E].
+        radius: How far the model can be from the run at this step if one sample of the participant
+            is replaced [R, K, E].
     """
 
     weights: np.ndarray
@@ -110,13 +119,15 @@ class StepBounds(NamedTuple):
 
 
 def step_bounds(path: Path) -> StepBounds:
-    """Follow 001 (6) with the run's own constants: distances forwards, then weights backwards.
+    """Apply eq. (6) of the Stability note with the constants that the run realized.
 
-    Forwards, x[c] and m[c] bound how far a run that differs in one sample of client c is away, in
-    the model and in the momentum. The distance says how much larger than along the path Lg may be
-    in between: ||H|| + B_3 x / 2, and at most the Lg of all models. Backwards, as for a_{s,k} of
-    001, Appendix J, a unit of the model's distance counts x in the last model, and a unit of the
-    momentum's m.
+    The forward pass computes distances. x[c] and m[c] bound the distance of model and momentum to a
+    run that differs in one sample of client c. Between the two models the smoothness is at most
+    ||H|| + B_3 x / 2, and at most the Lg of all models.
+
+    The backward pass computes weights, like a_{s,k} in the Stability note, Appendix J. A unit
+    distance of the model moves the last model by at most x. A unit distance of the momentum moves
+    it by at most m.
     """
     rounds, participants, local_steps = path.curvature.shape
     smooth, radius = path.curvature.copy(), np.zeros(path.curvature.shape)
@@ -127,7 +138,7 @@ def step_bounds(path: Path) -> StepBounds:
         for e in range(local_steps):
             smooth[r, :, e] = np.minimum(smooth[r, :, e] + BEND * here.max(1) / 2, path.l_g)
             radius[r, :, e] = here[each, chosen]
-            moved = smooth[r, :, e, None] * here  # of the gradients
+            moved = smooth[r, :, e, None] * here  # distance of the gradients
             moved[each, chosen] += (path.spread[r, :, e] + 2 * path.l_g * radius[r, :, e]) / n
             memory = path.beta * memory + (1 - path.beta) * moved
             here = here + path.steps[r] * path.l_orth * memory
@@ -138,7 +149,7 @@ def step_bounds(path: Path) -> StepBounds:
         push = path.steps[r] * path.l_orth
         x, m = np.tile(after[:, None] / participants, participants)  # a mean over participants
         for e in reversed(range(local_steps)):
-            gradient = (1 - path.beta) * (push * x + m)  # what a unit of its change counts
+            gradient = (1 - path.beta) * (push * x + m)  # effect of a unit change of the gradient
             weights[r, :, e] = gradient
             x, m = x + smooth[r, :, e] * gradient, path.beta * (push * x + m)
         after = np.array([x.sum(), m.sum()])
@@ -146,28 +157,30 @@ def step_bounds(path: Path) -> StepBounds:
 
 
 def certificate(path: Path, bounds: StepBounds, client: int, distances: np.ndarray) -> np.ndarray:
-    """Bound on how far X^R moves for each pair (z, z') of a client, [T].
+    """Return a bound on how far X^R moves for each pair (z, z') of a client [T].
 
-    `distances` are ||g_z - g_z'|| at its local steps, [T, P E], in the order of its P rounds.
+    `distances` are ||g_z - g_z'|| at the local steps of the client [T, P E], in the order of the P
+    rounds in which the client participates.
     """
     own = path.schedule == client
     moved = (distances + 2 * path.l_g * bounds.radius[own].ravel()) / path.sizes[client]
     return moved @ bounds.weights[own].ravel()
 
 
-# Cells of radii in [0, 1] and in every octave above: a radius counts as its cell's upper end.
+# Number of cells of radii in [0, 1), and in every octave [2^k, 2^(k+1)) above. Each radius is
+# rounded up to the end of its cell, so that suprema are computed once per cell.
 CELLS = 1024
-FAR = 64.0  # from here on the suprema are those of all models
+FAR = 64.0  # from this radius on, the suprema are the same as over all models
 
 
 @dataclass(frozen=True)
 class Start:
-    """Properties of the start and of the data that hold for every sample.
+    """Properties of X0 and of the data that hold for every sample.
 
     Attributes:
         classes: Number of classes c.
         reach: ||X0 (I - 11^T/c)||_op.
-        nonnegative: Whether no sample can have a negative entry.
+        nonnegative: Whether all entries of all possible samples are nonnegative.
     """
 
     classes: int
@@ -177,8 +190,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Reach:
-    """The last radius, Lg_t and diam_t of each local step, [R, E], and what holds at the end: the
-    constants, and sup of |loss - (1 - 1/c)|."""
+    """Constants of each step of a run, and of its final model.
+
+    Attributes:
+        radius: The radius of the ball at the end.
+        smoothness: Lg_t of each local step [R, E].
+        diameters: diam_t of each local step [R, E].
+        last: The constants at the end.
+        deviation: The supremum of |loss - (1 - 1/c)| at the end.
+    """
 
     radius: float
     smoothness: np.ndarray
@@ -198,10 +218,10 @@ def reach(
 
     Args:
         start: Properties that hold for every sample.
-        steps: Step size of each round, [R].
-        method: The recipe's recursion; a number is the beta of FedMuon.
-        growth: phi of the orthogonalizer.
-        local_steps: Local steps E.
+        steps: Step size of each round [R].
+        method: The recursion of the optimizer; a number is the beta of FedMuon.
+        growth: The function phi of the orthogonalizer.
+        local_steps: Number of local steps E.
     """
     how = method if isinstance(method, Method) else Method(method)
     radius, size, velocity, seen = 0.0, 0.0, 0.0, []
@@ -222,7 +242,7 @@ def reach(
 
 
 def _at(start: Start, radius: float) -> tuple[float, ...]:
-    """Supremum of gradients, diameter, Lg, range and deviation on the ball of that radius."""
+    """Return the supremum of gradients, the diameter, Lg, the range and the deviation on a ball."""
     far = min(start.reach + radius, FAR)
     width = 2.0 ** math.floor(math.log2(max(far, 1.0))) / CELLS
     return _in_cell(start.classes, start.nonnegative, math.ceil(far / width) * width)
