@@ -1,6 +1,6 @@
-"""Numbers as people read them: on a page, in a figure, in a terminal.
+"""Numbers as text for pages, figures and the terminal.
 
-They have the minus sign U+2212. What programs read (CSV, JSON, LaTeX) has the hyphen of ASCII.
+These texts use the minus sign U+2212. Files for programs (CSV, JSON, LaTeX) use the ASCII hyphen.
 """
 
 import math
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def written(value: float, form: str) -> str:
-    """A number in that format: `written(-0.5, "+.3g")` is `−0.5`."""
+    """Return a number in the given format: `written(-0.5, "+.3g")` is `−0.5`."""
     return f"{value:{form}}".replace("-", "−")
 
 
 def number(value: Any, count: int = 4) -> str:
-    """A number with `count` digits; a dash if it is unknown."""
+    """Return a number with `count` significant digits, or a dash if it is unknown."""
     unknown = value is None or not isinstance(value, int | float) or value != value
     if not unknown and math.isinf(value):
         return "∞" if value > 0 else "−∞"
@@ -21,9 +21,9 @@ def number(value: Any, count: int = 4) -> str:
 
 
 def digits(value: float, count: int = 4) -> str:
-    """A measured number with `count` significant digits, zeros too, so that columns compare.
+    """Return a measured number with `count` significant digits, including trailing zeros.
 
-    Numbers with more digits before the point keep all of them, up to a million.
+    Numbers below a million keep all digits before the decimal point.
     """
     if 10**count <= abs(value) < 10**6:
         return written(value, ".0f")
@@ -31,24 +31,24 @@ def digits(value: float, count: int = 4) -> str:
 
 
 def interval(low: float, high: float, count: int = 3) -> str:
-    """`−0.174 to 0.037`; empty if it is unknown."""
+    """Return a text such as `−0.174 to 0.037`, or "" if an end is unknown."""
     known = low == low and high == high
     return f"{number(low, count)} to {number(high, count)}" if known else ""
 
 
 def count(quantity: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
+    """Return a number with its noun: `1 run`, `2 runs`."""
     return f"{quantity} {noun}" if quantity == 1 else f"{quantity} {noun}s"
 
 
 def quantity(value: float, unit: str) -> str:
-    """`1.2 accuracy points`, `0.31 (ratio)`; the value counts units."""
+    """Return a value with its unit: `1.2 accuracy points`, `0.31 (ratio)`."""
     plain = unit in ("ratio", "slope", "loss")
     return f"{number(value)} ({unit})" if plain else f"{number(value)} {unit}".strip()
 
 
 def in_bytes(count: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Return a number of bytes in a suitable unit: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

@@ -1,27 +1,28 @@
-"""Estimates with their intervals, the verdict on a claim, and what would decide an open one.
+"""Estimates with intervals, the verdict on each claim, and the next step for an open claim.
 
 Verdicts
 --------
-A claim is about K places (settings, sizes, runs). At place k the data leave a 95% interval I_k for
-an effect, and a longer one, J_k: all J_k together are right 95 times in 100 (Bonferroni). The rule
-accepts the effects of a set A, an interval of the line. The claim
+A claim is about K places (settings, sizes, runs). At place k the data determine a 95% interval I_k
+for an effect and a longer interval J_k. All J_k together contain their effects in 95% of cases
+(Bonferroni). The rule of the claim accepts the effects in a set A, which is an interval. The claim
 
     holds          if every I_k lies in A,
-    refuted        if some J_k has no point of A,
+    refuted        if some J_k has no point in A,
     inconclusive   otherwise: the data allow both.
 
-It is `not tested here` if an effect was seen without an interval (one seed), or if
-nothing was learned that could be compared. What was counted, or computed without chance, is its own
-interval. A false claim holds with a chance of at most 1/20: at a place where its effect is not in
-A, I_k must miss it. A true claim is refuted with at most that chance, as some J_k must miss its
-effect.
+A claim is `not tested here` if an effect was measured without an interval (one seed), or if the
+models learned nothing that could be compared. A value that was counted, or computed without
+randomness, is its own interval. A false claim gets the verdict `holds` with probability at most
+1/20: at a place where its effect is not in A, I_k must miss the effect. A true claim is refuted
+with probability at most 1/20, because some J_k must miss its effect.
 
 Next steps
 ----------
-An open claim gets the command that would decide it, at full scale or with more seeds, or the reason
-why nothing shipped decides it. The interval of n seeds is Student's: it shrinks like
-t(n) / sqrt(n), where t(n) is the quantile at 97.5% with n - 1 degrees of freedom. An effect that is
-known up to h, at distance d from the end of its rule, needs the n that makes it d / h as long.
+An open claim gets a command that would decide it, at full scale or with more seeds. If no shipped
+suite can decide it, the claim gets the reason. The interval of n seeds is Student's interval. Its
+length is proportional to t(n) / sqrt(n), where t(n) is the quantile at 97.5% with n - 1 degrees of
+freedom. If an effect is known up to h and is at distance d from an end of its rule, the claim needs
+the n that multiplies the length by d / h.
 """
 
 import math
@@ -42,14 +43,18 @@ from fedmuon.analysis.report.numbers import interval, number, quantity, written
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.core.files import finite
 
-NORMAL = 1.96  # of a 95% interval, where the error itself is known
+NORMAL = 1.96  # half-width of a 95% interval, in units of a known standard error
 
 
 @dataclass(frozen=True)
 class Slope:
-    """A fitted slope, or another estimate, and its 95% interval.
+    """A fitted slope, or another estimate, with its 95% interval.
 
-    `free` are the degrees of freedom of Student's interval; infinite if the error itself is known.
+    Attributes:
+        value: The estimate.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        free: Degrees of freedom of Student's interval; infinite if the standard error is known.
     """
 
     value: float
@@ -58,28 +63,28 @@ class Slope:
     free: float = math.inf
 
     def __str__(self) -> str:
-        """`−0.244 (−0.251 to −0.237)`."""
+        """Return a text such as `−0.244 (−0.251 to −0.237)`."""
         value, low, high = (written(one, "+.3f") for one in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
 
 def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
-    """Half of Student's 95% interval of an estimate with that standard error.
+    """Return half the length of Student's 95% interval of an estimate.
 
     Args:
-        error: Standard error.
-        free: Its degrees of freedom.
-        many: Number of intervals that shall be right together, 95 times in 100 (Bonferroni).
+        error: Standard error of the estimate.
+        free: Degrees of freedom of the standard error.
+        many: Number of intervals that must all be correct in 95% of cases (Bonferroni).
     """
     return student.ppf(1 - 0.025 / many, free) * error
 
 
 def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
-    """The least-squares slope of log mean(runs[k]) on log sizes[k].
+    """Return the least-squares slope of log mean(runs[k]) on log sizes[k].
 
-    It is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2, so its variance is
-    sum_k w_k^2 s_k^2 / (n_k mean_k^2) to first order: the seeds of one size are independent of
-    those of another.
+    The slope is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2. Runs of different
+    sizes are independent, so the variance of the slope is sum_k w_k^2 s_k^2 / (n_k mean_k^2) to
+    first order.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     centred = x - x.mean()
@@ -90,7 +95,7 @@ def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
-    """mean(above) / mean(below) of independent runs and its 95% interval, to first order."""
+    """Return mean(above) / mean(below) of independent runs with its 95% interval, to first order."""
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
     errors, counts = _errors([above, below])
@@ -98,10 +103,11 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
 
 
 def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
-    """A function of K means of independent runs, whose errors [K] add in squares, and its interval.
+    """Return an estimate that depends on K means of independent runs, with its 95% interval.
 
-    It is Student's with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom, for n_k runs and the
-    share q_k of mean k in the variance (Welch 1947).
+    The squares of the errors [K] add up to the variance. The interval is Student's interval with
+    1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom. There n_k is the number of runs and q_k the
+    share of mean k in the variance (Welch 1947).
     """
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
@@ -111,7 +117,7 @@ def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
 
 
 def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Standard errors of the means, and how many runs each has; nan for a single run."""
+    """Return the standard errors and the numbers of runs of the means; nan for a single run."""
     counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
     spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
     return np.array(spread) / np.sqrt(counts), counts
@@ -119,11 +125,13 @@ def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Curve:
-    """Runs by size: K sizes in rising order, and the values of the seeds at each.
+    """A measure at K sizes.
 
     Attributes:
-        means: Mean at each size, [K].
-        reach: Half of the width of the mean's 95% interval, [K].
+        sizes: The sizes in increasing order [K].
+        runs: The values of all seeds at each size.
+        means: Mean at each size [K].
+        reach: Half the length of the mean's 95% interval [K].
     """
 
     sizes: np.ndarray
@@ -143,20 +151,23 @@ class Curve:
 
     @property
     def late(self) -> Slope:
-        """The slope over the larger half of the sizes, where lower orders matter less."""
+        """The slope over the larger half of the sizes, where lower-order terms matter less."""
         first = (len(self.sizes) - 1) // 2
         return log_slope(self.sizes[first:], self.runs[first:])
 
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
-    """Collect a column of the rows that have these entries, by size."""
+    """Group a column by size, using the rows in which each column of `where` has its value."""
     chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
     return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean of a - b over pairs, and half of its 95% interval (Student's t); nan for one pair."""
+    """Return the mean of a - b over pairs (a, b), and half the length of its 95% interval.
+
+    The interval is Student's interval. For fewer than two pairs both values are nan.
+    """
     away = np.array([one - other for one, other in pairs])
     if len(away) < 2 or not np.isfinite(away).all():
         return np.nan, np.nan
@@ -167,27 +178,30 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def by_seed(
     runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
 ) -> tuple[float, float]:
-    """Mean difference between two sets of rows, paired by seed, and half of its interval."""
+    """Return the mean difference of two sets of rows, paired by seed, and half its interval."""
     one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
                   for part in (rows, others))  # fmt: skip
     return paired([(one[seed], other[seed]) for seed in one if seed in other])
 
 
 def free_of_seeds(runs: Columns) -> float:
-    """Degrees of freedom of a mean difference that is paired by seed."""
+    """Return the degrees of freedom of a mean difference that is paired by seed."""
     return max(1.0, len(np.unique(runs["seed"])) - 1.0)
 
 
 def mean_of(values: np.ndarray) -> Slope:
-    """Mean of independent runs and its 95% interval (Student's t); nan for a single run."""
+    """Return the mean of independent runs with its 95% interval (Student's t).
+
+    The ends of the interval are nan for a single run.
+    """
     value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
     return Slope(value, value - half, value + half, len(values) - 1.0)
 
 
-POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
+POINTS = "accuracy points"  # hundredths; the code computes accuracies from 0 to 1
 Verdict = Literal["holds", "refuted", "inconclusive", "not tested here"]
 HOLDS, REFUTED, INCONCLUSIVE, UNTESTED = VERDICTS = get_args(Verdict)
-MEANINGS: dict[str, str] = {  # the one definition; pages and reports print it
+MEANINGS: dict[str, str] = {  # the definition that all pages and reports show
     HOLDS: "Every 95% interval lies inside the range of effects that the claim allows.",
     REFUTED: "At least one interval lies outside that range, also after a correction for the "
     "number of comparisons (Bonferroni).",
@@ -208,26 +222,26 @@ ONE_OF_MANY = (
 
 @dataclass(frozen=True)
 class Rule:
-    """The effects that support a claim: from `low` to `high`, without the ends if `strict`."""
+    """The range of effects that support a claim: `low` to `high`, without the ends if `strict`."""
 
     low: float = -math.inf
     high: float = math.inf
     strict: bool = False
 
     def accepts(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Whether each interval lies inside the rule."""
+        """Return whether each interval lies inside the range."""
         above, below = (low > self.low, high < self.high) if self.strict else (
             low >= self.low, high <= self.high)  # fmt: skip
         return (above | math.isinf(self.low)) & (below | math.isinf(self.high)) & (low <= high)
 
     def refuses(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Whether each interval lies outside the rule."""
+        """Return whether each interval lies outside the range."""
         below, above = (high <= self.low, low >= self.high) if self.strict else (
             high < self.low, low > self.high)  # fmt: skip
         return (below & math.isfinite(self.low)) | (above & math.isfinite(self.high))
 
     def __str__(self) -> str:
-        """`≤ 1`, `> 0`, `−0.1 to 0.1`."""
+        """Return a text such as `≤ 1`, `> 0` or `−0.1 to 0.1`."""
         if math.isfinite(self.low) and math.isfinite(self.high):
             return interval(self.low, self.high)
         if math.isfinite(self.low):
@@ -241,20 +255,21 @@ POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
 
 @dataclass(frozen=True)
 class Effect:
-    """Effects at K places, each with its interval.
+    """The effect of a claim at K places, each with its interval.
 
     Attributes:
-        name: What it is, in words.
-        value: The effect at each place, [K]; nan where it is unknown.
-        low: Lower ends of the intervals, [K].
-        high: Upper ends of the intervals, [K].
+        name: Name of the effect, in words.
+        value: The effect at each place [K]; nan if it is unknown.
+        low: Lower ends of the intervals [K].
+        high: Upper ends of the intervals [K].
         places: Names of the places.
         seeded: Whether more seeds would shorten the intervals.
-        free: Degrees of freedom of the intervals, one number or [K]; infinite where the error
-            itself is known.
-        exponential: Whether an interval that fails with chance d is a sqrt(l) + b l long, where
-            l = ln(3 / d), as that of a gap is (`fedmuon.analysis.theory.generalization`).
-        unit: What it is counted in: `POINTS`, "loss", "ratio", "slope", "s"; "" for a pure number.
+        free: Degrees of freedom of the intervals, one number or [K]; infinite if the standard error
+            is known.
+        exponential: Whether the length of an interval with failure probability d is
+            a sqrt(l) + b l with l = ln(3 / d). The interval of a gap has this form
+            (`fedmuon.analysis.theory.generalization`).
+        unit: Unit of the effect: `POINTS`, "loss", "ratio", "slope" or "s"; "" for a pure number.
     """
 
     name: str
@@ -269,9 +284,9 @@ class Effect:
 
     @cached_property
     def longer(self) -> np.ndarray:
-        """Factors by which intervals that are right together (Bonferroni) are longer, [K]."""
+        """Factors [K] that lengthen the intervals so that all are correct together (Bonferroni)."""
         many = max(1, int((self.low < self.high).sum()))
-        if self.exponential:  # no a sqrt(l) + b l grows faster than l
+        if self.exponential:  # a sqrt(l) + b l grows at most in proportion to l
             factor = math.log(3 * many / 0.05) / math.log(3 / 0.05)
         else:
             factor = half_width(1.0, self.free, many) / half_width(1.0, self.free)
@@ -279,14 +294,14 @@ class Effect:
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of these longer intervals, [K] each."""
-        with np.errstate(invalid="ignore"):  # what is infinite is its own interval
+        """Lower and upper ends of the intervals lengthened by `longer` [K]."""
+        with np.errstate(invalid="ignore"):  # an infinite effect is its own interval
             ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
         return low, high
 
     def in_unit(self, at: int) -> list[float]:
-        """The effect at a place and the ends of its interval, in its unit."""
+        """Return the effect at a place and the ends of its interval, in the unit of the effect."""
         times = 100.0 if self.unit == POINTS else 1.0
         return [times * float(one[at]) for one in (self.value, self.low, self.high)]
 
@@ -294,7 +309,7 @@ class Effect:
     def exact(
         cls, name: str, values: ArrayLike, places: Sequence[str] = (), unit: str = ""
     ) -> "Effect":
-        """Make an effect that was counted, or computed without chance."""
+        """Make an effect that was counted, or computed without randomness."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
         return cls(name, found, found, found, places, seeded=False, unit=unit)
 
@@ -311,7 +326,7 @@ class Effect:
 
     @classmethod
     def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
-        """Make an effect from estimates with `value`, `low` and `high`, by place."""
+        """Make an effect from a mapping of places to estimates with `value`, `low` and `high`."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
         free = np.array([one.free for one in found.values()])
         return cls(name, *ends.T, places=list(found), free=free, unit=unit)
@@ -320,24 +335,24 @@ class Effect:
     def of_gaps(
         cls, gap: np.ndarray, low: np.ndarray, high: np.ndarray, bound: np.ndarray
     ) -> "Effect":
-        """Make an effect from measured gaps with the ends of their intervals, and their bounds."""
+        """Make an effect from measured gaps, the ends of their intervals, and their bounds."""
         ends = gap - bound, low - bound, high - bound
         return cls("gap − bound", *ends, seeded=False, unit="loss", exponential=True)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence with its verdict.
+    """A sentence with its verdict.
 
     Attributes:
-        sentence: What is claimed.
-        effect: What was measured.
-        rule: The effects that support the claim.
+        sentence: The claim.
+        effect: The measured effect.
+        rule: The range of effects that support the claim.
         detail: The effect at every place, in words.
-        also: What a reader must know besides the verdict.
-        limit: Why these runs cannot test the claim, if so.
-        changes: Values for `--set` that shorten its intervals.
-        command: The command that would decide it.
+        also: Further notes for the reader.
+        limit: The reason why these runs cannot test the claim; "" if they can.
+        changes: Values for `--set` that shorten the intervals.
+        command: The command that would decide the claim.
     """
 
     sentence: str
@@ -351,7 +366,10 @@ class Claim:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """See the top of this file; a claim with an unknown effect is `inconclusive`."""
+        """The verdict by the rules at the top of this file.
+
+        A claim with an unknown effect is `inconclusive`.
+        """
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
             return UNTESTED
@@ -364,7 +382,7 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """Why these runs cannot test the claim, or an interval does not decide it, if so."""
+        """The reason why these runs cannot test or decide the claim; "" if there is no reason."""
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()
@@ -374,15 +392,15 @@ class Claim:
 
     @property
     def holds(self) -> bool | None:
-        """True or False if it is decided, else None."""
+        """True if the claim holds, False if it is refuted, otherwise None."""
         return {HOLDS: True, REFUTED: False}.get(self.verdict)
 
     @cached_property
     def worst(self) -> int | None:
-        """Index of the place that reaches furthest out of the rule.
+        """Index of the place whose interval reaches furthest out of the range of the rule.
 
-        If some places refute the claim, it is one of them. An open claim names the first place
-        without an interval.
+        If some places refute the claim, the index is one of these places. For an open claim, it is
+        the first place without an interval, if there is one.
         """
         effect = self.effect
         against = self.rule.refuses(*effect.together) | (self.verdict != REFUTED)
@@ -390,18 +408,18 @@ class Claim:
         if not len(known):
             return None
         low, high = effect.low[known], effect.high[known]
-        with np.errstate(invalid="ignore"):  # how far inside the rule; negative if outside
+        with np.errstate(invalid="ignore"):  # distance inside the range; negative if outside
             ends = [self.rule.high - high] * math.isfinite(self.rule.high)
             ends += [low - self.rule.low] * math.isfinite(self.rule.low)
         room = np.min(ends, axis=0)
         if (open_ := np.isnan(room)).any() and self.holds is None:
             return int(known[open_.argmax()])
-        beyond = -high if math.isfinite(self.rule.high) else low  # where room rounds to the same
+        beyond = -high if math.isfinite(self.rule.high) else low  # decides between equal rooms
         return int(known[np.lexsort((beyond, room))[0]])
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The effect at the worst place in words, and its interval if it has one."""
+        """The effect at the worst place in words, and its interval ("" if there is none)."""
         effect, at = self.effect, self.worst
         if at is None:
             return "", ""
@@ -412,7 +430,7 @@ class Claim:
 
     @property
     def accepted(self) -> str:
-        """The rule, in the effect's unit."""
+        """The rule in the unit of the effect."""
         times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
 
@@ -422,7 +440,7 @@ class Claim:
         return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
-        """The claim's entry in claims.json, with the effect at the worst place."""
+        """Return the claim's entry in claims.json, with the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
         ends = [None] * 3 if at is None else map(finite, effect.in_unit(at))
@@ -437,12 +455,12 @@ class Claim:
 
 
 def current(word: str) -> str:
-    """The verdict by its present name: results of earlier versions have other words."""
+    """Return the current name of a verdict. Results of earlier versions use other names."""
     return FORMER.get(word, word)
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
-    """Make a claim that holds if it is true in every one of these cases."""
+    """Make a claim that holds if all entries of `held` are true."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
     effect = Effect.exact(f"share of the {what} in which it holds", share, unit="ratio")
@@ -450,18 +468,18 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
 
 
 def unknown(sentence: str, why: str) -> Claim:
-    """Make a claim about which nothing was measured, with the reason."""
+    """Make a claim without a measurement, with the reason."""
     return Claim(sentence, Effect.exact("", np.nan), ALL, why)
 
 
 def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
-    """Number of claims by verdict, in the order of `VERDICTS`."""
+    """Return the number of claims of each verdict, in the order of `VERDICTS`."""
     found = Counter(claim.verdict for claim in claims)
     return {one: found[one] for one in VERDICTS}
 
 
 def tally(claims: Sequence[Claim], data: str = "") -> str:
-    """`5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
+    """Return e.g. `5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
     if not claims:
         return f"Measured on {data}; nothing is claimed" if data else "nothing is claimed"
     found = counts(claims)
@@ -474,20 +492,22 @@ def tally(claims: Sequence[Claim], data: str = "") -> str:
 
 NOTHING = "no shipped suite can decide it: {}"
 SHORT = "This change shortens the interval, but may not decide."
-FEW = 5  # seeds, of which an interval can be seen
-MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as many as one would run
+FEW = 5  # number of seeds to suggest if the intervals are unknown
+# A factor on the variance, because the effects are only estimates; and the largest factor of seeds
+# that is suggested.
+MARGIN, MOST = 1.5, 100
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """Return the claim about a gap with what a record says about the length of its interval.
+    """Return the claim about a gap with notes on the length of its interval.
 
-    Changes that shorten the interval are named if these runs would decide with them, or if there is
-    a larger scale.
+    The notes come from `about`. Changes that shorten the interval are listed if these runs would
+    then decide the claim, or if the suite has a larger scale.
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
     then = {current(one) for one in about.get("gap_then", ())}
-    # One of many may be refuted by chance, so all must hold or all must be refuted.
+    # A single verdict may be `refuted` by chance, so all must hold or all must be refuted.
     decides = then - {UNTESTED} == {HOLDS} or then == {REFUTED}
     why = " ".join([*notes, *[SHORT] * (useful and not decides)])
     also = "; ".join(filter(None, (claim.also, why)))
@@ -496,12 +516,14 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
-    """Return the claim of a suite with the command that would decide it, or the reason for none.
+    """Return the claim of a suite with the command that would decide it.
+
+    If no shipped suite can decide the claim, the result contains the reason instead.
 
     Args:
         claim: The claim.
-        about: The suite's suite.json.
-        folder: The suite's folder; it is resumed with more seeds where that is possible. Otherwise
+        about: Contents of the suite's suite.json.
+        folder: The suite's folder. If possible, the command resumes it with more seeds. Otherwise
             the command writes a new folder.
     """
     if claim.verdict in (HOLDS, REFUTED) or not str(about["again"]).startswith("fedmuon suite "):
@@ -533,12 +555,16 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
 
 
 def times_as_many(claim: Claim, seeds: int) -> float:
-    """Factor of seeds that would leave every interval on one side of its rule's ends."""
+    """Return the factor by which to multiply the seeds so that the claim can be decided.
+
+    With that many seeds, no interval would contain an end of the rule. The factor is infinite if no
+    number of seeds up to `MOST` times as many is enough.
+    """
     effect, rule = claim.effect, claim.rule
     if np.isnan(effect.value).any() or not seeds:
         return math.inf
-    with np.errstate(invalid="ignore"):  # an infinite effect is beyond doubt
-        beyond = claim.rule.refuses(effect.low, effect.high)  # decides where longer ones do
+    with np.errstate(invalid="ignore"):  # an infinite effect has no uncertainty
+        beyond = claim.rule.refuses(effect.low, effect.high)  # here the longer intervals decide
         longer = np.where(beyond, effect.longer, 1.0)
         half = np.where(np.isinf(effect.value), 0.0, longer * (effect.high - effect.low) / 2)
     if np.isnan(half).any():
@@ -548,14 +574,14 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         shorter = np.where(half > near, half / near, 0.0).max()
     many = np.arange(seeds, MOST * seeds + 1)
-    free = np.where(many > 1, many - 1.0, np.inf)  # a single seed's interval is not over seeds
+    free = np.where(many > 1, many - 1.0, np.inf)  # one seed: the interval is not over seeds
     width = half_width(1 / np.sqrt(many), free)  # t(n) / sqrt(n)
     enough = width * math.sqrt(MARGIN) * shorter <= width[0]
     return float(many[enough.argmax()] / seeds) if enough.any() else math.inf
 
 
 def of_all_seeds(words: list[str]) -> list[str]:
-    """The words without `--seed N` or `--seeds N`, which override the file's seeds."""
+    """Return the words without `--seed N` and `--seeds N`, which override the file's seeds."""
     for option in {"--seed", "--seeds"}.intersection(words):
         at = words.index(option)
         words = words[:at] + words[at + 2 :]
