@@ -1,9 +1,9 @@
-"""Claims of the Stability note (001), section 5, compared with measured runs.
+"""Claims of the Stability note, section 5, compared with measured runs.
 
-The columns are those of runs.csv and neighbours.csv of a suite, or of neighbours.csv and bound.json
-of one run. The factors that vary decide what is claimed. A claim about numbers that the theory
-rejected (nan) is inconclusive; it is not tested here if the theory rejected the whole run, or if no
-outcome could refute it.
+The columns are the columns of runs.csv and neighbours.csv of a suite, or of neighbours.csv and
+bound.json of one run. The factors that vary determine which claims are tested. A claim about
+numbers that the theory rejected (nan) is inconclusive. It is not tested here if the theory rejected
+the whole run, or if no outcome could refute it.
 """
 
 import itertools
@@ -32,18 +32,18 @@ from fedmuon.analysis.report.verdicts import (
 
 FACTORS = ("n", "lr", "lambda", "alpha", "per_round")
 SETTING = (*FACTORS, "seed")
-PUBLISHED_RHO = 0.87  # 001, Figure 3(c)
-DRAWS = 10  # replacement trials a run (001, Table 1)
+PUBLISHED_RHO = 0.87  # Stability note, Figure 3(c)
+DRAWS = 10  # replacement trials per run (Stability note, Table 1)
 QUANTITIES = {"bound": "bound", "mean_perturbation": "mean perturbation"}
 
 
 def varying(runs: Columns) -> tuple[str, ...]:
-    """The factors that take more than one value."""
+    """Return the factors that take more than one value."""
     return tuple(name for name in FACTORS if len(np.unique(runs[name])) > 1)
 
 
 def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
-    """Return the claims of 001, section 5 about a suite, by the factors that vary in it."""
+    """Return the claims of the Stability note, section 5, for the factors that vary in a suite."""
     factors = varying(runs)
     claims = [gap_within_bound(runs), within_certificate(neighbours)]
     for factor in ("lr", "lambda", "n"):
@@ -57,7 +57,7 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
     """Return the claims about one run, from its neighbours and its bound.json.
 
-    `census` says that every sample was replaced once.
+    `census` is True if every sample was replaced once.
     """
     names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
@@ -72,7 +72,10 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
 
 
 def gap_within_bound(runs: Columns) -> Claim:
-    """Claim gap <= bound in every run (001, Table 2); the gap's whole interval must lie below."""
+    """Claim gap <= bound in every run (Stability note, Table 2).
+
+    The claim holds only if the whole interval of each gap lies below its bound.
+    """
     gap, bound, low, high = (runs[name] for name in ("gap", "bound", "gap_low", "gap_high"))
     judged = ~np.isnan(gap + bound)
     if not judged.any():
@@ -95,7 +98,7 @@ def gap_within_bound(runs: Columns) -> Claim:
 
 
 def within_certificate(neighbours: Columns) -> Claim:
-    """Claim ||X - X'||_F <= Delta_i Y_i(C) for every neighbour (001, Appendix F)."""
+    """Claim ||X - X'||_F <= Delta_i Y_i(C) for every neighbour (Stability note, Appendix F)."""
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
     if not judged.any():
@@ -115,18 +118,22 @@ def within_certificate(neighbours: Columns) -> Claim:
 
 
 def share(neighbours: Columns) -> np.ndarray:
-    """Perturbation / certificate, [neighbours]; 0 if both are 0, infinite if only the second is."""
+    """Return perturbation / certificate [neighbours].
+
+    The ratio is 0 if both are 0, and infinite if only the certificate is 0.
+    """
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     unbounded = np.where(moved > 0, np.inf, 0.0)
     return np.divide(moved, promised, out=unbounded, where=promised != 0)
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
-    """Claim that means over seeds grow with eta or 1/sqrt(lambda), or shrink with n (001, Fig. 2).
+    """Claim that means over seeds grow with eta or 1/sqrt(lambda), or shrink with n.
 
-    Neighbouring levels are compared with every other factor equal. The growth is relative to the
-    larger mean, and a tie is no growth. A bound is a number of its run; a perturbation is a draw,
-    so its growth has the interval of the difference seed by seed (Student's t).
+    The source is the Stability note, Figure 2. Adjacent levels of the factor are compared, with all
+    other factors equal. The growth is relative to the larger mean, and a tie does not count as
+    growth. A bound is a fixed number of its run. A perturbation is random, so its growth gets
+    Student's interval of the differences, paired by seed.
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     sign = 1.0 if factor == "lr" else -1.0
@@ -160,7 +167,10 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
-    """Least-squares slope of log value on log n; nan unless two sizes have positive values."""
+    """Return the least-squares slope of log value on log n.
+
+    The slope is nan unless at least two sizes have positive values.
+    """
     used = (values > 0) & np.isfinite(values)
     if len(np.unique(sizes[used])) < 2:
         return float("nan")
@@ -168,10 +178,11 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Claim that Y_i(C) / n_i ranks the perturbations (Spearman, 001, Fig. 3c).
+    """Claim that Y_i(C) / n_i ranks the perturbations (Stability note, Fig. 3c).
 
-    Its interval is a jackknife's over runs, as neighbours of one run share its draws: the variance
-    is (G - 1)/G sum_g (rho without run g - mean)^2 for G runs (Efron and Stein 1981).
+    The measure is Spearman's rho. Its interval is a jackknife interval over runs, because all
+    neighbours of a run share the random draws of this run. The variance for G runs is
+    (G - 1)/G sum_g (rho without run g - mean)^2 (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -199,13 +210,13 @@ def exposure_ranks(neighbours: Columns) -> Claim:
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of replacements that change the label, and of those that keep it."""
+    """Return a mask of replacements that change the label, and a mask of all others."""
     other = neighbours["old_label"] != neighbours["new_label"]
     return other, ~other
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's rho with average ranks for ties; nan if a side is constant."""
+    """Return Spearman's rho with average ranks for ties; nan if x or y is constant."""
     a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
     scale = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / scale) if scale > 0 else float("nan")
@@ -230,7 +241,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
 
 
 def census_needed(neighbours: Columns) -> Claim:
-    """Claim that ten random neighbours, as in 001, Table 1, miss the worst one."""
+    """Claim that ten random neighbours, as in the Stability note, Table 1, miss the worst case."""
     moved = neighbours["perturbation"]
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
@@ -245,16 +256,17 @@ def census_needed(neighbours: Columns) -> Claim:
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:
-    """Expected maximum of k independent uniform draws from the values [n].
+    """Return the expected maximum of k independent uniform draws from the values [n].
 
-    It is sum_j x_(j) ((j/n)^k - ((j-1)/n)^k), as the maximum is <= x_(j) with chance (j/n)^k.
+    The maximum is <= x_(j) with probability (j/n)^k, so the expectation is
+    sum_j x_(j) ((j/n)^k - ((j-1)/n)^k).
     """
     chances = np.arange(len(values) + 1) / len(values)
     return float(np.sort(values) @ np.diff(chances**draws))
 
 
 def _left_out(judged: np.ndarray, noun: str) -> str:
-    """Number of cases that could not be judged, in words."""
+    """Return a note on the number of cases that could not be judged."""
     missing = int((~judged).sum())
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 

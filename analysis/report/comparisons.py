@@ -1,9 +1,9 @@
-"""Claims that compare trained variants: at the end, along a sweep, against a guess, in seconds.
+"""Claims that compare trained variants at the end, along a sweep, with a guess, and in time.
 
-Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a sweep), `seed`, and the
-measures. A run that diverged ends with nan and counts as infinitely bad. Effects are mean
-differences seed by seed with Student's interval, so a single seed tests nothing. Nor do two
-variants that predict no better than chance.
+The columns are the columns of runs.csv and curves.csv: `variant`, `x` (nan without a sweep),
+`seed`, and the measures. A run that diverged ends with nan and counts as infinitely bad. Effects
+are mean differences, paired by seed, with Student's interval. A single seed therefore cannot test a
+claim. Two variants that predict no better than chance cannot test it either.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from fedmuon.analysis.report.verdicts import (
     unknown,
 )
 
-HIGHER = ("accuracy",)  # is better
+HIGHER = ("accuracy",)  # measures for which a higher value is better
 NAMES = {"test_gap": "test minus train loss", "train_seconds": "seconds of training",
          "epsilon": "certified ε"}  # fmt: skip
 UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accuracy": POINTS,
@@ -38,14 +38,14 @@ UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accurac
 def judge(
     claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
 ) -> Claim:
-    """Return one claim of a suite's file with its verdict.
+    """Return one claim of a suite file with its verdict.
 
     Args:
-        claim: The claim's table in the file.
+        claim: The claim's table in the suite file.
         runs: Columns of runs.csv.
         curves: Columns of curves.csv.
         label: Name of the swept key, if any.
-        chance: Highest accuracy that a guess may reach by luck.
+        chance: Highest accuracy that random guessing may reach by luck.
     """
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
@@ -59,7 +59,7 @@ def judge(
 
 
 def name_of(measure: str) -> str:
-    """A measure in words."""
+    """Return the name of a measure in words."""
     return NAMES.get(measure, measure.replace("_", " "))
 
 
@@ -67,7 +67,7 @@ def terminal(
     better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = "",
     chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Claim that a terminal mean is at or below another's (above in accuracy) at every x."""
+    """Claim that one terminal mean is at most the other at every x (at least, for accuracy)."""
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
     article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
@@ -92,7 +92,10 @@ def near(
     better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
     label: str = "", chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Claim that two terminal means differ by at most that share of the larger, at every x."""
+    """Claim that two terminal means differ by at most the share `within` of the larger mean.
+
+    The claim is about every x of the sweep.
+    """
     at = f" at every {label}" if label else ""
     word = name_of(measure)
     sentence = sentence or (
@@ -117,18 +120,19 @@ def near(
 def _apart(
     better: str, than: str, measure: str, runs: Columns, chance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Where two variants end at each value x of the sweep.
+    """Compare the terminal values of two variants at each value x of the sweep.
 
     Returns:
-        The ends [x, 2]; how far apart they are [x]; half of the interval of that, paired by seed,
-        [x], which is nan where there is one seed or both only guess; and where both do, [x].
+        The terminal values [x, 2]; their difference [x]; half the interval of the difference,
+        paired by seed [x]; and whether both variants only guess [x]. The interval is nan if there
+        is one seed or if both variants only guess.
     """
     pairs, reach, guesses = [], [], []
     for x in levels(runs):
         pairs.append([ended(runs, name, x, measure) for name in (better, than)])
         one, other = (rows_of(runs, name, x) for name in (better, than))
         best = max(ended(runs, name, x, "accuracy") for name in (better, than))
-        guesses.append(best <= chance)  # more seeds would bring no interval there
+        guesses.append(best <= chance)  # then more seeds would not yield an interval
         reach.append(np.nan if best <= chance else by_seed(runs, measure, one, other)[1])
     ends = np.array(pairs)
     with np.errstate(invalid="ignore"):  # a difference of two infinities is unknown
@@ -136,7 +140,7 @@ def _apart(
 
 
 def _guessing(guesses: np.ndarray, chance: float) -> str:
-    """At how many values of the sweep both variants only guess, in words."""
+    """Return a note on the number of sweep values at which both variants only guess."""
     if not guesses.any():
         return ""
     places = f" at {int(guesses.sum())} of {len(guesses)} values" if len(guesses) > 1 else ""
@@ -144,37 +148,39 @@ def _guessing(guesses: np.ndarray, chance: float) -> str:
 
 
 def _at(runs: Columns, label: str) -> list[str]:
-    """The values of the sweep in words; empty without a sweep."""
+    """Return the values of the sweep in words; the list is empty without a sweep."""
     return [f"{label} = {x:g}" for x in levels(runs)] if label else []
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
-    """The terminal mean over seeds; infinitely bad if one diverged."""
+    """Return the terminal mean over seeds; it is infinitely bad if a run diverged."""
     values = runs[measure][rows_of(runs, variant, x)]
     worst = -np.inf if measure in HIGHER else np.inf
     return float(worst if np.isnan(values).any() or not len(values) else values.mean())
 
 
 def levels(columns: Columns) -> np.ndarray:
-    """The values of the sweep in rising order; a single nan without one."""
+    """Return the values of the sweep in increasing order, or a single nan without a sweep."""
     return np.unique(columns["x"])
 
 
 def rows_of(columns: Columns, variant: str, x: float) -> np.ndarray:
-    """The rows of a variant at a value, as a mask."""
+    """Return a mask of the rows of a variant at a value of the sweep."""
     return (columns["variant"] == variant) & at_level(columns, x)
 
 
 def at_level(columns: Columns, x: float) -> np.ndarray:
-    """The rows at a value, as a mask; nan equals nan."""
+    """Return a mask of the rows at a value of the sweep; nan matches nan."""
     return np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
 
 
 def _by_how_much(
     pairs: np.ndarray, margins: np.ndarray, held: np.ndarray, values: np.ndarray
 ) -> str:
-    """The ends [x, 2] and their differences [x, (mean, half of its interval)] in words, with the
-    number of differences that are clear of 0."""
+    """Describe the terminal values [x, 2] and their differences [x, (mean, half interval)].
+
+    The text also states how many differences are clear of 0.
+    """
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
         one, other = (number(end) if np.isfinite(end) else "diverged" for end in ends)
@@ -195,10 +201,10 @@ def _by_how_much(
 def sooner(
     better: str, than: str, runs: Columns, curves: Columns, sentence: str = "", label: str = ""
 ) -> Claim:
-    """Claim that a variant reaches the other's terminal train loss in less training time.
+    """Claim that a variant reaches the terminal train loss of another in less training time.
 
-    It holds if every run gets there, and the mean difference of the times, paired by seed, is below
-    0 beyond its interval.
+    The claim holds if every run reaches this loss, and if the whole interval of the mean time
+    difference, paired by seed, is below 0.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
@@ -226,7 +232,10 @@ def sooner(
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
-    """Seconds until each variant reaches the terminal train loss of `than`, [seeds, 2]; or inf."""
+    """Return the seconds until each variant reaches the terminal train loss of `than` [seeds, 2].
+
+    A run that does not reach this loss counts as inf.
+    """
     mine, theirs = rows_of(curves, better, x), rows_of(curves, than, x)
     times = []
     for seed in np.unique(curves["seed"][theirs]):
@@ -239,7 +248,7 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
 
 
 def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
-    """Claim that the terminal mean falls, or rises, from each value of the sweep to the next."""
+    """Claim that the terminal mean falls (or rises) from each value of the sweep to the next."""
     variant, measure, kind = claim["better"], claim["measure"], claim["kind"]
     word = name_of(measure)
     sentence = claim["sentence"] or (
@@ -267,20 +276,22 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
     return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
 
 
-ABOVE = 0.05  # an accuracy at most this far above a guess's, or half of that if less, is near it
+ABOVE = 0.05  # margin of `near_chance` above a guess's accuracy, or half that accuracy if smaller
 
 
 def luck(classes: int, held_out: int) -> float:
-    """Highest accuracy that a guess among the classes may reach by luck: three standard deviations
-    above 1/classes on that many held-out samples."""
+    """Return the highest accuracy that a guess among the classes may reach by luck.
+
+    It is three standard deviations above 1/classes, for `held_out` samples.
+    """
     guess = 1 / classes
     return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
 
 
 def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
-    """Say how many runs ended with hardly more than a guess's accuracy; empty if none did.
+    """Return a sentence on the number of runs that ended close to the accuracy of a guess.
 
-    A run without an accuracy has diverged.
+    The text is empty if there is no such run. A run without an accuracy has diverged.
     """
     guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
     near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
@@ -302,7 +313,9 @@ TIMETABLE = (
 
 
 def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
-    """Return curves with each value of the sweep as a variant, with those that are not swept.
+    """Return curves in which each value of the sweep is a variant.
+
+    The variants that are not swept are included.
 
     Returns:
         The columns, and the names of the variants.
@@ -319,7 +332,10 @@ def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Se
 
 
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
-    """Title, head and lines of a table of losses: a line per variant, its published line below."""
+    """Return the title, head and rows of a table of losses at several times.
+
+    Each variant gets one row, followed by a row of its published losses if there are any.
+    """
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])
     blank = ["–"] * len(moments)
@@ -338,15 +354,23 @@ def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str
 
 
 def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
-    """Even parts of the training seconds of the variant's shortest run, the last being all."""
+    """Divide the training time of the variant's shortest run into `count` equal parts.
+
+    Returns:
+        The end of each part in seconds. The last is the end of the run.
+    """
     mine = curves["variant"] == variant
     ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
             for seed in np.unique(curves["seed"][mine])]  # fmt: skip
-    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
+    return np.linspace(0, np.min(ends), count + 1)[1:]  # the last entry is exactly the end
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
-    """The mean over seeds of the train loss, linear between evaluations; nan outside them."""
+    """Return the mean train loss over seeds at these times.
+
+    The loss is interpolated linearly between evaluations. It is nan before the first and after the
+    last evaluation.
+    """
     mine, found = curves["variant"] == variant, []
     for seed in np.unique(curves["seed"][mine]):
         rows = mine & (curves["seed"] == seed)

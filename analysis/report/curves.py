@@ -1,4 +1,4 @@
-"""Curves of runs as matplotlib axes: for notebooks, scripts and papers."""
+"""Draw the curves of runs on matplotlib axes, for notebooks, scripts and papers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.style import LOSS, LOSSES, Panels, Records
 from fedmuon.core.errors import InputError, instead
 
-WIDTHS = {"column": 3.3, "text": 6.8}  # inches: a column of a two-column paper, and its whole text
-HEIGHT = 2.3  # inches of a panel in a paper
-# Letters like Times in text and formulas, of a size that stays readable in print.
+WIDTHS = {"column": 3.3, "text": 6.8}  # inches: one column, and the text width of a two-column page
+HEIGHT = 2.3  # height of a panel in a paper, in inches
+# A font like Times for text and formulas, in a size that remains readable in print.
 PAPER: dict[Any, Any] = {
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
@@ -29,13 +29,14 @@ def plotted(
     ax: Axes | None = None,
     width: str | None = None,
 ) -> Any:
-    """Draw curves, and return their axes.
+    """Draw curves and return their axes.
 
     Args:
-        curves: Names and the records of all rounds of their runs.
+        curves: For each name, the records of all rounds of its runs.
         x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
-        metric: What is drawn, `loss` for all losses. Without it, several panels are drawn.
-        ax: Axes to draw in, instead of a new figure.
+        metric: Name of the measure to draw, or `loss` for all losses. If None, several panels are
+            drawn.
+        ax: Existing axes to draw on. If None, a new figure is made.
         width: A key of `WIDTHS` for a figure in the style of a paper.
 
     Returns:
@@ -51,7 +52,7 @@ def plotted(
         with drawing(width):
             return Panels(style.round_panels(curves, narrow, x, inches).axes)
     places, name = style.places_of(curves, x), _known(curves, metric or LOSS)
-    if ax is not None:  # its owner chooses the style
+    if ax is not None:  # the caller chooses the style
         _draw(ax, curves, places, name, x)
         _, labels = ax.get_legend_handles_labels()
         if labels:
@@ -83,7 +84,7 @@ def _draw(
 
 
 def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
-    """The name in records of a metric, which may also be spelled as `--select` spells it."""
+    """Return the name of a metric in the records. The spelling of `--select` is accepted, too."""
     found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
     losses = {name for runs in curves.values() for one in runs for record in one
               for name in LOSSES if name in record}  # fmt: skip
@@ -94,7 +95,7 @@ def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
 
 
 def require_width(width: str | None, ax: Axes | None) -> None:
-    """Reject an unknown width, and one beside axes that have their own."""
+    """Reject an unknown width, and a width together with existing axes."""
     if width is not None and width not in WIDTHS:
         raise InputError(f"width = {width!r} is unknown: use {' or '.join(map(repr, WIDTHS))}")
     if width is not None and ax is not None:
@@ -102,5 +103,5 @@ def require_width(width: str | None, ax: Axes | None) -> None:
 
 
 def drawing(width: str | None) -> Any:
-    """Draw in our style, with the letters of a paper where a width is given."""
+    """Return a context with the style of fedmuon, with the fonts of a paper if `width` is set."""
     return matplotlib.rc_context(style.SETTINGS if width is None else style.SETTINGS | PAPER)

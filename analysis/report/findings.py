@@ -1,4 +1,4 @@
-"""Findings: what a report says of one folder, with titles and captions of its figures."""
+"""Findings: the contents of a report section, with titles and captions of its figures."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,19 @@ from fedmuon.analysis.report.tables import DEVIATION
 from fedmuon.analysis.report.tables import Rows as Rows
 from fedmuon.analysis.report.verdicts import Claim, with_command
 
-SHARED = ("kind", "title", "suite", "data", "scale", "again", "seconds", "versions")  # of suites
+# Entries that suite.json of every suite contains.
+SHARED = ("kind", "title", "suite", "data", "scale", "again", "seconds", "versions")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure to draw, wide or narrow, with its title and caption."""
+    """A figure that can be drawn wide or narrow, with its title and caption."""
 
     name: str
     draw: Callable[..., Any]
     title: str
     caption: str
-    read: Callable[..., str] | None = None  # more of the caption, from the figure that was drawn
+    read: Callable[..., str] | None = None  # returns more caption text, given the drawn figure
 
     @classmethod
     def known(
@@ -38,24 +39,24 @@ class Picture:
     ) -> "Picture":
         """Make a picture whose title and caption are in assets/captions.toml.
 
-        `given` are the arguments of `draw` before `narrow`.
+        `given` are the arguments of `draw` that come before `narrow`.
         """
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
-        """The same picture with the arguments of `draw` before `narrow`."""
+        """Return the picture with these arguments of `draw`, which come before `narrow`."""
         return replace(self, draw=partial(self.draw, *given))
 
 
-Titled = tuple[str, tuple[str, ...], Rows]  # a table: title, head, rows
+Titled = tuple[str, tuple[str, ...], Rows]  # title, head and rows of a table
 
 
 @dataclass(frozen=True)
 class Findings:
-    """One section of a report; all strings are plain text."""
+    """One section of a report. All strings are plain text."""
 
-    name: str  # of the folder
+    name: str  # name of the folder
     title: str
     data: str
     claims: Sequence[Claim]
@@ -69,14 +70,14 @@ class Findings:
     stands_on: str = ""
     assumptions: Sequence[str] = ()
     more: Sequence[Titled] = ()
-    caution: str = ""  # what the verdicts should not be read without
-    pending: str = ""  # what was asked for and is not here, and the command that goes on
+    caution: str = ""  # caution that readers of the verdicts must know
+    pending: str = ""  # requested results that are missing, and the command that resumes
     about: Sequence[
         tuple[str, str]
-    ] = ()  # in the box of the answer: scale, seeds, n, device, threads
-    card: Sequence[tuple[str, ...]] = ()  # settings: symbol and meaning, values
-    told: str = ""  # what the suite's file says of itself
-    runs: Titled | None = None  # every run, folded
+    ] = ()  # facts beside the answer: scale, seeds, n, device, threads
+    card: Sequence[tuple[str, ...]] = ()  # settings: symbol with meaning, and values
+    told: str = ""  # description from the suite file
+    runs: Titled | None = None  # table of all runs, folded by default
 
     @classmethod
     def of_suite(
@@ -86,9 +87,9 @@ class Findings:
 
         Args:
             folder: The suite's folder.
-            about: Its suite.json.
-            facts: Names in suite.json that belong to the circumstances.
-            **held: The other fields.
+            about: Contents of suite.json in this folder.
+            facts: Names in suite.json to list under `circumstances`.
+            **held: Values of the other fields.
         """
         machine = about.get("machine", {})
         seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
@@ -115,7 +116,11 @@ class Findings:
 
 
 def card_of(about: Mapping[str, Any]) -> Rows:
-    """The settings of the runs; for a study, those of its file that are numbers or short lists."""
+    """Return the settings of the runs as rows.
+
+    For a study, these are the settings in its file that are strings, numbers or lists, if they are
+    short.
+    """
     if "card" in about:
         return [(f"{name}: {words}" if words else text(name), text(of))
                 for name, words, of in about["card"]]  # fmt: skip
@@ -132,7 +137,7 @@ def card_of(about: Mapping[str, Any]) -> Rows:
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
-    """The named values of a record, its machine and its versions, as rows of a table."""
+    """Return the named values of a record, its machine and its versions as rows of a table."""
     rows: Rows = [
         (name.replace("_", " "), text(record[name]))
         for name in names
@@ -147,13 +152,13 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """The mean in words, with the standard deviation (SD) if there are several values."""
+    """Return the mean as text, with the standard deviation (SD) if there are several values."""
     more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
 
 def text(value: Any) -> str:
-    """Any value in words."""
+    """Return any value as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -166,7 +171,11 @@ OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
 
 
 def of_drawn(name: str, figure: Any) -> str:
-    """Sentences about a figure that depend on what was drawn: labels with finite points, scales."""
+    """Return the caption sentences that depend on the drawn figure.
+
+    A sentence of assets/captions.toml is included if a label with finite points, or the scale of a
+    y axis, matches its key.
+    """
     drawn = [str(axes.get_yscale()) for axes in figure.axes]
     for axes in figure.axes:
         for one, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -1,6 +1,7 @@
-"""The curves of many runs in one drawing, where boxes to tick choose the runs.
+"""Draw the curves of many runs in one figure, in which check boxes select the runs.
 
-This file decides what is where; assets/overlay.html draws it, with style sheets and no script.
+This module computes all positions. The template assets/overlay.html draws the figure with style
+sheets and without scripts.
 """
 
 import math
@@ -13,26 +14,26 @@ from fedmuon.analysis.report.numbers import number
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 560, 326
-LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # of the axes, which begin later where labels are wide
-GAP = 8  # between an axis and its labels
-LETTERS = 16  # size of the labels on narrow screens, where it is largest (see assets/page.css)
-# Advance widths in DejaVu Sans, one of the widest fonts of a system, in units of the size.
+LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # edges of the axes; wide labels move the left edge
+GAP = 8  # distance between an axis and its labels
+LETTERS = 16  # font size of the labels on narrow screens, the largest size (see assets/page.css)
+# Advance widths of DejaVu Sans, one of the widest common fonts, in units of the font size.
 DIGIT = 0.6363
 ADVANCE = {"−": 0.8379, "+": 0.8379, ".": 0.3179, "e": 0.6153}
-MOST = 200  # points of a curve
-FIRST = "test loss", "train loss", "accuracy"  # of measures that equally many runs have
-WIDE_RANGE = 100.0  # times the least value, from which its axis is logarithmic
-FEW_DECADES = 2.7  # of a logarithmic axis, where 2 and 5 have ticks, too
-ROOM = 0.02  # of an axis, beside the curves
-UNEVEN = 10.0  # times the shortest run, from which rounds are
-# At least 3:1 to white and to the dark page (WCAG 2.2, 1.4.11).
+MOST = 200  # maximum number of points of a curve (approximately)
+FIRST = "test loss", "train loss", "accuracy"  # order of measures with equally many runs
+WIDE_RANGE = 100.0  # ratio of largest to smallest value above which the y axis is logarithmic
+FEW_DECADES = 2.7  # a shorter logarithmic axis also gets ticks at 2 and 5 times powers of ten
+ROOM = 0.02  # free space at each end of an axis, as a share of its length
+UNEVEN = 10.0  # ratio of longest to shortest run above which the x axis is logarithmic
+# The contrast to the light page and to the dark page is at least 3:1 (WCAG 2.2, 1.4.11).
 COLOURS = "#2f7fd1", "#d2691e", "#1f9a6a", "#c2559b", "#8a6fd8", "#8a7a55"
 DASHES = "", "7 3", "2 3", "9 3 2 3"
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """A run to tick: its name, a note, and its curves by measure."""
+    """A run that can be selected: its name, a note, and its curve for each measure."""
 
     name: str
     about: str
@@ -53,8 +54,11 @@ class Axis:
     def of(
         cls, values: Sequence[float], start: float, end: float, wide: float = math.inf
     ) -> "Axis":
-        """Make an axis that holds all values, logarithmic if the largest exceeds `wide` times the
-        least."""
+        """Make an axis that contains all values.
+
+        It is logarithmic if the smallest value is positive and the largest exceeds `wide` times the
+        smallest.
+        """
         low, high = min(values), max(values)
         log = low > 0 and high > wide * low
         if log:
@@ -63,12 +67,12 @@ class Axis:
         return cls(low - room, high + room, start, end, log)
 
     def at(self, value: float) -> float:
-        """Where a value is drawn."""
+        """Return the position at which a value is drawn."""
         scaled = math.log10(value) if self.log else value
         return self.start + (scaled - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, integer: bool = False) -> list[float]:
-        """Round values between the ends."""
+        """Return round values between the ends of the axis."""
         if self.log and self.high - self.low < FEW_DECADES:
             powers = range(math.floor(self.low), math.ceil(self.high))
             every = (one * 10.0**power for power in powers for one in (1, 2, 5))
@@ -83,9 +87,10 @@ class Axis:
 
 
 def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
-    """Return the values that assets/overlay.html draws: runs with their looks, a panel per measure.
+    """Return the values for assets/overlay.html: runs with their line styles, a panel per measure.
 
-    The measure that most runs have comes first. The result is empty if nothing was measured.
+    The measure that most runs recorded comes first. The result is empty if no run recorded a
+    finite value.
     """
     count = Counter[str]()
     for run in runs:
@@ -108,7 +113,10 @@ def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
 
 
 def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
-    """The axes of a measure and a line for each run that has it; empty if nothing is finite."""
+    """Return the axes of a measure and a line for each run that recorded it.
+
+    The result is empty if no value is finite.
+    """
     held = {
         place: [(x, y) for x, y in run.curves.get(measure, ()) if math.isfinite(y)]
         for place, run in enumerate(runs)
@@ -122,26 +130,26 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
     beside = [(y.at(one), number(one, 6)) for one in y.ticks()]
     left = max([LEFT, *(2 * GAP + _extent(text) for _, text in beside)])
     uneven = max(ends) > UNEVEN * min(ends)
-    if uneven:  # a logarithmic axis has no round 0
+    if uneven:  # round 0 cannot be shown on a logarithmic axis
         held = {place: [one for one in points if one[0] > 0] for place, points in held.items()}
         every = [point for points in held.values() for point in points]
     x = Axis.of([one for one, _ in every], left, RIGHT, 1.0 if uneven else math.inf)
     below: list[tuple[float, str]] = []
-    for one in x.ticks(integer=True):  # those whose labels do not cover the one before
+    for one in x.ticks(integer=True):  # skip ticks whose labels would cover the previous label
         at, text = x.at(one), number(one, 6)
         if not below or at - below[-1][0] > (_extent(text) + _extent(below[-1][1])) / 2:
             below.append((at, text))
     paths = {}
     for place, points in held.items():
-        if len(points) > MOST:  # the first in each part of the axis, and the last
+        if len(points) > MOST:  # keep the first point in each part of the axis, and the last point
             parts = {round(x.at(one) / (RIGHT - left) * MOST): one for one, _ in reversed(points)}
             kept = {points[-1][0], *parts.values()}
             points = [point for point in points if point[0] in kept]
         path = "L".join(f"{x.at(a):.2f} {y.at(b):.2f}" for a, b in points)
-        paths[place] = f"M{path}" + ("h6" if len(points) == 1 else "")  # a single one is a dash
+        paths[place] = f"M{path}" + ("h6" if len(points) == 1 else "")  # one point becomes a dash
     return {"left": left, "log": x.log, "beside": beside, "below": below, "paths": paths}
 
 
 def _extent(text: str) -> float:
-    """The width of a number on a narrow screen, in units of the drawing."""
+    """Return the width of a number on a narrow screen, in units of the drawing."""
     return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)

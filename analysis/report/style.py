@@ -1,4 +1,4 @@
-"""How figures look, and the figure of curves by round."""
+"""Figure style of fedmuon, and the figure of curves by round."""
 
 import io
 import logging
@@ -25,16 +25,18 @@ from fedmuon.runs.directory import AXES, positions
 
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI, SCREEN = 200, 100
-LEGEND, MARGIN = 0.7, 6  # inches of a figure for its labels; characters beside one that is broken
-# Okabe and Ito's palette, orange and sky darker: at least 3:1 to white and to the dark page (WCAG
-# 2.2, 1.4.11) of all that is opaque.
+# Inches that a figure reserves for its legend; characters by which broken labels are shorter.
+LEGEND, MARGIN = 0.7, 6
+# The palette of Okabe and Ito, with a darker orange and sky blue. The contrast of opaque marks to
+# the light page and to the dark page is at least 3:1 (WCAG 2.2, 1.4.11).
 BLUE, RED, GREEN, ORANGE, SKY, PINK = (
     "#0072B2", "#D55E00", "#009E73", "#C08400", "#3A96CE", "#CC79A7",
 )  # fmt: skip
 BLACK, GREY = "#000000", "#707070"
-ON_DARK, ON_LIGHT = "#fefefe", "#010101"  # on a colour, which a dark page leaves as it is
+ON_DARK, ON_LIGHT = "#fefefe", "#010101"  # text on coloured areas; a dark page does not invert it
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (RED, "D"), (PINK, "v"), (SKY, "P"))
-VARIES = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # what is left out of each kind
+# Metadata entry that varies between runs and is therefore left out of each format.
+VARIES = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}
 STYLE = {
     "font.size": 8.5,
     "font.family": "DejaVu Sans",
@@ -45,7 +47,8 @@ STYLE = {
     "pdf.fonttype": 42,
     "svg.hashsalt": "fedmuon",
 }
-# matplotlib's own settings below ours; the backend stays, as no figure here asks for one.
+# The default settings of matplotlib, overridden by `STYLE`. The backend is not changed, because no
+# figure of this module needs one.
 SETTINGS: dict[Any, Any] = {
     key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"
 } | STYLE
@@ -60,7 +63,7 @@ NAMES = {
 }
 
 
-# A decorator: draw in this style, and leave the caller's settings as they were.
+# A decorator that draws in this style and then restores the settings of the caller.
 styled = matplotlib.rc_context(SETTINGS)
 
 
@@ -86,12 +89,12 @@ class Panels(tuple[Axes, ...]):
 
     @property
     def axes(self) -> list[Axes]:
-        """The axes as a list, as `Figure.axes` has them."""
+        """The axes as a list, like `Figure.axes`."""
         return list(self)
 
     @property
     def figure(self) -> Figure:
-        """The figure of all axes."""
+        """The figure that contains all axes."""
         return figure_of(self[0])
 
     def savefig(self, file: Any, **options: Any) -> None:
@@ -99,7 +102,7 @@ class Panels(tuple[Axes, ...]):
 
         Args:
             file: A path or a file object.
-            options: As for `matplotlib.figure.Figure.savefig`.
+            options: Options of `matplotlib.figure.Figure.savefig`.
         """
         self.figure.savefig(file, **options)
 
@@ -109,7 +112,7 @@ class Panels(tuple[Axes, ...]):
 
 
 def figure_of(axes: Axes) -> Figure:
-    """The figure that the axes belong to."""
+    """Return the figure that contains the axes."""
     figure = axes.get_figure(root=True)
     assert isinstance(figure, Figure)
     return figure
@@ -122,10 +125,10 @@ def canvas(
 
     Args:
         panels: Number of panels.
-        narrow: For a narrow page.
-        height: Height of a row, in inches.
+        narrow: Whether the figure is for a narrow page.
+        height: Height of a row in inches.
         across: Panels in a row; all by default.
-        width: Width in inches; by default that of a page.
+        width: Width in inches; by default the width of a page.
     """
     columns = 1 if narrow else across or panels
     rows = -(-panels // columns)
@@ -140,10 +143,11 @@ def canvas(
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put the labels of one panel, which all share, below the whole figure.
+    """Put a legend with the labels of one panel below the whole figure.
 
-    Long labels have fewer columns than asked for, and lines of their own where one is too long for
-    that. The figure grows by what many labels take, and its panels keep their height.
+    All panels must share these labels. If the labels are long, the legend uses fewer columns than
+    `columns`. A label that is too long for one column is broken into lines. The figure grows by the
+    height of the legend, and the height of its panels does not change.
     """
     handles, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 1.6,
@@ -163,7 +167,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def legend(axes: Axes, columns: int) -> None:
-    """Put the panel's labels below its axis, so that they never cover data, with larger marks."""
+    """Put a legend below the x axis of a panel, where it covers no data, with larger marks."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         made = axes.legend(
@@ -192,7 +196,7 @@ def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
 
 
 def alike(panels: Sequence[Axes], log: bool = False) -> None:
-    """Give all panels the same y axis, logarithmic if asked."""
+    """Set the same y axis for all panels, logarithmic if `log` is True."""
     for axes in panels if log else ():
         axes.set_yscale("log")
     ends = np.array([axes.get_ylim() for axes in panels])
@@ -203,8 +207,11 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
-    """Make the x axis logarithmic, with up to four ticks at levels that are powers of 2, or at
-    levels as they are where none of them is."""
+    """Make the x axis logarithmic, with up to four ticks.
+
+    The ticks are at levels that are powers of 2. If no level is a power of 2, they are at the
+    levels themselves.
+    """
     whole = levels[np.log2(levels) % 1 == 0]
     labels = None if len(whole) else [plain(level) for level in levels]
     whole = whole if len(whole) else levels
@@ -215,14 +222,14 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
 
 
 def plain(value: float) -> str:
-    """A level in few characters: 20000 is 20k, 0.005 stays."""
+    """Return a short text for a level: 20000 becomes 20k, 0.005 does not change."""
     if value >= 1000 and value % 100 == 0:
         return f"{value / 1000:g}k"
     return f"{value:.0f}" if 1000 <= value < 1e5 else written(value, ".3g")
 
 
 def compact(value: float) -> str:
-    """A number with two digits: 0.051, 12, 1.2e−5."""
+    """Return a number with two digits: 0.051, 12, 1.2e−5."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 0.01 <= abs(value) < 1000:
@@ -236,13 +243,16 @@ def _scientific(value: float, digits: int) -> str:
 
 
 def log_x(axes: Axes) -> None:
-    """Make the x axis logarithmic: powers of ten, and 2 and 5 where these are too few."""
+    """Make the x axis logarithmic.
+
+    Ticks are at powers of ten, and also at 2 and 5 times powers of ten if there are few of them.
+    """
     axes.set_xscale("log", nonpositive="mask")
     _log_ticks(axes.xaxis, *axes.get_xlim())
 
 
 def log_y(axes: Axes) -> None:
-    """The same for y, which stays linear where nothing positive is drawn."""
+    """Make the y axis logarithmic, unless no positive value is drawn."""
     every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     if (np.isfinite(every) & (every > 0)).any():
         axes.set_yscale("log")
@@ -250,7 +260,7 @@ def log_y(axes: Axes) -> None:
 
 
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
-    if high / low < 4:  # few of 1, 2, 5 would be within
+    if high / low < 4:  # too few of 1, 2 and 5 times powers of ten lie on the axis
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axis.set_minor_locator(NullLocator())
     elif high / low < 100:
@@ -261,7 +271,7 @@ def _log_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _tick(value: float, _: object) -> str:
-    """A tick with enough digits to tell it from its neighbours."""
+    """Return the label of a tick, with enough digits to distinguish adjacent ticks."""
     if 1e-3 <= value < 1e4:
         return f"{value:g}"
     near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
@@ -269,7 +279,7 @@ def _tick(value: float, _: object) -> str:
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write STEM.pdf (vectors, embedded TrueType) and STEM.png (200 dpi)."""
+    """Write STEM.pdf (vector graphics, embedded TrueType fonts) and STEM.png (200 dpi)."""
     pdf, picture = (stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png"))
     for file in (pdf, picture):
         saved_as(figure, file)
@@ -277,7 +287,7 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
 
 def saved_as(figure: Figure, file: Path) -> None:
-    """Write the figure in the format of the file's ending: .png, .pdf or .svg."""
+    """Write the figure. The suffix of the file sets the format: .png, .pdf or .svg."""
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
         raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
@@ -285,11 +295,11 @@ def saved_as(figure: Figure, file: Path) -> None:
 
 
 def image(figure: Figure, kind: str) -> bytes:
-    """The figure as "png", "pdf" or "svg" (letters as outlines), the same bytes each time."""
+    """Return the figure as "png", "pdf" or "svg" (text as outlines). The bytes are reproducible."""
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     log = logging.getLogger("fontTools")
     level = log.level
-    log.setLevel(logging.ERROR)  # without its warning that DejaVu's own date is old
+    log.setLevel(logging.ERROR)  # suppress the warning that the date in DejaVu Sans is old
     try:
         with matplotlib.rc_context(SETTINGS):
             figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
@@ -300,16 +310,16 @@ def image(figure: Figure, kind: str) -> bytes:
 
 Records = Sequence[Mapping[str, Any]]
 LEFT_OUT = ("train_seconds", "seconds", "simulated_seconds", "round", "test_gap", "client_loss")
-Look = tuple[str, str, float]  # the line's style, its marks where they are few, its width
+Look = tuple[str, str, float]  # line style, mark (drawn if there are few points), line width
 PLAIN: Look = ("-", "o", 1.2)
 LOSSES: dict[str, Look] = {
     "train_loss": PLAIN,
     "test_loss": ("--", "s", 1.2),
-    "client_loss": ("-", "", 0.6),  # of every round, whatever is evaluated
+    "client_loss": ("-", "", 0.6),  # recorded in every round, also without an evaluation
 }
-AGAIN: tuple[Look, ...] = (PLAIN, (":", "^", 1.2), ("-.", "D", 1.2))  # the colours, used again
+AGAIN: tuple[Look, ...] = (PLAIN, (":", "^", 1.2), ("-.", "D", 1.2))  # looks for repeated colours
 WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin"}
-FEW = 12  # evaluations that are marked
+FEW = 12  # maximum number of points that get marks
 
 
 def round_panels(
@@ -318,17 +328,17 @@ def round_panels(
     x: str = "rounds",
     width: float = 0.0,
 ) -> Figure:
-    """Draw the curves of named groups of runs: the mean over seeds, and a band of all seeds.
+    """Draw the curves of named groups of runs: the mean over seeds, and a band over all seeds.
 
-    The first panel has the losses. The others have the first two other measures. With another axis
-    than rounds, a point is the mean over seeds at the end of a round, and lies at the mean of their
-    places.
+    The first panel shows the losses. Two more panels show the first two other measures. Each point
+    is the mean over seeds at the end of a round. If the horizontal axis does not show rounds, the
+    point is at the mean of the positions of the seeds.
 
     Args:
-        curves: Names and the records of all rounds of their runs.
-        narrow: For a narrow page.
+        curves: For each name, the records of all rounds of its runs.
+        narrow: Whether the figure is for a narrow page.
         x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
-        width: Width in inches; by default that of a page.
+        width: Width in inches; by default the width of a page.
     """
     places, measures = places_of(curves, x), measures_of(curves)[:2]
     figure, panels = canvas(1 + len(measures), narrow, 2.9 if not width else 2.3, width=width)
@@ -349,19 +359,19 @@ LOSS = "loss"  # the panel of all losses
 
 
 def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
-    """Where the rounds of each run lie on the horizontal axis."""
+    """Return the positions of the rounds of each run on the horizontal axis."""
     return {name: [positions(records, x, name) for records in runs]
             for name, runs in curves.items()}  # fmt: skip
 
 
 def are_uneven(places: Places) -> bool:
-    """Whether one run is so much longer that a linear axis would hide the shortest."""
+    """Return whether the longest run exceeds `UNEVEN` times the shortest run."""
     lengths = [one[-1] for runs in places.values() for one in runs if one]
     return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 
 
 def measures_of(curves: Mapping[str, Sequence[Records]]) -> list[str]:
-    """The names of all measures in the records of evaluated rounds, without the losses."""
+    """Return the names of all measures in the records of evaluated rounds, without the losses."""
     records = chain(*chain(*curves.values()))
     numbers = [
         name
@@ -391,7 +401,7 @@ def draw_curves(
         if not single:
             line, mark, _ = again
             mark = mark if again != PLAIN else ""
-            axes.plot([], [], line, marker=mark, color=colour, label=name)  # of all its losses
+            axes.plot([], [], line, marker=mark, color=colour, label=name)  # label for all losses
     if measure == LOSS:
         _name_losses(axes)
 
@@ -411,7 +421,7 @@ def finish_axes(
 
 
 def in_words(figure: Figure) -> str:
-    """Describe the lines of such a figure in words, from what was drawn."""
+    """Describe the lines of a figure from `round_panels` in words."""
     losses, *_ = figure.axes
     labels = [str(line.get_label()) for line in losses.lines if len(np.asarray(line.get_xdata()))]
     kinds = [f"{word} the {loss}" for loss, word in WORDS.items()
@@ -427,7 +437,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _name_losses(axes: Any) -> None:
-    """Add one label for each loss that is drawn in all colours, if there are several."""
+    """Add one grey label per loss, if several losses are drawn in the colours of the groups."""
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")
@@ -444,9 +454,9 @@ def draw_measure(
     look: Look,
     label: str,
 ) -> None:
-    """Draw the mean over the runs, and their range where the line has marks.
+    """Draw the mean over the runs. Lines with marks also get the range over the runs.
 
-    `drawn` has the records of the runs and their places on the axis.
+    `drawn` contains the records of the runs and the positions of the records on the axis.
     """
     runs, places = drawn
     found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]

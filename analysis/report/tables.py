@@ -1,4 +1,4 @@
-"""Tables: read from a folder, shown on a page, written as CSV and LaTeX."""
+"""Tables: read them from a folder, and write them as CSV and LaTeX."""
 
 import contextlib
 import csv
@@ -21,21 +21,22 @@ Table = dict[str, np.ndarray]
 SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
 RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
         "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
-# With the constants of all models; of the loss; what was learned.
+# The bound with the constants of all models; the range of the loss; terminal measures.
 ASIDE = ("bound_global", "share_global", "range", "accuracy", "train_loss", "test_loss")
 TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
 NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
 WORDS = ("suite", "data", "within")
-# What the theory may refuse, and a gap that no held-out sample measures.
+# Columns that may be nan: the theory may reject them, or there are no held-out samples.
 MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "bound_global", "share",
               "share_global", "gap", "gap_low", "gap_high")  # fmt: skip
 MEND = "make it afresh"
 
 
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
-    """Read the named columns of a CSV file, each [rows]: words as str, all others as float64.
+    """Read the named columns of a CSV file, each of shape [rows].
 
-    Columns of `also` are read if the file has them.
+    The columns in `WORDS` are read as str, all others as float64. The columns in `also` are read if
+    the file contains them.
     """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -58,7 +59,7 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read a JSON object that has these names."""
+    """Read a JSON object that must contain these names."""
     require_sound(file.parent, [file.name])
     try:
         found = json.loads(read_text(file))
@@ -71,15 +72,15 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
-    """Raise unless the record of that file has these names."""
+    """Raise InputError unless the record of the file contains these names."""
     if missing := [name for name in names if name not in record]:
         raise InputError(f"{file} lacks {missing[0]}: {MEND}")
 
 
 def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
-    """Read all columns of a CSV file that has at least these: float64 if all cells are numbers.
+    """Read all columns of a CSV file, which must contain the columns `names` and `words`.
 
-    The columns named in `words` stay words.
+    A column is float64 if all its cells are numbers. The columns in `words` always remain str.
     """
     header, *rows = _whole(file, (*names, *words))
     cells = zip(*rows, strict=True)
@@ -92,16 +93,16 @@ def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ())
 
 
 def where(columns: Columns, **wanted: str | float) -> Columns:
-    """The rows that have these entries."""
+    """Return the rows in which each named column has the given value."""
     chosen = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
     return {name: column[chosen] for name, column in columns.items()}
 
 
 def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
-    """Refuse tables that are cut or changed.
+    """Raise InputError if the tables were truncated or changed.
 
-    Each run has its neighbours, as many as every other. Every gap lies in its interval, and
-    `within` says whether gap <= bound.
+    Every run must have neighbours, and the same number as every other run. Every gap must lie in
+    its interval, and `within` must state whether gap <= bound.
     """
     keys, count = (
         Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
@@ -116,7 +117,10 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
 
 
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
-    """Header and rows, of equal length; the header has these names."""
+    """Read the header and the rows of a CSV file.
+
+    All rows must have the length of the header, which must contain these names.
+    """
     require_sound(file.parent, [file.name])
     try:
         text = read_text(file)
@@ -139,7 +143,7 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
 Rows = list[tuple[str, ...]]
 VALUE = r"[-−+≥≤ ]*(?:\d[\d.,]*(?:e[-−+]?\d+)?|–)(?:%)?"
 SPREAD = re.compile(rf"({VALUE}) ± (.*)")
-DEVIATION = " (SD)"  # ends what is a standard deviation; other ± are half of a 95% interval
+DEVIATION = " (SD)"  # suffix of a standard deviation; any other ± is half of a 95% interval
 WITHIN = re.compile(rf"({VALUE}) \((.* to .*)\)")
 ASCII = {"−": "-", "–": ""}
 LATEX = {
@@ -149,7 +153,7 @@ LATEX = {
 
 
 def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Split columns of cells like `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
+    """Split each column of cells like `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
     names, found = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
@@ -173,7 +177,7 @@ def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[li
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """A table as CSV for programs: ASCII minus signs, empty cells for unknown values."""
+    """Return a table as CSV for programs, with ASCII minus signs and empty unknown cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -184,7 +188,10 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
-    """A table as a LaTeX tabular below its title; the engine must read UTF-8 and Greek letters."""
+    """Return a table as a LaTeX tabular, with its title as a comment above.
+
+    The LaTeX engine must support UTF-8 and Greek letters.
+    """
     lines = [f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\hline"]
     for row in (head, *rows):
         cells = []
@@ -199,5 +206,5 @@ def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
 
 
 def slug(title: str) -> str:
-    """A title as a file's name."""
+    """Return a file name for a title."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60].strip("-") or "table"

@@ -95,7 +95,7 @@ def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
-    """Return mean(above) / mean(below) of independent runs with its 95% interval, to first order."""
+    """Return mean(above) / mean(below) of independent runs and its first-order 95% interval."""
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
     errors, counts = _errors([above, below])

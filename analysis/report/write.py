@@ -1,7 +1,7 @@
-"""Write report.html: findings with their verdict first, in one file that needs no network.
+"""Write report.html, a single file that works offline and shows each finding's verdict first.
 
 The same folder gets claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX. The
-HTML is in the templates of assets/. This file collects their values.
+HTML is in the templates of assets/. This module collects the values for the templates.
 """
 
 import base64
@@ -26,7 +26,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
 
 ASSETS = Path(__file__).parent / "assets"
-MARKS = {  # class and sign of each verdict
+MARKS = {  # CSS class and symbol of each verdict
     "holds": ("yes", "✓"),
     "refuted": ("no", "✗"),
     "inconclusive": ("open", "?"),
@@ -45,11 +45,11 @@ def write_page(
     """Write FOLDER/report.html, claims.json, and the files of figures and tables.
 
     Args:
-        folder: Where to write.
+        folder: Folder to write to.
         found: The parts of the page, one per suite or run.
         runs: Runs to draw in one figure.
-        left_out: Why other folders are not on the page.
-        unfinished: What unfinished runs lack.
+        left_out: Reasons why other folders are not on the page.
+        unfinished: Notes on what is missing in unfinished runs.
 
     Returns:
         The path of the page.
@@ -87,13 +87,13 @@ def write_page(
 
 
 def render(template: str, **context: Any) -> str:
-    """Return a template of assets/ with these values; text is escaped."""
+    """Render a template of assets/ with these values. Text is escaped."""
     return _templates().get_template(template).render(context)
 
 
 @functools.cache
 def _templates() -> Any:
-    """The templates of pages. Text in them is escaped, and a name without a value is an error."""
+    """Load the templates of pages. Text is escaped, and a name without a value is an error."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -108,7 +108,7 @@ def _templates() -> Any:
 
 @contextlib.contextmanager
 def as_written(folder: Path) -> Iterator[None]:
-    """Raise InputError where files are intact, but do not hold what fedmuon writes there."""
+    """Raise InputError if files are intact but do not contain what fedmuon writes to them."""
     try:
         yield
     except InputError:
@@ -120,7 +120,7 @@ def as_written(folder: Path) -> Iterator[None]:
 
 
 def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
-    """Save the figures and tables of a section, and return what its templates show."""
+    """Save the figures and tables of a section, and return the values for its templates."""
     places = [folder / kind / name for kind in ("figures", "tables")]
     for place in places:
         with mendable(place, "create"):
@@ -142,7 +142,7 @@ def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
 
 
 def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
-    """Save a figure, and return it as two SVGs inside the page, wide and narrow."""
+    """Save a figure, and return it as a wide and a narrow SVG to embed in the page."""
     drawn = picture.draw(False)
     pdf, png = style.save(drawn, place / picture.name)
     said = picture.caption, picture.read(drawn) if picture.read else ""
@@ -179,10 +179,10 @@ def _table(folder: Path, place: Path, title: str, head: Sequence[str], rows: Row
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """Split the words of a suite's file into paragraphs, items, and tables that keep their lines.
+    """Split the description of a suite into paragraphs, list items and preformatted tables.
 
     Returns:
-        Kind ("", "item" or "pre") and text of each.
+        The kind ("" for a paragraph, "item" or "pre") and the text of each block.
     """
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
@@ -198,7 +198,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 
 def terms_of(page: str) -> dict[str, str]:
-    """The terms of the glossary that occur in the text of this HTML, with their meanings."""
+    """Return the glossary terms that occur in the text of this HTML, with their meanings."""
     text = html.unescape(re.sub("<[^>]*>", " ", page))
     terms = tomllib.loads((ASSETS / "glossary.toml").read_text(encoding="utf-8"))["term"]
     return {term["name"]: term["meaning"] for term in terms if re.search(term["seen"], text)}
