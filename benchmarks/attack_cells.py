@@ -1,4 +1,4 @@
-"""What `benchmarks/attack.py` attacks: configs with samples, drawn from all that are certified."""
+"""Random cases for `benchmarks/attack.py`: certified configs with samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,12 @@ from fedmuon.tasks.matrix import MatrixTask
 
 
 def words(table: type[Table], key: str) -> tuple[Any, ...]:
-    """What a key can say."""
+    """Return the allowed values of a key."""
     return get_args(table.model_fields[key].annotation)
 
 
-# The first of each is all but linear where momenta are; a map that is not here has its defaults.
+# The first entry of each map is almost linear for typical momenta. A map that is not listed uses its
+# defaults.
 MAPS: dict[str, tuple[dict[str, Any], ...]] = {
     "smoothed-polar": ({"lambda": 1e4}, {"lambda": 0.1}, {"lambda": 1e-3}),
     "newton-schulz": (
@@ -40,7 +41,7 @@ MAPS: dict[str, tuple[dict[str, Any], ...]] = {
     "gaussian-smoothed-sign": ({"sigma": 3.0}, {"sigma": 0.1}),
     "randomized-polar": ({"rank": 1, "oversample": 0},),
 }
-HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # stands for a map of the user's
+HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # represents a custom orthogonalizer
 AXES: dict[str, Sequence[Any]] = {
     "local.momentum-form": words(Local, "momentum_form"),
     "local.momentum": (0.0, 0.5, 0.9),
@@ -52,8 +53,8 @@ AXES: dict[str, Sequence[Any]] = {
     "federation.aggregate": ("mean", "by-samples"),
     "federation.rounds": (1, 3, 8, 20),
     "task.initial": words(TaskTable, "initial"),
-    "judged as": ("float64", "float32"),  # which is real-arithmetic; all is computed in float64
-    "share of clients": (0.01, 0.5, 1.0),  # K over N, one client at least
+    "judged as": ("float64", "float32"),  # dtype of the verdict; the run itself is in float64
+    "share of clients": (0.01, 0.5, 1.0),  # K / N, with K >= 1
     "lr times decay": (0.0, 0.0, 0.1, 2.5),
     "lr times L_orth": (1e-2, 0.1, 1.0),
     "shape": ((1, 2), (2, 5), (6, 3), (5, 10)),
@@ -65,22 +66,22 @@ CALM: dict[str, Sequence[Any]] = {
     "samples": ("alike",), "lr times L_orth": (1e-4,), "lr times decay": (0.0, 0.1, 2.5),
     "shape": ((3, 2), (6, 2)),
 }  # fmt: skip
-RANKED, TRIED = 12, 512  # neighbours by derivatives, vectors of which one is the sample
+RANKED, TRIED = 12, 512  # neighbours ranked by derivatives; candidates for the sample vector
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe and a map, with a value for every axis."""
+    """An optimizer and an orthogonalizer, with a value for every axis."""
 
     recipe: str
-    orth: str  # its map, "" of a recipe without one
+    orth: str  # the orthogonalizer; "" for an optimizer without one
     calm: bool
     seed: list[int]
     drawn: Mapping[str, Any]
 
     @classmethod
     def of(cls, recipe: str, orth: str, number: int, seed: list[int]) -> "Cell":
-        """That number of its family."""
+        """Make the cell with this number in its family."""
         rng, calm = np.random.default_rng(seed), number % 2 == 0
         axes, maps = {**AXES, **(CALM if calm else {})}, MAPS.get(orth, ({},))
         drawn = {axis: values[int(rng.integers(len(values)))] for axis, values in axes.items()}
@@ -88,7 +89,7 @@ class Cell:
         return cls(recipe, orth, calm, seed, drawn)
 
     def tables(self, lr: float = 1.0) -> dict[str, dict[str, Any]]:
-        """As a config has it, with the keys that are read alone."""
+        """Return the tables of the config, with only the keys that the run reads."""
         drawn, clients = self.drawn, len(self.drawn["sizes"])
         found: dict[str, dict[str, Any]] = {
             "data": {},
@@ -110,12 +111,12 @@ class Cell:
 
     @property
     def read(self) -> list[str]:
-        """The axes that this recipe reads."""
+        """The axes that this optimizer reads."""
         config = parse(self.tables())
         return [axis for axis in AXES if "." not in axis or reads(config, axis)]
 
     def rate(self) -> float:
-        """lr, of which the axis has lr times L_orth."""
+        """Return lr, computed from the axis "lr times L_orth"."""
         config, sizes = parse(self.tables()), np.array(self.drawn["sizes"])
         law = analysis.Uniform(config.federation.per_round, 0.5)
         case = certificates.CertifiedSetting(config, sizes, law, self.drawn["shape"])
@@ -126,8 +127,11 @@ class Cell:
         return self.drawn["lr times L_orth"] / (slope or 1.0)
 
     def samples(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels of all clients, and of some more, from which neighbours are ranked:
-        drawn, or one vector again and again, with one label or in turn with all."""
+        """Return the inputs and labels of all clients and of some further samples.
+
+        The further samples are the candidates from which neighbours are ranked. The inputs are
+        random, or one vector repeated, with one label or with all labels in turn.
+        """
         (d, c), n, how = self.drawn["shape"], sum(self.drawn["sizes"]), self.drawn["samples"]
         inputs, labels = rng.standard_normal((n + 2 * c, d)), np.arange(n + 2 * c) % c
         if how == "drawn":
@@ -139,7 +143,7 @@ class Cell:
         return self.admissible(inputs), labels
 
     def _longest(self, inputs: np.ndarray) -> tuple[np.ndarray, int]:
-        """The vector [d] and the label with the longest gradient at the start."""
+        """Return the vector [d] and the label with the longest gradient at the initial model."""
         features, classes = self.drawn["shape"]
         task = MatrixTask(features, classes, torch.float64, start=self.drawn["task.initial"])
         start, rows = task.initial(generator(self.seed[-1], Draw.INITIAL)), torch.from_numpy(inputs)
@@ -149,5 +153,5 @@ class Cell:
         return inputs[row], y
 
     def admissible(self, inputs: np.ndarray) -> np.ndarray:
-        """Of length 1, and without a negative entry where no sample has one."""
+        """Scale the rows to length 1. If the task is nonnegative, take absolute values first."""
         return unit_rows(abs(inputs) if self.drawn["non-negative"] else inputs)

@@ -1,11 +1,11 @@
-"""A round with 1,000 of 10^9 clients on one process: what a server does, and edge servers do.
+"""Measure a round with 1,000 of 10^9 clients on one process, with and without edge servers.
 
     python -m benchmarks.hierarchy [--clients N] [--per-round K] [--rows 784] [--columns 10]
 
-Real are the sampler, the messages (written, read and checked as in a run) and `by-samples`, which
-combines replies. Simulated are the clients: their replies are draws instead of local steps, and no
-data set is dealt over them. Edge servers are asked one after the other; their time on the critical
-path is that of the slowest. Seconds are of one processor, without any network.
+The sampler, the messages (written, read and checked as in a run) and `by-samples`, which combines
+the replies, are the real code. The clients are simulated: their replies are random arrays instead
+of results of local steps, and no data set is distributed. The edge servers run one after the other,
+and only the slowest counts for the critical path. Times are CPU seconds, without any network.
 """
 
 import argparse
@@ -26,22 +26,28 @@ from fedmuon.federated.wire import received
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.tasks.base import Params
 
-RATE = 1.25e8  # bytes a second of a link of 1 Gbit/s
-MOST = 1000  # samples of a client, at most
+RATE = 1.25e8  # bytes per second of a link of 1 Gbit/s
+MOST = 1000  # the number of samples of a client is below this
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A cohort, and what drawing it took."""
+    """A cohort, with the CPU seconds and the memory that drawing it took."""
 
     cohort: np.ndarray
     seconds: float
-    memory: int  # bytes at the peak
+    memory: int  # peak memory in bytes
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a processor per reply: `read` the message and `combine` it; bytes of a message."""
+    """Costs of one reply.
+
+    Attributes:
+        read: CPU seconds to read and check the message.
+        combine: CPU seconds to combine the reply with the others.
+        size: Bytes of the message.
+    """
 
     read: float
     combine: float
@@ -49,9 +55,9 @@ class Costs:
 
 
 def drawn(clients: int, per_round: int, seed: int = 0) -> Sample:
-    """Draw a cohort by the sampler of a run."""
+    """Draw a cohort with the sampler of a run."""
     plan = RandomnessPlan(seed, clients, per_round, 1)
-    plan.participants(0)  # the first draw also loads what it needs
+    plan.participants(0)  # warm up: the first draw also loads libraries
     begun, before = time.process_time(), tracemalloc.is_tracing()
     cohort = plan.participants(0)
     seconds = time.process_time() - begun
@@ -67,7 +73,7 @@ def drawn(clients: int, per_round: int, seed: int = 0) -> Sample:
 
 
 def messages(cohort: np.ndarray, shape: tuple[int, int]) -> list[tuple[int, int, bytes]]:
-    """The replies of a cohort as they travel: client, n_i and the model [1, m, n] of float64."""
+    """Return the messages of a cohort: client, n_i and the float64 model [1, m, n] as bytes."""
     found = []
     for client in cohort.tolist():
         rng = generator(0, Draw.PROBE, client=client)
@@ -85,7 +91,7 @@ def read(sent: Sequence[tuple[int, int, bytes]], like: Params) -> list[Reply]:
 
 
 def combined(replies: Sequence[Reply]) -> Reply:
-    """What an aggregator hands on: the weighted mean, and how many samples are behind it."""
+    """Return the reply of an aggregator: the weighted mean and the total number of samples."""
     found, _ = by_samples().combine(replies)
     samples = sum(one.samples for one in replies)
     return replace(replies[0], params=found, samples=samples)
@@ -94,11 +100,11 @@ def combined(replies: Sequence[Reply]) -> Reply:
 def compared(
     sent: Sequence[tuple[int, int, bytes]], shape: tuple[int, int], edges: int
 ) -> tuple[Costs, float, float, float]:
-    """Combine a cohort by one server, and by `edges` edge servers and a root.
+    """Combine a cohort with one server, and with `edges` edge servers and a root.
 
     Returns:
-        The costs of a reply, seconds of the flat server, seconds of the slowest edge and the root,
-        and the largest relative difference of the two models.
+        The costs of a reply, the seconds of the single server, the seconds of the slowest edge
+        server plus the root, and the relative difference of the two models.
     """
     like = {"weight": torch.zeros(1, *shape, dtype=torch.float64)}
     begun = time.process_time()
@@ -123,10 +129,11 @@ def compared(
 
 
 def table(costs: Costs) -> list[str]:
-    """Seconds of a round's server for cohorts up to 10^6, from the costs of a reply.
+    """Extrapolate the server's seconds per round to cohorts up to 10^6.
 
-    A server takes in one reply after the other: `work` on one processor, and `link` at 1 Gbit/s.
-    With two levels there are sqrt(K) edge servers of sqrt(K) clients.
+    A server handles one reply after the other. `work` is the time on one processor, and `link` is
+    the time of the messages at 1 Gbit/s. With two levels there are sqrt(K) edge servers with
+    sqrt(K) clients each.
     """
     each, wire = costs.read + costs.combine, costs.size / RATE
     lines = ["       K   flat: work     link    held MB   two levels: work     link"]

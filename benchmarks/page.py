@@ -1,4 +1,4 @@
-"""Figures of benchmarks as rows: printed as they come, handed on, and set on one page."""
+"""Rows of benchmark results: print each row, pass rows to the main process, and make one page."""
 
 import argparse
 import html
@@ -17,7 +17,7 @@ from fedmuon.runs.provenance import commit, machine, versions
 
 WIDTH = 80
 TITLES = ("figure", "ours", "peer", "ratio", "aim", "of the best")
-COLUMNS = (31, 8, 8, 8, 8, 12)  # characters, a space before each but the first
+COLUMNS = (31, 8, 8, 8, 8, 12)  # widths in characters; a space separates the columns
 OF_THE_BEST = "of the best: arithmetic a second, as a part of this machine's fastest matrix product"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
@@ -32,9 +32,20 @@ tr.part th { padding-top: 1.2rem; border-bottom: 2px solid #888 }
 
 @dataclass(frozen=True)
 class Row:
-    """A figure: ours beside a peer's, both in `unit`, and what the ratio, or else ours, should be.
+    """One measured figure, with the value of a peer and an aim.
 
-    `share` is ours as a part of the machine's best. A failed row says why in its note.
+    Attributes:
+        figure: Name of the figure.
+        ours: Our value, in `unit`.
+        peer: The value of the peer, in `unit`.
+        ratio: The ratio of the two values.
+        aim: The aim for `ratio`, or for `ours` if there is no ratio.
+        note: A note. For a failed row, it states the reason.
+        unit: Unit of the values.
+        share: Our arithmetic rate as a share of the machine's best rate.
+        share_aim: The smallest share that is aimed for.
+        at_most: Whether the value must be at most the aim, instead of at least.
+        failed: Whether the measurement failed.
     """
 
     figure: str
@@ -51,7 +62,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether it is as good as it should be; None where nobody said what that is."""
+        """Whether all aims are met; None if there is no aim."""
         if self.failed:
             return False
         value = self.ours if self.ratio is None else self.ratio
@@ -60,12 +71,12 @@ class Row:
         return all(held) if held else None
 
     def unjudged(self) -> "Row":
-        """Without its aims."""
+        """Return the row without its aims."""
         return replace(self, aim=None, share_aim=None)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What stands in the columns of `TITLES`."""
+        """The text of each column of `TITLES`."""
         ratio = amount(self.ratio, "x")
         if self.failed:
             ratio = "FAILED"
@@ -84,7 +95,7 @@ def _reached(value: float | None, aim: float | None, at_most: bool) -> bool:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A number in its unit; seconds below one as milliseconds or microseconds."""
+    """Return a number with its unit. Seconds below 1 become milliseconds or microseconds."""
     if value is None:
         return ""
     if unit != "s" or value >= 1:
@@ -93,7 +104,7 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def text(row: Row) -> str:
-    """A row as a line or two, and its note below, within 80 columns."""
+    """Return a row as one or more lines with its note below, within 80 columns."""
     figure, *cells = row.cells
     first, *rest = textwrap.wrap(figure, COLUMNS[0], subsequent_indent="  ")
     note = textwrap.wrap(row.note, WIDTH, initial_indent="    ", subsequent_indent="    ")
@@ -107,12 +118,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def say(words: str) -> None:
-    """How far it is, for whoever waits: not part of what is found."""
+    """Print progress to stderr. It is not part of the results."""
     print(f"  {words}", file=sys.stderr, flush=True)
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """The parser of a benchmark, with the file that it may be asked to add its rows to."""
+    """Return the parser of a benchmark, with the option `--rows FILE` to append its rows."""
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,8 +132,10 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def tell(rows: Iterable[Row], file: Path | None = None) -> None:
-    """Print each row when it is known; where there is a page to come, add it to the file as a line
-    of JSON and print that it is done."""
+    """Print each row as soon as it is known.
+
+    With a file, append the row to the file as a line of JSON, and print only that it is done.
+    """
     if not file:
         print(_line(TITLES), flush=True)
     for row in rows:
@@ -133,14 +146,16 @@ def tell(rows: Iterable[Row], file: Path | None = None) -> None:
 
 
 def read(file: Path) -> list[Row]:
-    """The rows that `tell` added."""
+    """Read the rows that `tell` appended to a file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [Row(**json.loads(line)) for line in lines]
 
 
 def place(load: Sequence[float], seconds: float) -> list[str]:
-    """Where and when: what ratios of another run may not be compared without; load by its minute's
-    mean before and after."""
+    """Return the date, commit, machine and versions, which readers need to compare ratios.
+
+    `load` contains the load average of one minute, before and after the benchmark.
+    """
     here, known = machine(torch.get_num_threads()), versions()
     busy = ", then ".join(f"{one:.1f}" for one in load)
     return [
@@ -153,7 +168,7 @@ def place(load: Sequence[float], seconds: float) -> list[str]:
 
 
 def verdict(parts: Mapping[str, Sequence[Row]]) -> list[str]:
-    """How many aims are met, if there are any, and what failed; what a column is."""
+    """Return lines with the number of met aims, the failed parts and the meaning of a column."""
     every = [row for rows in parts.values() for row in rows]
     aimed = [row for row in every if row.met is not None and not row.failed]
     failed, met = sum(row.failed for row in every), sum(bool(row.met) for row in aimed)
@@ -164,7 +179,7 @@ def verdict(parts: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def as_text(parts: Mapping[str, Sequence[Row]], where: Sequence[str]) -> str:
-    """The page in 80 columns."""
+    """Return the page as text within 80 columns."""
     lines = [wrapped for one in where for wrapped in textwrap.wrap(one, WIDTH)]
     lines += [wrapped for one in verdict(parts) for wrapped in textwrap.wrap(one, WIDTH)]
     lines += ["", _line(TITLES)]
@@ -174,7 +189,7 @@ def as_text(parts: Mapping[str, Sequence[Row]], where: Sequence[str]) -> str:
 
 
 def as_html(parts: Mapping[str, Sequence[Row]], where: Sequence[str]) -> str:
-    """The same as one file that needs no other."""
+    """Return the page as one self-contained HTML file."""
     head = "".join(f"<p>{html.escape(one)}</p>" for one in [*where, *verdict(parts)])
     titles = "".join(f"<th>{title}</th>" for title in TITLES)
     body = "".join(
@@ -198,7 +213,7 @@ def _html_row(row: Row) -> str:
 
 
 def write(folder: Path, parts: Mapping[str, Sequence[Row]], where: Sequence[str]) -> str:
-    """page.txt and page.html in the folder; the text."""
+    """Write page.txt and page.html to the folder, and return the text."""
     folder.mkdir(parents=True, exist_ok=True)
     page = as_text(parts, where)
     (folder / "page.txt").write_text(page, encoding="utf-8")
@@ -207,5 +222,5 @@ def write(folder: Path, parts: Mapping[str, Sequence[Row]], where: Sequence[str]
 
 
 def load() -> float:
-    """Of the last minute, where the system tells."""
+    """Return the load average of the last minute, or nan if the system does not provide it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")

@@ -1,20 +1,21 @@
-"""Per-example clipping side by side with Opacus, in one run: this package, and its three ways.
+"""Compare per-example clipping of this package with three methods of Opacus.
 
     python -m benchmarks.privacy [--device cpu] [--lot 1024] [--pairs 3] [--threads 2]
         [--models cnn mlp wrn-16-2 decoder] [--against ghost hooks fast]
 
-The same networks see one lot of 28 x 28 images, or of windows of 64 tokens; every example's
-gradient is clipped to C in its whole norm and the clipped gradients are summed, without noise. Each
-contestant is a process of its own: its time is the median of warm calls (and what processors spent
-on one, which a busy machine disturbs less), its memory what a first call adds to the process (on a
-GPU, torch's peak). Opacus's `hooks` and its fast gradient clipping (`fast`) store all gradients, up
-to 13 GB for the CNN and a minute a run, and run once; its ghost clipping (`ghost`) keeps norms and
-goes backward twice. The decoder has linear layers for GPT-2's projections and a head of its own, as
-Opacus has ghost norms of neither transformers' layers nor tied weights.
+All methods use the same networks and one lot of 28 x 28 images, or of windows of 64 tokens. Each
+gradient of an example is clipped to C in its full norm, and the clipped gradients are summed,
+without noise. Each method runs in its own process. The time is the median of warm calls. CPU time
+is measured, too, because other load on the machine disturbs it less. The memory is what a first
+call adds to the process (on a GPU, the peak of torch). `hooks` and fast gradient clipping (`fast`)
+of Opacus store all gradients. They need up to 13 GB for the CNN and a minute per run, so they run
+once. Ghost clipping (`ghost`) stores norms and runs two backward passes. The decoder uses linear
+layers for GPT-2's projections and an untied head, because Opacus supports ghost norms neither for
+the layers of transformers nor for tied weights.
 """
 
 # pyright: reportMissingImports=false
-# opacus comes with the `bench` extra only.
+# Opacus is only installed with the `bench` extra.
 
 import argparse
 import json
@@ -50,9 +51,11 @@ SHAPE, CLASSES, BOUND = (1, 28, 28), 10, 1
 FORM = Form(vocabulary=256, context=64, width=128, depth=4, heads=4)
 STORING = ("hooks", "fast")
 PEERS = ("ghost", *STORING)
-CHECKED, SAME = 64, 1e-5  # samples in float64, how close sums must be: Opacus adds 1e-6 to norms
-PATIENCE = 5.0  # seconds of warm calls, after which no further one is made
-Work = Callable[[], Params]  # -> the clipped sums, by parameter
+# Samples that are checked in float64, and the largest relative difference of sums. Opacus adds 1e-6
+# to norms.
+CHECKED, SAME = 64, 1e-5
+PATIENCE = 5.0  # warm calls stop after this number of seconds
+Work = Callable[[], Params]  # returns the clipped sum of each parameter
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Setting:
     dtype: torch.dtype = torch.float32
 
     def batch(self) -> Batch:
-        """Images of Fashion-MNIST's size with random pixels, as rows; or random tokens."""
+        """Return random images of Fashion-MNIST's size as rows, or random tokens."""
         rng = generator(0, Draw.SYNTHETIC)
         if self.is_text:
             inputs = torch.from_numpy(rng.integers(FORM.vocabulary, size=(self.lot, *self.shape)))
@@ -75,7 +78,7 @@ class Setting:
         return Batch(inputs.to(self.device, self.dtype), labels.to(self.device))
 
     def start(self) -> tuple[NetworkTask, Params]:
-        """The task and its first parameters, a stack of one."""
+        """Return the task and its initial parameters, for one replica."""
         task = NetworkTask(
             self.module(), self.shape, self.dtype, torch.device(self.device), targets=self.targets
         )
@@ -88,21 +91,21 @@ class Setting:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One sample's."""
+        """Shape of one sample."""
         return (FORM.context + 1,) if self.is_text else SHAPE
 
     @property
     def targets(self) -> Targets:
-        """What is to be predicted, by a function that threads may share."""
+        """The function that returns the prediction targets. Threads may share it."""
         return next_tokens if self.is_text else labels_as_targets
 
     def module(self) -> nn.Module:
-        """The network, without numbers."""
+        """Return the network without allocated parameters."""
         return text_network() if self.is_text else network(self.model, SHAPE, CLASSES)
 
 
 def text_network() -> nn.Module:
-    """The decoder in layers that both sides have rules for."""
+    """Return the decoder with layers that both packages support."""
     found = decoder(FORM)
     with torch.device("meta"):
         found.lm_head = nn.Linear(FORM.width, FORM.vocabulary, bias=False)
@@ -114,27 +117,27 @@ def text_network() -> nn.Module:
 
 
 class Criterion:
-    """Cross-entropy as Opacus calls it."""
+    """Cross-entropy with the interface that Opacus expects."""
 
     reduction = "mean"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Of each sample, or their mean."""
+        """Return the loss of each sample, or the mean loss."""
         each = cross_entropy(outputs, targets)
         return each if self.reduction == "none" else each.mean()
 
 
 def ours(setting: Setting) -> Work:
-    """`Task.clipped`."""
+    """Return a call of `Task.clipped`."""
     task, params = setting.start()
     batch, clipping = setting.batch(), Clipping("flat", BOUND)
     none = Batch(batch.inputs[:0], batch.labels[:0])
-    task.clipped([(1.0, params)], [none], clipping)  # looks at the module, as Opacus has by now
+    task.clipped([(1.0, params)], [none], clipping)  # inspect the module now, as Opacus does
     return lambda: task.clipped([(1.0, params)], [batch], clipping)[1]
 
 
 def module_of(setting: Setting) -> nn.Module:
-    """The same network with the same numbers, as a plain module."""
+    """Return the same network with the same parameters, as a plain module."""
     _, params = setting.start()
     module = setting.module().to(setting.dtype)
     module = module.to_empty(device=setting.device)
@@ -143,7 +146,7 @@ def module_of(setting: Setting) -> nn.Module:
 
 
 def opacus(kind: str, setting: Setting) -> Work:
-    """One of Opacus's ways, without its noise and its step."""
+    """Return a call of one method of Opacus, without noise and without an optimizer step."""
     from opacus.grad_sample import GradSampleModule
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
         GradSampleModuleFastGradientClipping,
@@ -173,7 +176,7 @@ def opacus(kind: str, setting: Setting) -> Work:
         loss = DPLossFastGradientClipping(module, private, criterion)
         gather = private.accumulate
     for layer in plain.modules():
-        if isinstance(layer, nn.Embedding):  # whose ghost norms ask for tokens in one piece
+        if isinstance(layer, nn.Embedding):  # its ghost norms require contiguous tokens
             layer.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
     samples = batch.inputs.view(-1, *setting.shape)
     targets = setting.targets(batch.inputs, batch.labels)
@@ -188,18 +191,18 @@ def opacus(kind: str, setting: Setting) -> Work:
 
 
 def work_of(kind: str, setting: Setting) -> Work:
-    """A contestant's."""
+    """Return the call of a method."""
     return ours(setting) if kind == "ours" else opacus(kind, setting)
 
 
 def resident() -> int:
-    """Bytes of this process in memory now."""
+    """Return the bytes of memory that this process uses now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def first(work: Work, device: str) -> tuple[int, Params]:
-    """Bytes that the first call adds at its peak, and what it gives."""
+    """Return the bytes that the first call adds at its peak, and the result of the call."""
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -211,7 +214,7 @@ def first(work: Work, device: str) -> tuple[int, Params]:
 
 
 def seconds(work: Work, device: str) -> tuple[float, float]:
-    """How long one call takes, and how long processors worked at it."""
+    """Return the elapsed time and the CPU time of one call."""
     start = perf_counter(), process_time()
     work()
     if device == "cuda":
@@ -220,7 +223,7 @@ def seconds(work: Work, device: str) -> tuple[float, float]:
 
 
 def warm(work: Work, asked: argparse.Namespace) -> list[tuple[float, float]]:
-    """The times of `calls` warm calls, or of as many as `PATIENCE` allows."""
+    """Return the times of `calls` warm calls, or of fewer if `PATIENCE` runs out."""
     times: list[tuple[float, float]] = []
     while len(times) < asked.calls and sum(elapsed for elapsed, _ in times) < PATIENCE:
         times.append(seconds(work, asked.device))
@@ -228,11 +231,11 @@ def warm(work: Work, asked: argparse.Namespace) -> list[tuple[float, float]]:
 
 
 def contest(kind: str, model: str, asked: argparse.Namespace) -> None:
-    """One contestant in this process: its figures to stdout, its sums to a file."""
+    """Run one method in this process: print its figures to stdout, and save its sums to a file."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(asked.threads)
     if asked.device == "cuda":
-        torch.zeros(1, device="cuda")  # the context
+        torch.zeros(1, device="cuda")  # create the CUDA context
     setting = Setting(model, asked.lot, asked.device)
     work = work_of(kind, setting)
     memory, sums = first(work, asked.device)
@@ -244,7 +247,7 @@ def contest(kind: str, model: str, asked: argparse.Namespace) -> None:
 
 
 def run(kind: str, model: str, asked: argparse.Namespace, out: Path) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Run one method in a separate process, and return its figures."""
     options = ("device", "lot", "calls", "threads")
     command = [sys.executable, "-m", "benchmarks.privacy", "--work", kind, "--models", model]
     command += [f"--{name}={getattr(asked, name)}" for name in options] + [f"--out={out}"]
@@ -255,7 +258,7 @@ def run(kind: str, model: str, asked: argparse.Namespace, out: Path) -> dict[str
 
 
 def distance(folder: Path, kind: str, dtype: torch.dtype) -> float:
-    """The largest relative difference of a parameter's clipped sum from ours."""
+    """Return the largest relative difference of a parameter's clipped sum from our sum."""
     with np.load(folder / "ours.npz") as own, np.load(folder / f"{kind}.npz") as other:
         return max(
             float(np.linalg.norm(own[name] - other[name]) / np.linalg.norm(own[name]))
@@ -265,7 +268,7 @@ def distance(folder: Path, kind: str, dtype: torch.dtype) -> float:
 
 
 def compare(model: str, asked: argparse.Namespace) -> Iterator[Row]:
-    """Contestants in turn, pairs of runs; the ratios are medians over the pairs."""
+    """Run the methods in turn, in pairs of runs. Ratios are medians over the pairs."""
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ("ours", *asked.against)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -285,7 +288,7 @@ def compare(model: str, asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def ratios(figure: str, found: dict[str, list[dict[str, float]]], kind: str) -> Iterator[Row]:
-    """Time, with that of the processors, and memory."""
+    """Return the rows of the time, with CPU time in the note, and of the memory."""
 
     def row(name: str, unit: str, scale: float, note: str = "") -> Row:
         mine, theirs = ([one[name] / scale for one in found[who]] for who in ("ours", kind))
@@ -298,7 +301,7 @@ def ratios(figure: str, found: dict[str, list[dict[str, float]]], kind: str) -> 
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--lot", type=int, default=1024)

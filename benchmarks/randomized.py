@@ -1,11 +1,12 @@
-"""Randomized against full Newton-Schulz, and an exact polar factor against either, in one run.
+"""Compare randomized with full Newton-Schulz, and an exact polar factor with both.
 
     python -m benchmarks.randomized [--device cpu] [--sides 2048 4096] [--rank 254] [--exact 1024]
 
-The contestants take turns on the same matrix, in an order that rotates; times are medians, ratios
-are medians over turns. Next to the ratio of times stands the ratio of the arithmetic, as Nesterov
-Muon (section 2) counts it: q (4 d1 d0^2 + 2 d0^3) in full, (4 h + 6) m n l + q (4 n l^2 + 2 l^3)
-randomized. `share` is the rate of that arithmetic over the best rate of a square product.
+All methods run in turn on the same matrix, in an order that rotates. Times are medians, and ratios
+are medians over turns. The note of a row contains the ratio of the operation counts of Nesterov
+Muon (section 2): q (4 d1 d0^2 + 2 d0^3) for the full method, and (4 h + 6) m n l +
+q (4 n l^2 + 2 l^3) for the randomized method. `share` is the rate of these operations divided by
+the best rate of a square product.
 """
 
 import argparse
@@ -28,26 +29,26 @@ Works = dict[str, Callable[[], object]]
 
 
 def matrix(side: int, device: str) -> Tensor:
-    """Standard normal entries [side, side], the same each time."""
+    """Return a matrix [side, side] of standard normal entries, always with the same seed."""
     return torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def best_product(side: int, device: str) -> float:
-    """The best rate of a square float32 product here, in flop/s."""
+    """Return the best rate of a square float32 product on this machine, in flop/s."""
     place = torch.device(device)
     kernels = supported(torch.float32, place)
     return max(rate(name, side, side, side, torch.float32, place, 1) for name in kernels)
 
 
 def arithmetic(side: int, width: int, power: int, steps: int) -> tuple[float, float]:
-    """Flop of the full and of the randomized map of a square matrix, as Nesterov Muon counts it."""
+    """Return the operations of the full and the randomized method, as Nesterov Muon counts them."""
     polynomials = schedule("quintic", steps)
     full = newton_schulz_flops(side, side, polynomials)
     return full, randomized_flops(side, side, polynomials, Sketch(width, 0, power))
 
 
 def low_rank(side: int, asked: argparse.Namespace) -> Iterator[Row]:
-    """Both sketches beside full Newton-Schulz."""
+    """Compare both sketches with full Newton-Schulz."""
     m, width = matrix(side, asked.device), asked.rank + 2
     sketched = partial(randomized_polar, m, asked.rank, 2, asked.power, asked.steps)
     works: Works = {"full": partial(newton_schulz, m, asked.steps, "quintic")}
@@ -73,7 +74,7 @@ def low_rank(side: int, asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def exact(side: int, asked: argparse.Namespace) -> Iterator[Row]:
-    """What an exact polar factor costs beside the steps that approximate it."""
+    """Compare an exact polar factor with the Newton-Schulz steps that approximate it."""
     m = matrix(side, asked.device)
     works: Works = {
         "steps": partial(newton_schulz, m, asked.steps, "quintic"),
@@ -94,7 +95,7 @@ def _by_svd(m: Tensor) -> Tensor:
 
 
 def measured(asked: argparse.Namespace) -> Iterator[Row]:
-    """All that this benchmark finds."""
+    """Return all rows of this benchmark."""
     for side in asked.sides:
         yield from low_rank(side, asked)
     if asked.exact:
@@ -102,7 +103,7 @@ def measured(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sides", nargs="*", type=int, default=[2048, 4096])
