@@ -1,14 +1,15 @@
-"""Every benchmark in turn, each a process of its own, and one page of what they found.
+"""Run every benchmark in turn, each in its own process, and write one page of results.
 
     python -m benchmarks [--only PART ...] [--quick] [--out bench]
     python -m benchmarks --before COMMIT [--pairs 3] [--only PART ...]
 
-The page has every ratio with its aim, both times, and the machine: only ratios of one run count.
-It is printed at the end, and written as page.txt and page.html; until then stderr says what is
-done. A part that fails is a row that says so. Apart is `python -m benchmarks.plan`.
+The page shows every ratio with its aim, both times, and the machine. Compare only ratios of the
+same run. The page is printed at the end, and written as page.txt and page.html. Until then, stderr
+shows the progress. If a part fails, its row states the reason. `python -m benchmarks.plan` is not
+included; run it separately.
 
-`--before` runs each part in an earlier commit's tree and in this one by turns, and prints our
-seconds of both: a ratio below 1 is a part that has become slower.
+`--before` runs each part in turn in the source tree of an earlier commit and in this tree, and
+prints our seconds in both. A ratio below 1 means that the part has become slower.
 """
 
 import argparse
@@ -30,12 +31,12 @@ from benchmarks.page import Row
 
 QUICK = "A quick look at small sizes: no figure is held to an aim."
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 600.0  # seconds that a part may take before it is ended
+PATIENCE = 600.0  # seconds after which a part is stopped
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a module is asked, and for a quick look."""
+    """A benchmark module with its arguments, for a full run and for a quick run."""
 
     about: str
     given: str = ""
@@ -65,18 +66,18 @@ PARTS = {
 
 
 def measured(name: str, quick: bool, file: Path, tree: Path = ROOT) -> list[Row]:
-    """The rows of a part in a tree; if it failed, one more that says why."""
+    """Return the rows of a part in a source tree. If it failed, one more row states the reason."""
     part = PARTS[name]
     given = (part.quick if quick else part.given).split()
     script = [sys.executable, "-m", part.module or f"benchmarks.{name}", *given]
     last: deque[str] = deque(maxlen=2)
     with subprocess.Popen(
         [*script, "--rows", str(file)],
-        stdout=2,  # stdout is the page's
+        stdout=2,  # send it to stderr, because stdout is reserved for the page
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=os.name == "posix",  # with all that it starts, it can be ended
+        start_new_session=os.name == "posix",  # so that it can be stopped with all its children
         cwd=None if tree == ROOT else tree,
         env=os.environ if tree == ROOT else os.environ | {"PYTHONPATH": str(tree)},
     ) as child:
@@ -98,7 +99,10 @@ def measured(name: str, quick: bool, file: Path, tree: Path = ROOT) -> list[Row]
 
 
 def beside(commit: str, name: str, pairs: int, quick: bool, folder: Path) -> list[Row]:
-    """Our seconds in an earlier commit's tree as the peer of our seconds here, medians of pairs."""
+    """Compare our seconds in this tree with our seconds in the tree of an earlier commit.
+
+    The figures are medians over pairs.
+    """
     old = folder / "before"
     found: dict[str, dict[Path, list[float]]] = {}
     git = ["git", "-C", str(ROOT), "worktree"]
@@ -125,7 +129,7 @@ def beside(commit: str, name: str, pairs: int, quick: bool, folder: Path) -> lis
 
 
 def _passed_on(stream: IO[str], last: deque[str]) -> None:
-    """Show what the part says meanwhile; its last words may have to be repeated."""
+    """Print the stderr of a part as it comes, and store its last lines for an error note."""
     for line in stream:
         _say(line.rstrip("\n"))
         if line.strip():
@@ -137,7 +141,7 @@ def _say(line: str) -> None:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """End a part that goes on, and what it started."""
+    """Stop a part that is still running, with all its children."""
     if child.poll() is None:
         if os.name == "posix":
             os.killpg(child.pid, signal.SIGTERM)
@@ -145,7 +149,7 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def main() -> int:
-    """Parse, run, write; 1 if a part failed."""
+    """Parse the arguments, run the parts, and write the page. Return 1 if a part failed."""
     about = "\n".join(["parts:", *(f"  {name:12} {part.about}" for name, part in PARTS.items())])
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter

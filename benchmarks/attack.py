@@ -1,15 +1,17 @@
-"""An adversary against every certificate that a run of the matrix task can have.
+"""Attack all certificates of runs of the matrix task with chosen neighbours.
 
     python -m benchmarks.attack [--pairs 20000] [--seed 0] [--only fedmuon clipped-sign ...]
 
-A family is a recipe with a map, of all that a config can name; a cell of it has a draw for every
-other setting: form of the momentum, decay, schedule, batches, weights, who takes part, start,
-shape, samples. It is run as `fedmuon stability` runs it, in float64, beside neighbours that
-`benchmarks/adversary.py` chooses, and none may be above any certificate of its run (ball or global
-constants, sharp or paper). Every other cell is calm: a map that is all but linear, short steps, and
-samples whose gradients are as long as can be, so that neighbours attain what is promised. The
-control is the certificate less 1%, which must be exceeded there. The exit code is 1 if a
-certificate is exceeded, or its control is nowhere.
+A family is an optimizer with an orthogonalizer, among all names of a config. A cell of a family
+draws a random value of every other setting: momentum form, decay, schedule, batches, weights,
+participants, start, shape and samples. Each cell runs as in `fedmuon stability`, in float64,
+together with neighbours that `benchmarks/adversary.py` chooses. No neighbour may exceed any
+certificate of its run (ball or global constants, sharp or paper).
+
+Every second cell is calm: its orthogonalizer is almost linear, its steps are short, and its samples
+have the longest possible gradients, so neighbours almost reach the certificate. As a control, these
+neighbours must exceed 99% of the certificate. The exit code is 1 if a neighbour exceeds a
+certificate, or if no cell reaches the control.
 """
 
 import argparse
@@ -39,7 +41,7 @@ from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns, facts
 from fedmuon.orthogonalize import Uncertified
 
-PLANTED = 0.99  # times the certificate is the control
+PLANTED = 0.99  # share of the certificate that the control must exceed
 CONSTANTS = words(Stability, "constants")
 KINDS = [*itertools.product(CONSTANTS, words(Stability, "lipschitz"))]
 HEAD, WIDTH = ("", "cells", "pairs", *CONSTANTS, "less 1%", "above"), 100
@@ -48,8 +50,16 @@ Kind = tuple[str, str]
 
 @dataclass(frozen=True)
 class Found:
-    """Of a cell: what its certificates are called, how many pairs were tried, by kind of
-    certificate the largest share of it, and how often one was exceeded."""
+    """The result of a cell.
+
+    Attributes:
+        cell: The cell.
+        status: Status of its certificates.
+        pairs: Number of pairs that were tried.
+        shares: For each kind of certificate, the largest distance divided by the certificate.
+        above: Number of distances that exceed a certificate.
+        refusal: The reason if the theory rejects the cell.
+    """
 
     cell: Cell
     status: str
@@ -60,12 +70,12 @@ class Found:
 
     @property
     def planted(self) -> bool:
-        """Whether certificates that are 1% smaller would be found out."""
+        """Whether the attack would detect certificates that are 1% too small."""
         return min(self.shares.get((one, "sharp"), 0.0) for one in CONSTANTS) > PLANTED
 
 
 def attacked(cell: Cell) -> Found:
-    """The run, its verdicts, and the worst that neighbours do."""
+    """Run a cell, compute its certificates, and search for the worst neighbours."""
     with tempfile.TemporaryDirectory() as folder:
         case, there = _run(cell, Path(folder))
         kinds = {kind: case.under(constants=kind[0], lipschitz=kind[1]) for kind in KINDS}
@@ -86,7 +96,7 @@ def attacked(cell: Cell) -> Found:
 
 
 def _run(cell: Cell, folder: Path) -> tuple[certificates.CertifiedSetting, FinishedRun]:
-    """A finished run of the cell, as it is judged and as it is opened."""
+    """Run the cell, and return its certified setting and the finished run."""
     inputs, labels = cell.samples(np.random.default_rng([*cell.seed, 2]))
     np.savez(folder / "samples.npz", inputs=inputs, labels=labels)
     tables, ends = cell.tables(cell.rate()), np.cumsum(cell.drawn["sizes"])
@@ -100,14 +110,17 @@ def _run(cell: Cell, folder: Path) -> tuple[certificates.CertifiedSetting, Finis
         orthogonalizer=HALF if cell.orth == choices.GIVEN else None, out=folder / "run",
     )  # fmt: skip
     case = finished_run.from_directory(made.path, given=made.given)
-    if case.gaps is None:  # float32 is real-arithmetic, but refused for the exact sign
+    if case.gaps is None:  # float32 only changes the status, except for the exact sign (rejected)
         engine = case.config.engine.model_copy(update={"dtype": cell.drawn["judged as"]})
         case = dataclasses.replace(case, config=case.config.model_copy(update={"engine": engine}))
     return case, FinishedRun.open(made.path, made.given)
 
 
 def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
-    """(recipe, map) of the recipes that have certificates, and why others have none."""
+    """Return the (optimizer, orthogonalizer) pairs that have certificates.
+
+    The second result maps each other optimizer to the reason why it has no certificate.
+    """
     found, refused = [], {}
     for recipe in choices.NAMES["local.recipe"]:
         config = parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0}})
@@ -122,20 +135,24 @@ def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]
 
 
 def campaign(every: Sequence[tuple[str, str]], pairs: int, seed: int) -> Iterator[Found]:
-    """A cell of each family, and again, until there are as many pairs."""
+    """Attack one cell of each family, and repeat until the number of pairs is reached."""
     done = 0
     for number in itertools.count():
         for place, (recipe, orth) in enumerate(every):
             found = attacked(Cell.of(recipe, orth, number, [seed, place, number]))
             done += found.pairs
             yield found
-        if done >= pairs or not done:  # by a first look at all
+        if done >= pairs or not done:  # stop also if the first pass found nothing to attack
             return
 
 
 def table(title: str, groups: Mapping[str, Sequence[Found]]) -> Table:
-    """The largest shares of sharp certificates by constants, in how many cells one that is 1%
-    smaller is exceeded, and pairs above any certificate as it is."""
+    """Return a table of the attack by group.
+
+    The columns are the number of cells and of pairs, the largest share of the sharp certificate for
+    each choice of constants, the number of cells in which a 1% smaller certificate is exceeded, and
+    the number of distances above a certificate.
+    """
     rows = []
     for name, every in groups.items():
         most = (max(one.shares[constants, "sharp"] for one in every) for constants in CONSTANTS)
@@ -146,7 +163,7 @@ def table(title: str, groups: Mapping[str, Sequence[Found]]) -> Table:
 
 
 def grouped(pairs: Iterable[tuple[str, Found]]) -> dict[str, list[Found]]:
-    """By name, in order."""
+    """Group results by name, in the order in which names first appear."""
     found: dict[str, list[Found]] = {}
     for name, one in pairs:
         found.setdefault(name, []).append(one)
@@ -154,13 +171,13 @@ def grouped(pairs: Iterable[tuple[str, Found]]) -> dict[str, list[Found]]:
 
 
 def settings(one: Found) -> list[str]:
-    """Of a cell, and what its certificates are called."""
+    """Return the settings of a cell and the status of its certificates, as texts."""
     read = [f"{axis} = {one.cell.drawn[axis]}" for axis in one.cell.read]
     return [*read, f"called {one.status}"]
 
 
 def report(every: Sequence[Found], refused: Mapping[str, str]) -> Iterator[Table]:
-    """By family and by setting; and what is refused."""
+    """Return the tables by family and by setting, and a table of rejected cases."""
     tried = [one for one in every if one.pairs]
     of_family = ((f"{one.cell.recipe} {one.cell.orth}".strip(), one) for one in tried)
     yield table("largest perturbation over certificate", grouped(of_family))
@@ -172,7 +189,7 @@ def report(every: Sequence[Found], refused: Mapping[str, str]) -> Iterator[Table
 
 
 def main() -> int:
-    """Attack, tell, and judge."""
+    """Run the attack, print the tables, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -27,8 +27,8 @@ def words(table: type[Table], key: str) -> tuple[Any, ...]:
     return get_args(table.model_fields[key].annotation)
 
 
-# The first entry of each map is almost linear for typical momenta. A map that is not listed uses its
-# defaults.
+# The first entry of each map is almost linear for typical momenta. Maps that are not listed use
+# their defaults.
 MAPS: dict[str, tuple[dict[str, Any], ...]] = {
     "smoothed-polar": ({"lambda": 1e4}, {"lambda": 0.1}, {"lambda": 1e-3}),
     "newton-schulz": (

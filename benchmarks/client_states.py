@@ -1,11 +1,12 @@
-"""What states of clients cost: SCAFFOLD beside FedAvg, ten of a million clients in a round.
+"""Measure the cost of client states: SCAFFOLD and FedAvg with 10 of 1,000,000 clients per round.
 
     python -m benchmarks.client_states [--clients N] [--per-round K] [--rounds R] [--times 3]
 
-Each method runs by turns in processes of its own: one thread, float32, a sample per client, and
-checkpoints of the states on disk every ten rounds. Milliseconds of processor time per round, which
-a busy machine stretches least; wall time beside them; data and set-up are left out. The peak memory
-is that of the process with data and set-up. All are medians over the processes.
+The methods run in turn, each time in a separate process with one thread, float32, one sample per
+client, and checkpoints of the states on disk every ten rounds. The main figure is CPU milliseconds
+per round, because other load on the machine disturbs it least. Wall time is reported, too. Data and
+set-up are excluded from both times. The peak memory of the process includes data and set-up. All
+figures are medians over the processes.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.rounds import begin, run_rounds
 
 METHODS = ("fedavg", "scaffold")
-EVERY = 10  # rounds between checkpoints
+EVERY = 10  # number of rounds between checkpoints
 
 
 def once(recipe: str, clients: int, per_round: int, rounds: int) -> dict[str, float]:
-    """The median milliseconds of a round in this process, and its peak memory in MB."""
+    """Return the median milliseconds per round in this process, and its peak memory in MB."""
     torch.set_num_threads(1)
     table = parse({
         "data": {"name": "synthetic", "train": clients, "test": 100, "dimension": 8, "minimum": 1},
@@ -59,7 +60,7 @@ def once(recipe: str, clients: int, per_round: int, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Both methods by turns, their medians, and the ratios of these."""
+    """Run both methods in turn, and print their medians and the ratios of the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("clients", 10**6), ("per-round", 10), ("rounds", 100), ("times", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)

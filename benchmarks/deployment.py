@@ -1,10 +1,10 @@
-"""What a round of a deployment costs, process by process (on Linux).
+"""Measure the cost of a deployment round for each kind of process (on Linux).
 
     python -m benchmarks.deployment [--rounds 3]
 
-`fedmuon deploy-demo` of 3 clients, 2 of them a round, whose processes are looked at as they come
-and go. Flower starts a process for each message; a row says how many of a kind there were and the
-processor's time that one of them took.
+The benchmark runs `fedmuon deploy-demo` with 3 clients, 2 of them per round, and samples its
+processes while they run. Flower starts a process for each message. Each row states the number of
+processes of a kind and the CPU time of one of them.
 """
 
 import os
@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks import page
 from benchmarks.page import Row
 
-LOOK = 0.05  # seconds between looks
-KINDS = {  # words of a command line -> what such a process is there for
+LOOK = 0.05  # seconds between samples
+KINDS = {  # part of the command line -> purpose of the process
     "superlink_auth.py superlink": "SuperLink: keeps the messages",
     "flower-supernode": "SuperNode, one a client: asks the SuperLink for messages",
     "superlink_auth.py superexec": "SuperExec, one a node and one for the server: starts processes",
@@ -33,7 +33,7 @@ KINDS = {  # words of a command line -> what such a process is there for
 
 
 def looked_at(command: list[str]) -> dict[str, dict[int, float]]:
-    """Kind -> process -> seconds of processor's time that it was last seen to have taken."""
+    """Run a command, and return the last observed CPU seconds by kind and process id."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
         while child.poll() is None:
@@ -41,7 +41,7 @@ def looked_at(command: list[str]) -> dict[str, dict[int, float]]:
                 try:
                     told = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                     fields = (process / "stat").read_text().rpartition(")")[2].split()
-                except OSError:  # it has ended
+                except OSError:  # the process has ended
                     continue
                 if kind := next((kind for kind in KINDS if kind in told), None):
                     spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -53,7 +53,7 @@ def looked_at(command: list[str]) -> dict[str, dict[int, float]]:
 
 
 def measured(rounds: int) -> Iterator[Row]:
-    """The whole, and the processor's time of each kind of process."""
+    """Return the total time, and the CPU time of each kind of process."""
     with tempfile.TemporaryDirectory() as folder:
         given = ["--out", f"{folder}/run", "--set", f"federation.rounds={rounds}"]
         start = time.perf_counter()
@@ -66,7 +66,7 @@ def measured(rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Parse the arguments, run the benchmark, and print the rows."""
     parser = page.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What a round costs on Ray beside a bare Flower app, and what a crowd of clients costs.
+"""Measure the cost of a round on Ray compared with a plain Flower app, and of many clients.
 
     python -m benchmarks.engine_overhead [--pairs 2] [--crowd 1000000]
 
-The same work (N = 20, K = 5, R = 50, 784 x 10, 20,000 samples) through `fedmuon run --engine ray`,
-through the plain Flower app of `benchmarks/peers` on Flower's simulation, and through that app on
-`fedmuon.flower.simulate`, in turn. Then K = 20 of 20 clients, and K = 1,000 of more and more, of
-few samples each; and a model of 10 million parameters through Flower's records, beside a copy of
-the same bytes.
+The first part runs the same work (N = 20, K = 5, R = 50, 784 x 10, 20,000 samples) in three ways in
+turn: with `fedmuon run --engine ray`, with the plain Flower app of `benchmarks/peers` on Flower's
+simulation, and with the same app on `fedmuon.flower.simulate`. The second part runs K = 20 of 20
+clients, and K = 1,000 of increasing numbers of clients with few samples each. The third part sends
+a model of 10 million parameters through Flower's records, compared with a copy of the same bytes.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ SETTINGS = {
     "orthogonalizer.lambda": 0.1,
     "output.evaluate-every": 50,
 }
-WIDE = {"data.dimension": 784, "data.classes": 10}  # as the plain app's synthetic rows
+WIDE = {"data.dimension": 784, "data.classes": 10}  # size of the plain app's synthetic rows
 WAITED = "waited.txt"
 FREE = ["-m", "fedmuon"]
 WAITING = ["-c", "from benchmarks.engine_overhead import waiting; waiting()"]
 
 
 def ours(folder: Path, data: str) -> list[float]:
-    """Seconds of every round of `fedmuon run --engine ray`."""
+    """Return the seconds of the rounds of `fedmuon run --engine ray`, without first and last."""
     asked = {**SETTINGS, "data.name": data, **(WIDE if data == "synthetic" else {})}
     given = [f"--set={key}={value}" for key, value in asked.items()]
     script = [sys.executable, "-m", "fedmuon", "run", "--out", str(folder), *given]
@@ -61,14 +61,17 @@ def ours(folder: Path, data: str) -> list[float]:
 
 
 def bare(work: Path, folder: Path, grid: str = "") -> float:
-    """Seconds of the median warm round of the plain Flower app, on our grid if asked."""
+    """Return the median seconds of a warm round of the plain Flower app.
+
+    With `grid` the app runs on our grid instead of Flower's simulation.
+    """
     with mock.patch.dict(os.environ, {"RAY_GRID": grid}):
         result = run([sys.executable, str(PEERS / "flower_app.py")], work, folder / "flower.npz")
     return result["median_warm_seconds_per_round"]
 
 
 def rounds(pairs: int) -> Iterator[Row]:
-    """All three in turn; the ratios of their median rounds, pair by pair."""
+    """Run all three in turn, and return ratios of their median rounds, per pair."""
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,7 +95,17 @@ def rounds(pairs: int) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What a run of 10 rounds on Ray took: seconds, and bytes at most."""
+    """Costs of a run of 10 rounds on Ray.
+
+    Attributes:
+        clients: Number of clients N.
+        chosen: Number of participants K.
+        first: Seconds of the first round.
+        later: Seconds of a later round.
+        whole: Seconds of the whole command.
+        driver: Peak memory of the driver in bytes.
+        worker: Peak memory of a worker in bytes.
+    """
 
     clients: int
     chosen: int
@@ -104,8 +117,10 @@ class Crowd:
 
 
 def crowd(clients: int, up: bool = False) -> Crowd:
-    """First and later rounds of K = 1,000, or fewer, of N clients, and the memory they take; the
-    first without the wait for Ray's workers if they are to be `up`."""
+    """Run rounds with K = min(1,000, N) of N clients, and return their costs.
+
+    If `up` is True, the time of the first round excludes the start of Ray's workers.
+    """
     chosen = min(1_000, clients)
     asked = {
         "data.name": "synthetic", "data.dimension": 16, "data.classes": 3,
@@ -133,8 +148,10 @@ def crowd(clients: int, up: bool = False) -> Crowd:
 
 
 def waiting() -> None:
-    """`fedmuon run`, whose first messages wait until all workers are there; the seconds of it are
-    left beside the run."""
+    """Execute `fedmuon run`, but delay the first messages until all workers have started.
+
+    The seconds of this delay are written to the file `WAITED` next to the run.
+    """
     from fedmuon.experiments.cli import main as command
     from fedmuon.server.ray.grid import RayGrid
 
@@ -154,7 +171,7 @@ def waiting() -> None:
 
 
 def crowds(most: int) -> Iterator[Row]:
-    """Each alone, then the memory of the largest beside that of a thousand clients."""
+    """Run each number of clients, then compare the memory of the two largest."""
     found = [crowd(n) for n in (20, 1_000, 1_000_000) if n <= most]
     for one in found:
         name = f"N = {one.clients:,}, K = {one.chosen:,}"
@@ -174,13 +191,13 @@ def crowds(most: int) -> Iterator[Row]:
 
 
 class Memory:
-    """The most bytes that a driver, and any one worker of its Ray, was seen to hold (on Linux)."""
+    """Peak memory of a driver and of its largest Ray worker, in bytes (on Linux)."""
 
     def __init__(self) -> None:
         self.driver = self.worker = 0
 
     def look(self, driver: int) -> None:
-        """Once."""
+        """Sample the processes once."""
         self.driver = max(self.driver, resident(Path("/proc", str(driver))))
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -190,7 +207,7 @@ class Memory:
 
 
 def descends(process: Path, from_whom: int) -> bool:
-    """Whether a process was started by another, or by one that it started."""
+    """Return whether a process is the given process or one of its descendants."""
     while process.name not in ("0", "1"):
         if process.name == str(from_whom):
             return True
@@ -200,7 +217,7 @@ def descends(process: Path, from_whom: int) -> bool:
 
 
 def resident(process: Path) -> int:
-    """The most bytes that a process has held; 0 of one that is gone."""
+    """Return the peak memory of a process in bytes, or 0 if the process has ended."""
     with contextlib.suppress(OSError):
         for line in (process / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -217,7 +234,7 @@ def _data() -> str:
 
 
 def message() -> Iterator[Row]:
-    """Serialize and read back 10 million float32 parameters, beside a copy of the bytes."""
+    """Serialize and read back 10 million float32 parameters, compared with a copy of the bytes."""
     from flwr.app import ArrayRecord
 
     arrays = {f"layer{i}": np.ones((1000, 1000), np.float32) for i in range(10)}
@@ -247,14 +264,14 @@ def _tensors(arrays: dict[str, np.ndarray]) -> dict:
 
 
 def measured(pairs: int, most: int) -> Iterator[Row]:
-    """All that this benchmark finds."""
+    """Return all rows of this benchmark."""
     yield from rounds(pairs)
     yield from crowds(most)
     yield from message()
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--crowd", type=int, default=1_000_000, help="clients at most")

@@ -1,12 +1,12 @@
-"""On a GPU: every recipe and map against the CPU, clients that share the GPU, and seconds a round.
+"""Compare every optimizer and orthogonalizer on a GPU with the CPU, and measure round times.
 
     python -m benchmarks.gpu [--device cuda] [--rounds 5] [--ray]
 
-Recipes and maps make the same rounds in float64 on both devices from the same draws; `distance` is
-the largest relative difference of a tensor of the model. `--ray` has two clients at a time share
-the device, half of it each. Then rounds of networks in float32, FedMuon beside FedAvg: the first
-round is left out. Speeds of single parts on a GPU are `python -m benchmarks.optimizer`, `privacy`,
-`randomized` and `laboratory`, each with `--device cuda`.
+All optimizers and orthogonalizers run the same rounds in float64 on both devices, with the same
+random draws. `distance` is the largest relative difference of a tensor of the model. With `--ray`,
+two clients at a time share the device, half of it each. Then networks run in float32, with FedMuon
+compared with FedAvg. Their first round is not counted. To measure single parts on a GPU, run
+`python -m benchmarks.optimizer`, `privacy`, `randomized` or `laboratory` with `--device cuda`.
 """
 
 import json
@@ -26,8 +26,8 @@ from fedmuon.config.load import Config, only_read, parse
 from fedmuon.core.choices import NAMES, PRIVATE
 from fedmuon.experiments.run import execute
 
-FAR = 1e-9  # relative, in float64: sums in another order
-FAR_SINGLE = 1e-3  # the same in float32
+FAR = 1e-9  # largest relative distance in float64, where only the order of sums differs
+FAR_SINGLE = 1e-3  # largest relative distance in float32
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "train": 240, "test": 60},
     "federation": {"clients": 6, "per-round": 3, "rounds": 4, "seed": 1},
@@ -45,7 +45,7 @@ OF_RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "fedper": {"local": {"personal": "head.*"}},
 }
 OF_MAPS: dict[str, dict[str, Any]] = {"randomized-polar": {"rank": 4, "oversample": 2}}
-# Rounds of the size that a study has: 5 clients, 20 local steps.
+# Rounds of the size of a study: 5 clients, 20 local steps.
 NETWORKS: dict[str, dict[str, Any]] = {
     "cnn": {"data": {"name": "mnist5k", "train": 4_000, "test": 500}},
     "cifarnet": {"data": {"name": "mnist5k", "train": 4_000, "test": 500}},
@@ -56,7 +56,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def config(*tables: dict[str, Any]) -> Config:
-    """The small run with these changes; keys that a run does not read are dropped."""
+    """Return the small run with these changes. Keys that the run does not read are dropped."""
     merged: dict[str, dict[str, Any]] = {}
     for one in (SMALL, *tables):
         for table, keys in one.items():
@@ -65,7 +65,7 @@ def config(*tables: dict[str, Any]) -> Config:
 
 
 def distance(one: Path, other: Path) -> float:
-    """The largest relative difference of a tensor of two runs' models."""
+    """Return the largest relative difference of a tensor between the models of two runs."""
     ours, theirs = (load_file(run / "model.safetensors") for run in (one, other))
     return max(
         float((ours[name] - theirs[name]).norm() / ours[name].norm().clamp_min(1e-300))
@@ -74,7 +74,7 @@ def distance(one: Path, other: Path) -> float:
 
 
 def agreement(device: str, folder: Path) -> Iterator[Row]:
-    """Every recipe, then every map, on the CPU and on the device."""
+    """Run every optimizer, then every orthogonalizer, on the CPU and on the device."""
     cases = {}
     for name in NAMES["local.recipe"]:
         private = PRIVATE_RUN if name in PRIVATE else {}
@@ -88,12 +88,12 @@ def agreement(device: str, folder: Path) -> Iterator[Row]:
                 execute(config(*changes, {"engine": {"device": where}}), run)
             away = distance(*runs)
             yield Row(f"{name}: distance", away, aim=FAR, unit="", at_most=True)
-        except Exception as error:  # one that fails does not hide the others
+        except Exception as error:  # continue with the other cases
             yield Row(f"{name}: distance", note=f"{type(error).__name__}: {error}", failed=True)
 
 
 def shared(device: str, folder: Path) -> Row:
-    """Two Ray workers on half the device each, against one process on the CPU."""
+    """Compare two Ray workers, on half the device each, with one process on the CPU."""
     half = {"name": "ray", "device": device, "cpus-per-client": 1.0}
     half |= {"gpus-per-client": 0.5} if device.startswith("cuda") else {}
     single = {"engine": {"dtype": "float32"}}
@@ -104,7 +104,7 @@ def shared(device: str, folder: Path) -> Row:
 
 
 def rounds(device: str, count: int, folder: Path) -> Iterator[Row]:
-    """Seconds of a round of each network, FedMuon beside FedAvg."""
+    """Measure the seconds per round of each network, with FedMuon and with FedAvg."""
     for model, changes in NETWORKS.items():
         try:
             took = {
@@ -121,7 +121,7 @@ def rounds(device: str, count: int, folder: Path) -> Iterator[Row]:
 
 
 def seconds(device: str, count: int, out: Path, *changes: dict[str, Any]) -> float:
-    """The median of a run's rounds after the first."""
+    """Return the median seconds per round of a run, without the first round."""
     what = {
         "federation": {"clients": 20, "per-round": 5, "rounds": count + 1},
         "local": {"steps": 20, "batch": 64, "lr": 1e-3},
@@ -134,7 +134,7 @@ def seconds(device: str, count: int, out: Path, *changes: dict[str, Any]) -> flo
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,14 +1,14 @@
-"""The stability laboratory's speed: suites, the census, and the same neighbours through Flower.
+"""Measure the stability laboratory: suites, the census, and the same neighbours through Flower.
 
     python -m benchmarks.laboratory [--device cpu] [--suites A1 A2 A3] [--census N] [--flower]
     python -m benchmarks.laboratory --before [COMMIT] [--seeds 1]
     python -m benchmarks.laboratory --scaling
 
-Trajectories a second and the share of the best GEMM rate. `--flower` also runs one trajectory of
-the same size as a plain Flower app, which is what one neighbour would cost there. `--before` runs
-the same suites by the command of an older commit, which `git archive` lays out, in turn; `--seeds`
-cuts both to the first seeds. `--scaling` is a suite on one of Ray's workers, then on two.
-`--device cuda` is the check for a GPU.
+The figures are the seconds per trajectory and the share of the best rate of matrix products.
+`--flower` also runs one trajectory of the same size as a plain Flower app, which is the cost of one
+neighbour in Flower. `--before` runs the same suites in turn with the command of an older commit,
+which `git archive` extracts. `--seeds` limits both to the first seeds. `--scaling` runs a suite on
+one Ray worker and then on two. `--device cuda` measures a GPU.
 """
 
 import argparse
@@ -37,20 +37,21 @@ from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.runs.directory import Record
 
-BEFORE = "45583e9"  # the last commit without one pass over the samples, and without RayGrid
+BEFORE = "45583e9"  # the last commit before the single pass over the samples and before RayGrid
 ROOT = Path(__file__).resolve().parent.parent
-PRINTED: dict[str, object] = {"c-hp": 1.0}  # with the printed halves of delta
-# What both bounds stand on: the older commit knows no constants but those of all models.
+PRINTED: dict[str, object] = {"c-hp": 1.0}  # delta is split into halves, as published
+# Settings with which both commits compute the same bound: the older commit only supports the
+# constants of all models.
 SETTING: dict[str, dict[str, dict[str, object]]] = {
     "before": {"stability": PRINTED},
     "now": {"stability": {**PRINTED, "constants": "global"}},
 }
-SAME = 1e-9  # relative distance of two commits' means: all is float64
-WIDE = {"dimension": 784, "classes": 10}  # of synthetic samples, as Fashion-MNIST's
+SAME = 1e-9  # largest relative difference between the means of two commits, in float64
+WIDE = {"dimension": 784, "classes": 10}  # size of synthetic samples, as in Fashion-MNIST
 
 
 def suites(names: list[str], data: str, device: str, folder: Path) -> Iterator[Row]:
-    """Suites at full size, theory and evaluation included."""
+    """Run suites at full size, including theory and evaluation."""
     for name in names:
         work = kinds.find(name, data, "full", changes(data, device))
         start = time.perf_counter()
@@ -65,13 +66,13 @@ def suites(names: list[str], data: str, device: str, folder: Path) -> Iterator[R
 
 
 def changes(data: str, device: str = "cpu") -> dict[str, dict]:
-    """What a suite is changed by on such data."""
+    """Return the settings that a suite needs for this data and device."""
     made = {"data": WIDE} if data == "synthetic" else {}
     return {"engine": {"device": device}, **made}
 
 
 def census_config(n: int, data: str, device: str) -> Config:
-    """001's controlled setting with every one of n samples replaced once."""
+    """Return the controlled setting of the Stability note with all n samples replaced once."""
     return parse(
         {
             "data": {"name": data, "train": n, "test": min(5000, n)},
@@ -84,7 +85,7 @@ def census_config(n: int, data: str, device: str) -> Config:
 
 
 def census(n: int, data: str, device: str, folder: Path) -> Row:
-    """Run every neighbour of n samples."""
+    """Run a census: replace each of n samples once."""
     start = time.perf_counter()
     neighbours.execute(census_config(n, data, device), folder / "census")
     seconds = time.perf_counter() - start
@@ -94,7 +95,7 @@ def census(n: int, data: str, device: str, folder: Path) -> Row:
 
 
 def flower(ours: float, folder: Path) -> Row:
-    """One trajectory through a plain Flower app, against ours."""
+    """Compare one trajectory through a plain Flower app with one trajectory of this package."""
     work = folder / "work.npz"
     what = make_work(work)
     found = run([sys.executable, str(PEERS / "flower_app.py")], work, folder / "flower.npz")
@@ -106,7 +107,7 @@ def flower(ours: float, folder: Path) -> Row:
 def before(
     names: list[str], data: str, commit: str, asked: argparse.Namespace, folder: Path
 ) -> Iterator[Row]:
-    """The same suites by an older commit's command and by ours, in turn."""
+    """Run the same suites with the command of an older commit and of this commit, in turn."""
     old = folder / "before"
     taken = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
     if taken.returncode:
@@ -129,7 +130,7 @@ def before(
 
 
 def reduced(name: str, data: str, seeds: int, train: int) -> str:
-    """A suite's file like the shipped one, with its first seeds and at most so many samples."""
+    """Return a suite file with the first seeds of a shipped suite and at most `train` samples."""
     content = contents.at(contents.read(name), data, "full")
     sizes = sorted({min(one, train or one) for one in content["grid"]["train"]})
     chosen = content["seeds"][: seeds or None]
@@ -139,7 +140,7 @@ def reduced(name: str, data: str, seeds: int, train: int) -> str:
 def by_command(
     file: Path, data: str, place: Path, out: Path, more: dict[str, dict[str, object]]
 ) -> Record:
-    """suite.json of `fedmuon suite` as it is at that place."""
+    """Run `fedmuon suite` from the source tree `place`, and return its suite.json."""
     given = [f"--set={table}.{key}={value}" for table, keys in (changes(data) | more).items()
              for key, value in keys.items()]  # fmt: skip
     command = [sys.executable, "-m", "fedmuon", "suite", str(file), "--data", data, "--out", out]
@@ -157,14 +158,14 @@ def by_command(
 
 
 def require_same(one: Record, other: Record) -> None:
-    """Both commits measured the same."""
+    """Raise unless both commits measured the same values."""
     for key, value in one.items():
         if abs(value - other[key]) > SAME * abs(value):
             raise SystemExit(f"{key} is {value} at the older commit and {other[key]} now")
 
 
 def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
-    """A suite of 8 equal cells on one of Ray's workers and on two, from start to end."""
+    """Compare a suite of equal cells on one Ray worker and on two, from start to end."""
     file = folder / "scaling.toml"
     file.write_text(
         'like = "A1"\nseeds = [0, 1, 2, 3, 4, 5, 6, 7]\n\n'
@@ -187,10 +188,10 @@ def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
 
 
 def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
-    """Seconds of a suite on a Ray of so many cores, and those after its first cell."""
+    """Return the seconds of a suite on `workers` Ray workers, in total and after its first cell."""
     from fedmuon.experiments.engines.ray_cluster import LOCAL, quiet_ray
 
-    quiet_ray()  # before it is loaded
+    quiet_ray()  # must run before Ray is imported
     import ray
 
     full, ends = ray.init, []
@@ -206,7 +207,7 @@ def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
 
 
 def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """What was asked for."""
+    """Return the rows that the options request."""
     if asked.scaling:
         yield from scaling(asked.turns, asked.train or 4000, folder)
     data = asked.data or available()
@@ -226,7 +227,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def available() -> str:
-    """Fashion-MNIST where it is installed, else rows made up."""
+    """Return "fashion-mnist" if it is installed, otherwise "synthetic"."""
     try:
         read_source(parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
@@ -235,7 +236,7 @@ def available() -> str:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", help="Fashion-MNIST, or synthetic where that is not installed")

@@ -1,12 +1,12 @@
-"""A CNN's local training side by side: this package, pfl-research, and a plain Flower app.
+"""Compare the local training of a CNN with pfl-research and a plain Flower app.
 
     python -m benchmarks.networks [--rounds 3] [--pairs 2] [--skip-flower]
 
-K = 5 of N = 20 clients train McMahan et al.'s CNN for one local epoch of mini-batches of 64 with
-SGD, on 12,000 images of Fashion-MNIST's size (or mnist5k's 4,000). Every contestant makes the same
-steps from the same start in a process of its own, and must end at the same model. Most of the time
-is the convolutions', which all share. FedMuon adds products, in float32 or in bfloat16; the page
-says how far the two models end apart.
+K = 5 of N = 20 clients train the CNN of McMahan et al. with SGD for one local epoch, in batches of
+64. The data are 12,000 images of Fashion-MNIST, or 4,000 images of mnist5k. Every contestant runs
+in its own process, takes the same steps from the same initial model, and must end with the same
+model. Most of the time is spent in convolutions, which are equal for all contestants. FedMuon adds
+matrix products, in float32 or in bfloat16. The page shows the distance of these two models.
 """
 
 import argparse
@@ -37,7 +37,7 @@ OURS = {"ours": "fedavg", MUON: "fedmuon", HALF: "fedmuon-bfloat16"}
 
 
 def config(data: str, count: int, recipe: str = "fedavg") -> Config:
-    """The job as a config: an even split, so that an epoch is the same for all."""
+    """Return the job as a config, with an even split so that all epochs have equal length."""
     train = 12_000 if data == "fashion-mnist" else 4_000
     shared: dict[str, dict[str, Any]] = {
         "data": {"name": data, "train": train, "test": 1_000, "alpha": 1e6},
@@ -54,12 +54,12 @@ def config(data: str, count: int, recipe: str = "fedavg") -> Config:
 
 
 def experiment_of(table: Config) -> Experiment:
-    """The experiment with its data."""
+    """Return the experiment with its data."""
     return build_experiment(table)
 
 
 def available() -> str:
-    """Fashion-MNIST where it is installed, else mnist5k."""
+    """Return "fashion-mnist" if it is installed, otherwise "mnist5k"."""
     try:
         read_source(config("fashion-mnist", 1))
         return "fashion-mnist"
@@ -68,7 +68,7 @@ def available() -> str:
 
 
 def make_job(path: Path, table: Config) -> None:
-    """Write down everything that is drawn (see `peers/cnn_work.py`)."""
+    """Write all random choices to a file (see `peers/cnn_work.py`)."""
     what = experiment_of(table)
     plan, shards = what.plan, what.shards
     schedule, sizes = plan.schedule(), np.diff(shards.offsets)
@@ -84,7 +84,7 @@ def make_job(path: Path, table: Config) -> None:
 
 
 def work(kind: str, data: str, count: int, path: str, out: str) -> None:
-    """One contestant of ours, in this process: its clock and its last model."""
+    """Run one contestant of this package in this process, and report its times and last model."""
     sys.path.insert(0, str(PEERS))
     from cnn_work import (  # pyright: ignore[reportMissingImports]
         cnn,
@@ -117,7 +117,7 @@ def work(kind: str, data: str, count: int, path: str, out: str) -> None:
 
 
 def contestants(data: str, count: int, skip_flower: bool) -> dict[str, list[str]]:
-    """Name -> the command that runs it; pfl-research only where it is installed."""
+    """Return the command of each contestant. pfl-research is included only if it is installed."""
     python = sys.executable
     ours = [python, "-m", "benchmarks.networks", "--data", data, "--rounds", str(count), "--work"]
     field = {name: [*ours, kind] for name, kind in OURS.items()}
@@ -128,7 +128,7 @@ def contestants(data: str, count: int, skip_flower: bool) -> dict[str, list[str]
 
 
 def compare(count: int, pairs: int, skip_flower: bool) -> Iterator[Row]:
-    """Run all in turn; medians of warm rounds, and ratios pair by pair."""
+    """Run all contestants in turn. Times are medians of warm rounds; ratios are taken per pair."""
     data = available()
     field = contestants(data, count, skip_flower)
     seconds: dict[str, list[float]] = {name: [] for name in field}
@@ -147,7 +147,7 @@ def compare(count: int, pairs: int, skip_flower: bool) -> Iterator[Row]:
 
 
 def ratios(seconds: dict[str, list[float]], what: str, error: float) -> Iterator[Row]:
-    """FedAvg beside the peers, and what FedMuon costs over it."""
+    """Compare our FedAvg with the peers, and FedMuon with our FedAvg."""
     own = seconds["ours"]
     for name in [name for name in AIMS if name in seconds]:
         theirs = seconds[name]
@@ -161,7 +161,7 @@ def ratios(seconds: dict[str, list[float]], what: str, error: float) -> Iterator
 
 
 def _distance(folder: Path, name: str) -> float:
-    """How far the contestant's model ends from ours; too far is an error."""
+    """Return the distance of the contestant's model from our model. Raise if it is too large."""
     if name in ("ours", MUON):
         return 0.0
     one, other = (np.load(folder / f"{x}.npy") for x in (MUON if name == HALF else "ours", name))
@@ -172,7 +172,7 @@ def _distance(folder: Path, name: str) -> float:
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=2)

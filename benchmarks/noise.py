@@ -1,14 +1,19 @@
-"""Secret noise: what it costs, whether it fits, and a private run with each kind.
+"""Measure secret noise: its speed, its fit to the distribution, and private runs with it.
 
     python -m benchmarks.noise speed [--draws 1000000]
     python -m benchmarks.noise fit [--draws 10000000]
     python -m benchmarks.noise runs [--seeds 3] [--set local.recipe=dp-sgd ...]
 
-`speed` has nanoseconds a draw, the best of several tries in turn. `fit` holds draws from a key
-stream against the discrete Gaussian: chi-square over all integers at sigma = 64 (tails pooled where
-fewer than 25 are expected; as a control, against one that is 0.5% wider) and over 1,000 cells of
-equal chance on the lattice of a release, and counts beyond 3 to 6 sigma, two-sided binomial. `runs`
-has a bracket, accuracies and the least seconds of processors of a private run with each of them.
+`speed` prints nanoseconds per draw, the best of several tries. `fit` compares draws from a key
+stream with the discrete Gaussian in three tests:
+
+- chi-square over all integers at sigma = 64. Tail cells with fewer than 25 expected draws are
+  pooled. As a control, the draws are also compared with a distribution that is 0.5% wider.
+- chi-square over 1,000 cells of equal probability, on the lattice of a release.
+- a two-sided binomial test of the number of draws beyond 3, 4, 5 and 6 sigma.
+
+`runs` prints for each kind of noise the interval of epsilon, the accuracies, and the smallest CPU
+seconds of a private run.
 """
 
 import argparse
@@ -45,7 +50,7 @@ KINDS = {
 
 
 def speed(draws: int) -> None:
-    """Nanoseconds a draw."""
+    """Print nanoseconds per draw."""
     stream, rng = KeyStream(), np.random.default_rng()
     sums, how = {"a": torch.zeros(1, draws)}, (Clipping(), 1.0, 64.0)
     work: dict[str, Callable[[], object]] = {
@@ -75,7 +80,7 @@ def speed(draws: int) -> None:
 
 
 def fit(draws: int) -> None:
-    """p-values, of which a small one would be news."""
+    """Print p-values. A small p-value would mean that the draws do not fit."""
     stream = KeyStream()
     at, cells = np.arange(-9 * STRIPS, 9 * STRIPS + 1), special.ndtri(np.arange(1, 1000) / 1000)
     coarse, fine = np.zeros(len(at), int), np.zeros(1000, int)
@@ -99,7 +104,7 @@ def fit(draws: int) -> None:
 
 
 def pooled(at: np.ndarray, counts: np.ndarray, sigma: float) -> float:
-    """Chi-square's p-value of counts of the integers `at`, its tails in two cells."""
+    """Return the chi-square p-value of counts of the integers `at`, with each tail in one cell."""
     chance = np.exp(-(at**2) / (2 * sigma**2))
     expected = chance / chance.sum() * counts.sum()
     inner = expected >= 25
@@ -111,7 +116,7 @@ def pooled(at: np.ndarray, counts: np.ndarray, sigma: float) -> float:
 
 
 def runs(seeds: int, given: list[str]) -> None:
-    """Each kind by turns, at the same noise."""
+    """Run each kind in turn, at the same noise level."""
     found: dict[str, list[tuple[dict, float]]] = {name: [] for name in KINDS}
     for seed in range(seeds):
         for name, how in KINDS.items():
@@ -129,7 +134,7 @@ def runs(seeds: int, given: list[str]) -> None:
 
 
 def main() -> None:
-    """One of the three."""
+    """Parse the arguments and run one of the three measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

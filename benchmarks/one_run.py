@@ -1,15 +1,17 @@
-"""What one run with canaries shows: at 000's setting, and in many repetitions of a small one.
+"""Audit single runs with canaries: the setting of the DP-Muon paper, and many small runs.
 
     python -m benchmarks.one_run [--repetitions 50] [--canaries 40000]
     python -m benchmarks.one_run --level client [--repetitions 50] [--trials 1000]
 
-At level example 000's E2E setting: N = 42043, lots of 1024, 410 steps, sigma = 2.3395, 49 matrices,
-delta = 8e-6, which prints 7.985 and is 61.98 jointly; real DP-Muon steps of small matrices. And the
-share of repetitions of smaller runs, one of them with a lot that is all of the data, whose bounds
-exceed what their ledgers certify: at most 5% may, each bound has a confidence of 95%.
+At level example, one run uses the E2E setting of the DP-Muon paper: N = 42043, lots of 1024, 410
+steps, sigma = 2.3395, 49 matrices and delta = 8e-6. The published epsilon is 7.985, and joint
+accounting gives 61.98. The run consists of real DP-Muon steps on small matrices. Smaller runs are
+repeated, in one case with lots that contain all the data. The benchmark counts the bounds that
+exceed the epsilon of their ledger. At most 5% may, because each bound has a confidence of 95%.
 
-At level client the same share of runs whose canaries are clients, with the server's noise and with
-the clients' own; and a bound by many runs with one client and as many without it.
+At level client, the benchmark computes the same share for runs whose canaries are clients, with
+noise of the server and with noise of the clients. It also computes a bound from many runs with one
+client and the same number of runs without it.
 """
 
 import argparse
@@ -76,16 +78,19 @@ WHOLE = SMALL | {
 
 
 class Sum(nn.Module):
-    """Logits (W_1 + ... + W_m) x: m blocks of 000's table, small enough for a processor."""
+    """A model with the logits (W_1 + ... + W_m) x.
+
+    It has as many blocks as the model in the table of the DP-Muon paper, but small ones.
+    """
 
     def __init__(self) -> None:
-        """Linear layers without biases."""
+        """Make the linear layers, without biases."""
         super().__init__()
         layers = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(MATRICES))
         self.layers = nn.ModuleList(layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The same input for all."""
+        """Apply all layers to the same input, and add the results."""
         found = inputs.new_zeros(len(inputs), WIDTH)
         for layer in self.layers:
             found = found + layer(inputs)
@@ -93,14 +98,17 @@ class Sum(nn.Module):
 
 
 def audited(settings: dict[str, Any], canaries: int, task: nn.Module | None = None) -> Any:
-    """One run of the settings in a folder that is thrown away."""
+    """Audit one run of these settings in a temporary folder."""
     chosen = parse(settings).with_objects(UserObjects(task=task))
     with tempfile.TemporaryDirectory() as folder:
         return one_run.execute(chosen, Path(folder) / "run", canaries)
 
 
 def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, Any]:
-    """How often each bound exceeds the certified epsilon, and what it is at most and on average."""
+    """Repeat an audit, and count how often each bound exceeds the certified epsilon.
+
+    The result also contains the mean and the maximum of each bound.
+    """
     start, names = perf_counter(), ("binomial", "trade_off", "declared")
     every = [audited(settings, canaries) for _ in range(times)]
     values = {name: [one[name] for one in every] for name in names}
@@ -114,8 +122,12 @@ def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, A
 
 
 def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) -> dict[str, Any]:
-    """A bound by counts, from so many runs with one client, whose update is the worst, and as many
-    without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
+    """Compute a lower bound of epsilon from runs with and without one client.
+
+    There are `trials` runs with the client, which sends the worst update, and `trials` runs without
+    it. The result also contains the certified epsilon. With a `seed`, all random draws of a trial
+    depend only on its number.
+    """
     start, config = perf_counter(), resolve(parse(settings))
     source = read_source(config)
     made = build_experiment(config, build_data(config, source))
@@ -123,7 +135,7 @@ def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) 
     assert level is not None
 
     def score(number: int, there: bool) -> float:
-        own, plan = level, replace(made.plan)  # which has drawn no cohort yet
+        own, plan = level, replace(made.plan)  # a copy that has not drawn a cohort yet
         if seed is not None:
             own, plan = replace(level, seed=number), replace(plan, seed=number, secret="")
         seen = ClientAuditor(own, np.zeros(1, int), np.array([there]), np.zeros(1, int), np.ones(1))
@@ -146,7 +158,7 @@ def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) 
 
 
 def main() -> None:
-    """Print what was found, one JSON object a line."""
+    """Print the results, one JSON object per line."""
     options = argparse.ArgumentParser()
     options.add_argument("--level", choices=("example", "client"), default="example")
     options.add_argument("--trials", type=int, default=1000)
@@ -160,7 +172,7 @@ def main() -> None:
 
 
 def of_clients(repetitions: int, trials: int) -> None:
-    """Runs of whole clients."""
+    """Audit runs at level client."""
     named = {"clients": CLIENTS, "all clients": ALL_CLIENTS, "own noise": OWN_NOISE}
     for name, settings in named.items():
         print(json.dumps({name: repeated(settings, 300, repetitions)}), flush=True)
@@ -168,7 +180,7 @@ def of_clients(repetitions: int, trials: int) -> None:
 
 
 def of_examples(repetitions: int, canaries: int) -> None:
-    """Small runs, and 000's setting."""
+    """Audit small runs, and the setting of the DP-Muon paper."""
     for name, settings in (("small", SMALL), ("whole lots", WHOLE)):
         print(json.dumps({name: repeated(settings, 300, repetitions)}), flush=True)
     found = audited(E2E, canaries, Sum())

@@ -1,13 +1,14 @@
-"""One optimizer step side by side with torch.optim.Muon, on the same parameters, in one process.
+"""Compare one optimizer step with torch.optim.Muon on the same parameters, in one process.
 
     python -m benchmarks.optimizer [--device cpu] [--shapes 12x768x768 ...] [--budget 20]
 
 torch.optim.Muon orthogonalizes in bfloat16. `bf16` is this package in the same precision, with the
-same trajectory; `f32` is its default, held against `loop`, torch's arithmetic matrix by matrix in
-float32, which torch does not offer; `polar` is the smoothed polar factor, which torch lacks. The
-contestants take turns, in an order that rotates; times are medians, ratios are medians over turns.
-Then five Newton-Schulz steps against the best rate of a product in the same dtype. Whatever would
-take more than a minute a step, as bfloat16 does on processors without it, is left out, and said.
+same trajectory. `f32` is the default of this package. It is compared with `loop`, which does the
+arithmetic of torch matrix by matrix in float32, because torch does not offer float32. `polar` is
+the smoothed polar factor, which torch does not offer either. The optimizers run in turn, in an
+order that rotates. Times are medians, and ratios are medians over turns. Then five Newton-Schulz
+steps are compared with the best rate of a product in the same dtype. A step that would take more
+than a minute is left out with a note. bfloat16 is that slow on processors without hardware support.
 """
 
 import time
@@ -27,22 +28,22 @@ from fedmuon.orthogonalize import newton_schulz, schedule, smoothed_polar
 from fedmuon.tasks.matrix import rate, supported
 
 SHAPES = ("12x768x768", "48x256x256", "12x784x10", "220x784x10", "1x2048x2048", "1x4096x4096")
-MANY = ("256x128x128",)  # besides, on a GPU
-PATIENCE = 60.0  # seconds of a step
+MANY = ("256x128x128",)  # additional shape on a GPU
+PATIENCE = 60.0  # longest step in seconds
 JORDAN = A, B, C = (3.4445, -4.7750, 2.0315)
 RIVAL = {"bf16": "torch", "f32": "loop", "polar": "torch"}
 Make = Callable[[list[Tensor]], Optimizer]
 
 
 class Loop(Optimizer):
-    """Muon as torch has it (momentum 0.95, Nesterov, decay 0.1), one matrix at a time, float32."""
+    """Muon with torch's defaults (momentum 0.95, Nesterov, decay 0.1), by matrix, in float32."""
 
     def __init__(self, params: list[Tensor]) -> None:
         super().__init__(params, {"lr": 1e-3})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every matrix [m, n] by its gradient, one after the other."""
+        """Update every matrix [m, n], one after the other."""
         for param in self.param_groups[0]["params"]:
             state = self.state[param]
             momentum = state.setdefault("momentum", torch.zeros_like(param))
@@ -67,7 +68,7 @@ CONTESTANTS: dict[str, Make] = {
 
 
 def parameters(shape: str, device: str) -> list[Tensor]:
-    """`count x m x n`: that many random matrices with random gradients."""
+    """Return `count` random m x n matrices with random gradients, for a shape `COUNTxMxN`."""
     count, m, n = map(int, shape.split("x"))
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -79,7 +80,7 @@ def parameters(shape: str, device: str) -> list[Tensor]:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """How long one call takes."""
+    """Return the seconds of one call."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -90,9 +91,10 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def turns(works: dict[str, Callable[[], object]], device: str, budget: float) -> list[dict]:
-    """Seconds of each work in each turn, until the budget is spent; one turn at least, 50 at most.
+    """Return the seconds of each call in each turn.
 
-    The first call of a work warms it up, unless it alone takes a quarter of the budget.
+    Turns repeat until the budget is spent, at least once and at most 50 times. The first calls only
+    warm up, unless they take more than a quarter of the budget. Then they are the only turn.
     """
     first = {name: seconds(work, device) for name, work in works.items()}
     if sum(first.values()) > budget / 4:
@@ -105,12 +107,12 @@ def turns(works: dict[str, Callable[[], object]], device: str, budget: float) ->
 
 
 def too_slow(shape: str, device: str) -> str:
-    """Why torch's step in bfloat16 is left out; empty if it is not."""
+    """Return the reason why torch's step in bfloat16 is left out, or "" if it is not."""
     count, m, n = map(int, shape.split("x"))
     flop = count * newton_schulz_flops(m, n, schedule(JORDAN, 5))
     square = torch.eye(256, dtype=torch.bfloat16, device=device)
     took = seconds(lambda: torch.addmm(square, square @ square.T, square), device)
-    speed = 4 * 256**3 / took  # a transposed product may be several times faster than the others
+    speed = 4 * 256**3 / took  # includes a transposed product, which may be several times faster
     wanted = flop / speed
     if wanted <= PATIENCE:
         return ""
@@ -121,10 +123,10 @@ def too_slow(shape: str, device: str) -> str:
 
 
 def compare(shape: str, device: str, budget: float) -> Iterator[Row]:
-    """Ours beside its rivals on one shape."""
+    """Compare the variants of this package with their rivals on one shape."""
     smallest, reason = min(map(int, shape.split("x")[1:])), too_slow(shape, device)
     left_out = {"torch"} if reason else set()
-    left_out |= {"polar"} if smallest > 768 else set()  # an eigenproblem of that size
+    left_out |= {"polar"} if smallest > 768 else set()  # its eigenproblem would take too long
     made = {
         name: make(parameters(shape, device))
         for name, make in CONTESTANTS.items()
@@ -145,7 +147,10 @@ def compare(shape: str, device: str, budget: float) -> Iterator[Row]:
 
 
 def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> Row:
-    """Five steps, 15 products of 2 n^3 flop, and the share of their rate in the best product's."""
+    """Measure five Newton-Schulz steps, which are 15 products of 2 n^3 flop.
+
+    The share is their rate divided by the rate of the best product.
+    """
     matrix = torch.randn(side, side).to(device, dtype)
     place = torch.device(device)
     products = {
@@ -167,7 +172,7 @@ def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> Row:
 
 
 def measured(shapes: Sequence[str], device: str, budget: float, side: int) -> Iterator[Row]:
-    """All that this benchmark finds."""
+    """Return all rows of this benchmark."""
     for shape in shapes:
         yield from compare(shape, device, budget)
     for dtype in (torch.float32, torch.bfloat16):
@@ -175,7 +180,7 @@ def measured(shapes: Sequence[str], device: str, budget: float, side: int) -> It
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--shapes", nargs="*")

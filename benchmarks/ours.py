@@ -1,9 +1,10 @@
-"""The benchmark's work on the embedded engine, in a process of its own.
+"""Run the benchmark's work on the embedded engine in a separate process.
 
     python -m benchmarks.ours WORK.npz OUT.npz --stack S --dtype float32
 
-A stack of S replicas is a piece of suite A1: 20 pairs (eta, lambda), each with one run and its
-neighbours, sharing data, schedule and start. S = 1 is one ordinary run.
+A batch of S replicas is a part of suite A1: 20 pairs (eta, lambda), each with one run and its
+neighbours. All replicas share the data, the schedule and the initial model. S = 1 is one ordinary
+run.
 """
 
 import argparse
@@ -25,7 +26,10 @@ from fedmuon.tasks.matrix import MatrixTask, fastest, rate, supported
 
 
 def config(dtype: str, seed: int = 0) -> Config:
-    """N = 20, K = 5, R = 50, E = 1, full batch, 784 x 10, 20,000 samples (001, Table 1)."""
+    """Return the config of the Stability note, Table 1.
+
+    N = 20, K = 5, R = 50, E = 1, full batches, 784 x 10, 20,000 samples.
+    """
     return parse(
         {
             "data": {"name": "fashion-mnist", "train": 20000, "test": 5000},
@@ -38,7 +42,10 @@ def config(dtype: str, seed: int = 0) -> Config:
 
 
 def grid(stack: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """eta and lambda per replica: the 20 pairs of A1 in turn; the first is the peers' pair."""
+    """Return eta and lambda of each replica: the 20 pairs of A1 in turn.
+
+    The peers use the first pair.
+    """
     etas, lambdas = (0.01, 0.005, 0.03, 0.05), (1e-1, 1e-3, 3e-3, 1e-2, 3e-2)
     pairs = [(eta, lam) for eta in etas for lam in lambdas]
     chosen = [pairs[(s // 11) % 20] for s in range(stack)]
@@ -46,7 +53,10 @@ def grid(stack: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def neighbours(work: dict[str, np.ndarray], order: np.ndarray, stack: int) -> Neighbours:
-    """Every eleventh replica is a base run; the others replace one sample by another's copy."""
+    """Return the replacements of all replicas.
+
+    Every eleventh replica is an unchanged run. The others replace one sample by a copy of another.
+    """
     rng, rows = np.random.default_rng(1), len(order)
     client = work["client"][order].astype(np.int64)
     chosen, copied = rng.integers(rows, size=stack), rng.integers(rows, size=stack)
@@ -63,7 +73,7 @@ def neighbours(work: dict[str, np.ndarray], order: np.ndarray, stack: int) -> Ne
 
 
 def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str) -> Experiment:
-    """The work file's experiment for S replicas."""
+    """Return the experiment of the work file for S replicas."""
     table, order = config(dtype), np.argsort(work["client"], kind="stable")
     kind, device = DTYPES[dtype], torch.device("cpu")
     labels = torch.from_numpy(work["labels"][order])
@@ -86,7 +96,7 @@ def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str)
 
 
 def main() -> None:
-    """Run, and print one JSON line."""
+    """Run the work, and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work")
     parser.add_argument("out")

@@ -1,4 +1,4 @@
-"""What `fedmuon plan` says of six unlike runs, beside what they take (on Linux).
+"""Compare the predictions of `fedmuon plan` for six different runs with measurements (on Linux).
 
     python -m benchmarks.plan [--tries 4] [--only crowd]
 
@@ -9,10 +9,11 @@
     crowd       20 rounds of 1,000 of 1,000,000 clients on Ray
     deployment  5 rounds of 2 of 4 clients of a deployment
 
-A plan and its run in turn, each a process of its own: seconds from command to prompt, of the first
-round and of a later one, the most memory that the driver and a worker held. Bytes of a round are
-those that Ray writes, in one more run of one round. A ratio is measured over predicted. What others
-take of the processors meanwhile is printed: of some tries the quietest counts.
+A plan and its run are executed in turn, each in its own process. The figures are the seconds of the
+whole command, of the first round and of a later round, and the peak memory of the driver and of a
+worker. The bytes of a round are the bytes that Ray writes in one additional run of one round. A
+ratio is the measured value divided by the predicted value. The load of other processes is printed,
+too. Among several tries, the try with the smallest load counts.
 """
 
 import argparse
@@ -55,25 +56,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "federation.rounds": 5,
     },
 }  # fmt: skip
-QUIET = 0.15  # cores that others may have
+QUIET = 0.15  # cores that other processes may use in an undisturbed try
 ROWS = ("all", "first round", "a round", "driver", "worker", "down", "up")
 
 
 def given(config: dict[str, Any]) -> list[str]:
-    """As options of a command."""
+    """Return a config as command-line options."""
     return [f"--set={key}={value}" for key, value in {**config, "engine.device": "cpu"}.items()]
 
 
 class Watch(Memory):
-    """Most memory of a command and of its workers, and the processor's time that others had. A
-    deployment's server is its driver, its clients are its workers."""
+    """Peak memory of a command and of its workers, and the load of other processes.
+
+    In a deployment, the server is the driver, and the clients are the workers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._start, self._busy, self._own = time.perf_counter(), busy(), {}
 
     def look(self, driver: int) -> None:
-        """Once."""
+        """Sample the processes once."""
         super().look(driver)
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -87,13 +90,13 @@ class Watch(Memory):
                         self.worker = max(self.worker, resident(process))
 
     def others(self) -> float:
-        """Cores that others had, on average since the beginning."""
+        """Return the average number of cores that other processes used since the start."""
         own = sum(self._own.values()) / os.sysconf("SC_CLK_TCK")
         return max(0.0, (busy() - self._busy - own) / (time.perf_counter() - self._start))
 
 
 def command(*words: str) -> tuple[str, float, Watch]:
-    """What `fedmuon WORDS` prints, the seconds that it takes, and what was seen of it."""
+    """Run `fedmuon WORDS`, and return its output, its seconds, and the observed resources."""
     start, seen = time.perf_counter(), Watch()
     with tempfile.TemporaryFile() as out:
         with subprocess.Popen([sys.executable, "-m", "fedmuon", *words], stdout=out) as child:
@@ -107,7 +110,7 @@ def command(*words: str) -> tuple[str, float, Watch]:
 
 
 def predicted(config: dict[str, Any]) -> dict[str, float]:
-    """What the command says, the seconds that it took to say it, and what others took meanwhile."""
+    """Return the predictions of `fedmuon plan`, its seconds, and the load of other processes."""
     said, took, seen = command("plan", "--json", *given(config))
     told = json.loads(said)
     found = {**told["seconds"], **told["memory"], **told["bytes"]}
@@ -115,7 +118,7 @@ def predicted(config: dict[str, Any]) -> dict[str, float]:
 
 
 def measured(config: dict[str, Any]) -> dict[str, float]:
-    """What the run takes."""
+    """Run the config, and return its measured time and memory."""
     with tempfile.TemporaryDirectory() as name:
         _, whole, seen = command("run", "--out", f"{name}/run", *given(config))
         lines = (Path(name) / "run" / "rounds.jsonl").read_text().splitlines()
@@ -128,8 +131,10 @@ def measured(config: dict[str, Any]) -> dict[str, float]:
 
 
 def sent(config: dict[str, Any]) -> dict[str, float]:
-    """Bytes of a round's messages as Ray writes them; inline there are none, and nobody counts
-    those of a deployment."""
+    """Return the bytes of a round's messages, as Ray serializes them.
+
+    An inline run sends no bytes. The bytes of a deployment are not counted.
+    """
     if config.get("engine.name") != "ray":
         return {} if "engine.name" in config else {"down": 0, "up": 0}
     import ray
@@ -174,7 +179,10 @@ def sent(config: dict[str, Any]) -> dict[str, float]:
 
 
 def pair(config: dict[str, Any], tries: int) -> tuple[dict[str, float], dict[str, float]]:
-    """A plan and its run, the quietest of so many tries; one that nobody disturbs is enough."""
+    """Return the predictions and measurements of the try with the smallest load.
+
+    It stops after `tries` tries, or earlier after an undisturbed try.
+    """
     best: tuple[dict[str, float], dict[str, float]] | None = None
     for _ in range(tries):
         found = predicted(config), measured(config)
@@ -191,7 +199,7 @@ def _disturbed(found: tuple[dict[str, float], dict[str, float]]) -> float:
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Parse the arguments, run the benchmark, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

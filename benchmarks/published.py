@@ -1,14 +1,19 @@
-"""Set-ups that other simulators publish figures of, and a transformer, side by side.
+"""Compare simulators on set-ups for which other simulators publish figures, and on a transformer.
 
     python -m benchmarks.published [--only pfl-cnn ...] [--pairs 1] [--rounds 2] [--small]
 
-FedAvg on images of CIFAR-10's shape, drawn at random: pfl-research's CIFAR-10 benchmark with its
-network, users of 50 samples, cohorts of 50, batches of 10 and one epoch; BlazeFL's benchmark with
-its CNN and with ResNet-18, clients of 500 samples and batches of 50, but one local epoch of 5 and
-of 2 clients instead of five epochs of 100; and a small transformer. There are fewer users than
-theirs, because those that sit a round out cost nothing. Each contestant is a process of its own, in
-turn. All start at one model, train on the same rows, and must end at the same model. A note has
-the seconds of processors of a round and the peak memory of the process.
+The method is FedAvg on random images of the shape of CIFAR-10. The set-ups are:
+
+- the CIFAR-10 benchmark of pfl-research: its network, users with 50 samples, cohorts of 50, batches
+  of 10 and one epoch;
+- the benchmark of BlazeFL, with its CNN and with ResNet-18: clients with 500 samples and batches of
+  50, but one local epoch of 5 (CNN) or 2 (ResNet-18) clients instead of five epochs of 100 clients;
+- a small transformer.
+
+There are fewer users than in the published set-ups, because users outside a cohort cost nothing.
+The contestants run in turn, each in its own process. All start from the same model, train on the
+same rows, and must end with the same model. The note of a row contains the CPU seconds per round
+and the peak memory of the process.
 """
 
 import argparse
@@ -35,11 +40,11 @@ from fedmuon.federated.rounds import Experiment, begin, run_rounds
 
 
 class SetUp(NamedTuple):
-    """A network of `setup_work`, and how it is trained."""
+    """A network of `setup_work` with its training parameters."""
 
     network: str
     clients: int
-    samples: int  # of each client
+    samples: int  # number of samples of each client
     cohort: int
     batch: int
     lr: float = 0.01
@@ -48,25 +53,26 @@ class SetUp(NamedTuple):
 SETUPS = {
     "pfl-cnn": SetUp("pfl-research's CNN", 100, 50, 50, 10),
     "blazefl-cnn": SetUp("BlazeFL's CNN", 5, 500, 5, 50),
-    # At 0.01, float32 and float64 of one plain loop are 6e-2 apart after 12 steps: BatchNorm lets
-    # rounding grow, and no two contestants could be compared. At 1e-4 it stays near 1e-5.
+    # With lr = 0.01, the same plain loop in float32 and in float64 differs by 6e-2 after 12 steps:
+    # BatchNorm amplifies rounding, so contestants could not be compared. With 1e-4 the difference
+    # remains near 1e-5.
     "blazefl-resnet18": SetUp("ResNet-18", 4, 500, 2, 50, lr=1e-4),
     "transformer": SetUp("a transformer", 8, 320, 4, 32),
 }
-TEST = 100  # samples that nobody trains or tests on
+TEST = 100  # held-out samples, which the config requires but this benchmark does not use
 AIMS = {"torch loop": 0.87, "pfl-research": 1.0, "BlazeFL": 1.0}
 APPS = {"pfl-research": ("pfl", "setup_pfl.py"), "BlazeFL": ("blazefl", "setup_blazefl.py")}
 
 
 def chosen(name: str, small: bool) -> SetUp:
-    """A set-up, or one with the same network and batch that two clients train in two steps."""
+    """Return a set-up. If `small`, two clients train the same network for two steps."""
     setup = SETUPS[name]
     few = setup._replace(clients=2, samples=2 * setup.batch, cohort=2)
     return few if small else setup
 
 
 def experiment_of(setup: SetUp, recipe: str, count: int) -> Experiment:
-    """The experiment with its data; an even split, so that an epoch is the same for all."""
+    """Return the experiment with its data, split evenly so that all epochs have equal length."""
     sys.path.insert(0, str(PEERS))
     from setup_work import (  # pyright: ignore[reportMissingImports] - beside the peers' own code
         NETWORKS,
@@ -88,13 +94,13 @@ def experiment_of(setup: SetUp, recipe: str, count: int) -> Experiment:
             "engine": {"device": "cpu"},
         } | ({"orthogonalizer": {"name": "newton-schulz"}} if recipe == "fedmuon" else {})
     )  # fmt: skip
-    torch.manual_seed(0)  # a module that is given starts from its own numbers
+    torch.manual_seed(0)  # a custom module starts from its own initial parameters
     given = UserObjects(data=(images, labels), task=NETWORKS[setup.network]())
     return build_experiment(table.with_objects(given))
 
 
 def make_job(path: Path, setup: SetUp, count: int) -> None:
-    """Write down everything that is drawn (see `peers/setup_work.py`)."""
+    """Write all random choices to a file (see `peers/setup_work.py`)."""
     what = experiment_of(setup, "fedavg", count)
     plan, shards = what.plan, what.shards
     schedule, sizes = plan.schedule(), np.diff(shards.offsets)
@@ -110,7 +116,7 @@ def make_job(path: Path, setup: SetUp, count: int) -> None:
 
 
 def work(kind: str, setup: SetUp, count: int, path: str, out: str) -> None:
-    """One contestant of ours, or the plain loop, in this process."""
+    """Run one contestant of this package, or the plain loop, in this process."""
     sys.path.insert(0, str(PEERS))
     from setup_work import (  # pyright: ignore[reportMissingImports] - beside the peers' own code
         NETWORKS,
@@ -140,7 +146,7 @@ def work(kind: str, setup: SetUp, count: int, path: str, out: str) -> None:
 
 
 def contestants(name: str, count: int, small: bool) -> dict[str, list[str]]:
-    """Name -> the command that runs it; peers only where they are installed."""
+    """Return the command of each contestant. Peers are included only if they are installed."""
     ours = [sys.executable, "-m", "benchmarks.published", "--rounds", str(count)]
     ours += [*["--small"] * small, "--work"]
     kinds = {"ours": "fedavg", "ours, FedMuon": "fedmuon", "torch loop": "loop"}
@@ -152,7 +158,7 @@ def contestants(name: str, count: int, small: bool) -> dict[str, list[str]]:
 
 
 def compare(name: str, count: int, pairs: int, small: bool) -> Iterator[Row]:
-    """Run all in turn; medians of warm rounds, and ratios pair by pair."""
+    """Run all contestants in turn. Times are medians of warm rounds; ratios are taken per pair."""
     field = contestants(name, count, small)
     found: dict[str, list[dict[str, Any]]] = {one: [] for one in field}
     with tempfile.TemporaryDirectory() as folder:
@@ -185,24 +191,24 @@ def compare(name: str, count: int, pairs: int, small: bool) -> Iterator[Row]:
 
 
 def seconds(told: dict[str, Any]) -> float:
-    """The median round; the first, with its lazy start, is left out if there are others."""
+    """Return the median seconds per round. The first round, with start-up work, is left out."""
     return median(told["round_seconds"][1:] or told["round_seconds"])
 
 
 def used(runs: list[dict[str, Any]]) -> str:
-    """Seconds of processors of a round, and peak memory."""
+    """Return the CPU seconds per round and the peak memory as text."""
     cpu, peak = (median(one[key] for one in runs) for key in ("cpu", "peak"))
     return f"{cpu:.2f} CPU-s and {peak:.0f} MB"
 
 
 def distance(one: Path, other: Path) -> float:
-    """How far two models are apart, relative to the first."""
+    """Return the distance of two models, relative to the norm of the first model."""
     a, b = np.load(one), np.load(other)
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=SETUPS, default=list(SETUPS))
     parser.add_argument("--rounds", type=int, default=2)

@@ -1,10 +1,10 @@
-"""What a round of one trajectory costs beside its pass over the samples.
+"""Measure the cost of a round of one trajectory apart from its pass over the samples.
 
     python -m benchmarks.round_cost [--times 8]
 
-The work of `benchmarks.rounds` at S = 1 in float32, by one thread, with the compiled kernel and
-with one that does nothing. Microseconds of processor time, which a busy machine stretches least:
-the least round and the median.
+The work is the work of `benchmarks.rounds` at S = 1 in float32, on one thread. It runs once with
+the compiled kernel and once with a kernel that does nothing. The figures are microseconds of CPU
+time, because other load on the machine disturbs it least: the minimum over rounds and the median.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from fedmuon.tasks import batched_gradients
 
 
 def seconds(what: Experiment) -> Iterator[float]:
-    """Of each round but the first."""
+    """Yield the CPU seconds of each round except the first."""
     start = None
     for _ in run_rounds(what, begin(what.recipe, what.task, 0)):
         now = time.thread_time()
@@ -34,7 +34,7 @@ def seconds(what: Experiment) -> Iterator[float]:
 
 
 def main() -> None:
-    """Both by turns."""
+    """Measure both kernels in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=8)
     times = parser.parse_args().times

@@ -1,12 +1,12 @@
-"""Rounds side by side: this package, pfl-research, BlazeFL and a plain Flower app, same work.
+"""Compare rounds of this package with pfl-research, BlazeFL and a plain Flower app on equal work.
 
     python -m benchmarks.rounds [--pairs 3] [--skip-flower]
 
-The work is one trajectory of 001's suites: N = 20, K = 5, R = 50, E = 1, full batch, 784 x 10,
-20,000 samples (Fashion-MNIST where it is installed, else synthetic rows of the same size). Every
-contestant runs in a process of its own with start-up excluded, in turn, and must end at the
-oracle's model. Ratios are medians over pairs. Flower's cost is polling and processes, so its ratio
-shrinks as the clients' work grows.
+The work is one trajectory of the suites of the Stability note: N = 20, K = 5, R = 50, E = 1, full
+batches, 784 x 10 and 20,000 samples. The data are Fashion-MNIST if it is installed, and otherwise
+synthetic rows of the same size. The contestants run in turn, each in its own process. Start-up time
+is excluded, and each must end with the model of the oracle. Ratios are medians over pairs. The cost
+of Flower is polling and processes, so its ratio shrinks as the work of the clients grows.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ OURS = (
 PFL, BLAZE, FLOWER = "pfl-research", "BlazeFL", "Flower"
 APPS = {PFL: ("pfl", "pfl_app.py"), BLAZE: ("blazefl", "blazefl_app.py"),
         FLOWER: ("flwr", "flower_app.py")}  # fmt: skip
-AIMS = {  # of the ratios, and of the share of the best product
+AIMS = {  # aims for the ratios, and for the share of the best product
     "S=1 float32": ({PFL: 4, FLOWER: 50}, None),
     "S=220 float32": ({PFL: 8, FLOWER: 250}, 0.85),
     "S=220 float64": ({PFL: 4, FLOWER: 120}, 0.75),
@@ -48,7 +48,7 @@ AIMS = {  # of the ratios, and of the share of the best product
 
 
 def make_work(path: Path) -> str:
-    """Write the work file; say which data it holds."""
+    """Write the work file, and return the name of its data."""
     table = config("float32")
     try:
         source = read_source(table)
@@ -73,7 +73,7 @@ def make_work(path: Path) -> str:
 
 
 def run(command: list[str], work: Path, out: Path) -> dict:
-    """One contestant's JSON line."""
+    """Run one contestant, and return its JSON line."""
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [*command, str(work), str(out)],
@@ -88,7 +88,7 @@ def run(command: list[str], work: Path, out: Path) -> dict:
 
 
 def contestants(skip_flower: bool) -> dict[str, list[str]]:
-    """Name -> the command that runs it; peers only where they are installed."""
+    """Return the command of each contestant. Peers are included only if they are installed."""
     ours = [sys.executable, "-m", "benchmarks.ours"]
     field = {name: [*ours, f"--stack={stack}", f"--dtype={dtype}"] for name, stack, dtype in OURS}
     for name, (package, app) in APPS.items():
@@ -98,13 +98,13 @@ def contestants(skip_flower: bool) -> dict[str, list[str]]:
 
 
 def agreement(oracle: Path, result: Path) -> float:
-    """Relative Frobenius distance of a result to the oracle's model."""
+    """Return the relative Frobenius distance of a result from the model of the oracle."""
     with np.load(oracle) as a, np.load(result) as b:
         return float(np.linalg.norm(a["x"] - b["x"]) / np.linalg.norm(a["x"]))
 
 
 def compare(pairs: int, skip_flower: bool) -> Iterator[Row]:
-    """Run everything in turn."""
+    """Run all contestants in turn, and check their models against the oracle."""
     field = contestants(skip_flower)
     with tempfile.TemporaryDirectory() as folder:
         work, oracle = Path(folder) / "work.npz", Path(folder) / "oracle.npz"
@@ -127,12 +127,18 @@ def compare(pairs: int, skip_flower: bool) -> Iterator[Row]:
 
 
 def per_trajectory(result: dict) -> float:
-    """Seconds of one trajectory: rounds times the median round, the first (lazy start) left out."""
+    """Return the seconds of one trajectory.
+
+    They are the number of rounds times the median warm round, divided by the number of replicas.
+    """
     return result["median_warm_seconds_per_round"] * result["rounds"] / result.get("stack", 1)
 
 
 def ratios(results: dict[str, list[dict]], what: str) -> Iterator[Row]:
-    """Medians over pairs of every stack of ours beside every peer; the share stands once."""
+    """Compare every batch size of this package with every peer, by medians over pairs.
+
+    The share of the best product appears once per batch size.
+    """
     seconds = {name: [per_trajectory(one) for one in ones] for name, ones in results.items()}
     for name, (aims, share) in AIMS.items():
         ones, own = results[name], seconds[name]
@@ -154,7 +160,10 @@ def ratios(results: dict[str, list[dict]], what: str) -> Iterator[Row]:
 
 
 def many_clients() -> Iterator[Row]:
-    """A round at N = 1,000,000 against one at N = 1,000, K = 10, the same samples a client."""
+    """Compare a round at N = 1,000,000 with a round at N = 1,000.
+
+    K = 10, and every client has the same number of samples on average.
+    """
     seconds = {}
     for clients in (1_000, 1_000_000):
         table = resolve(_wide(clients))
@@ -182,13 +191,13 @@ def _wide(clients: int) -> Config:
 
 
 def measured(pairs: int, skip_flower: bool) -> Iterator[Row]:
-    """All that this benchmark finds."""
+    """Return all rows of this benchmark."""
     yield from compare(pairs, skip_flower)
     yield from many_clients()
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--skip-flower", action="store_true")

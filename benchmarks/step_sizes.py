@@ -1,12 +1,13 @@
-"""Step sizes of the private suites: as many trials for one method as for another.
+"""Choose the step sizes of the private suites with the same number of trials for every method.
 
     python -m benchmarks.step_sizes dp-classification --out FOLDER [--seed 100] [--again 101 102]
 
-Every variant is run with each step size of its family's grid, which was fixed before any was run,
-at one epsilon and with a seed that the suite does not use; the two that ended best are run again
-with more such seeds, and the better mean of all is marked. What Muon leaves has AdamW's step size,
-which keeps its share of Muon's. One at an end of its grid says that more may be gained beyond it. A
-folder that exists is gone on with.
+Every variant runs with each step size in the grid of its family. The grids were fixed before any
+run. All runs use one epsilon and a seed that the suite does not use. The two best step sizes run
+again with more such seeds, and the step size with the better mean over all seeds is marked.
+Parameters that Muon does not update use the step size of AdamW, which is a fixed share of Muon's
+step size. A marked step size at an end of its grid means that a larger grid may give better
+results. If the folder exists, the runs are resumed.
 """
 
 import argparse
@@ -44,8 +45,10 @@ SHARES = {"dp-classification": 0.25, "dp-classification-cnn": 1.0, "dp-federated
 
 
 def trials(name: str, seeds: list[int]) -> dict[str, Any]:
-    """The suite's content with a variant for each method and step size, at one epsilon: that of the
-    curves along a sweep."""
+    """Return the suite's content with a variant for each method and step size, at one epsilon.
+
+    For a suite with a sweep, it is the epsilon of the curves.
+    """
     suite = contents.read(name)
     at = suite["sweep"]["curves"] if "sweep" in suite else suite["base"]["privacy"]["epsilon"]
     below = merged(suite["base"], {"privacy": {"epsilon": at}})
@@ -62,21 +65,21 @@ def trials(name: str, seeds: list[int]) -> dict[str, Any]:
 
 
 def family(recipe: str) -> str:
-    """SGD, Adam or Muon, whatever filters or corrects it."""
+    """Return the family of an optimizer: sgd, adam or muon, without filter and correction."""
     return recipe.partition("-")[2].removesuffix("bc")
 
 
 def rates(name: str, recipe: str, lr: float) -> Mapping[str, float]:
-    """The step size of a recipe, and that of what Muon leaves."""
+    """Return the step size of an optimizer and, for Muon, of the parameters outside Muon."""
     others = {"aux-lr": round(SHARES[name] * lr, 12)} if family(recipe) == "muon" else {}
     return {"lr": lr, **others}
 
 
-Ends = dict[str, dict[float, list[float]]]  # accuracies by method and step size
+Ends = dict[str, dict[float, list[float]]]  # method -> step size -> final accuracies
 
 
 def ends(*files: Path) -> Ends:
-    """The accuracies in tables of runs."""
+    """Read the final accuracies from tables of runs."""
     found: Ends = {}
     for row in (row for file in files for row in csv.DictReader(file.read_text().splitlines())):
         method, _, lr = row["variant"].rpartition(", ")
@@ -85,12 +88,12 @@ def ends(*files: Path) -> Ends:
 
 
 def best(by_lr: Mapping[float, list[float]], count: int) -> list[float]:
-    """The step sizes that ended best, the first of equals before the others."""
+    """Return the step sizes with the best mean accuracies. Ties keep the order of the grid."""
     return sorted(by_lr, key=lambda lr: -mean(by_lr[lr]))[:count]
 
 
 def chosen(first: Ends, every: Ends) -> dict[str, float]:
-    """The better mean of the two that were run again."""
+    """Return for each method the step size with the better mean, among those that ran again."""
     return {
         method: best({lr: every[method][lr] for lr in best(by_lr, FINAL)}, 1)[0]
         for method, by_lr in first.items()
@@ -98,7 +101,7 @@ def chosen(first: Ends, every: Ends) -> dict[str, float]:
 
 
 def tell(first: Ends, every: Ends) -> None:
-    """A line a method: mean accuracies by step size, the chosen one marked."""
+    """Print one line per method with the mean accuracy of each step size; mark the chosen one."""
     for method, lr in chosen(first, every).items():
         means = {one: mean(accuracies) for one, accuracies in every[method].items()}
         line = "  ".join(f"{one:g} {end:.3f}{'*' * (one == lr)}" for one, end in means.items())
@@ -106,7 +109,7 @@ def tell(first: Ends, every: Ends) -> None:
 
 
 def run(name: str, content: Mapping[str, Any], out: Path) -> Path:
-    """All runs of such a content; their table."""
+    """Run all runs of a suite's content, and return the path of their table."""
     asked = SuiteRequest(f"{name}-step-sizes", contents.read(name)["data"], "full", {})
     summary = execute(training.work(dict(content), asked), out, resume=out.exists())
     say(f"{summary['runs']} runs with seeds {content['seeds']}: {summary['seconds']:.0f} s")
@@ -114,13 +117,13 @@ def run(name: str, content: Mapping[str, Any], out: Path) -> Path:
 
 
 def finalists(content: Mapping[str, Any], first: Ends) -> dict[str, Any]:
-    """The variants that are run again."""
+    """Return the variants that run again."""
     names = {f"{method}, {lr:g}" for method, by_lr in first.items() for lr in best(by_lr, FINAL)}
     return {name: own for name, own in content["variants"].items() if name in names}
 
 
 def main() -> None:
-    """All trials of a suite."""
+    """Run all trials of a suite."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

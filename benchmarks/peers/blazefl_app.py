@@ -1,15 +1,15 @@
-"""FedMuon with BlazeFL's simulator, written the way a BlazeFL user who wants speed would.
+"""FedMuon with BlazeFL's simulator, written as a BlazeFL user would write it for speed.
 
     python blazefl_app.py WORK.npz OUT.npz
 
-Its recommended trainer: threads, one a core, each on one of torch's threads, which read and write
-the same memory. Every client's tensors are built once; the gradient is closed form, X and M are
-held transposed, as in `pfl_app.py`. (Its process pool is made anew each round, which alone takes
-longer than the work.)
+It uses the recommended trainer: one thread per core, each with one torch thread, and shared memory.
+The tensors of every client are built once. The gradient has a closed form, and X and M are stored
+transposed, as in `pfl_app.py`. (BlazeFL's process pool is recreated in each round, which alone
+takes longer than the work.)
 """
 
 # pyright: reportMissingImports=false
-# blazefl comes with the `bench` extra only.
+# BlazeFL is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from work import Work, load_work, paths, report
 
 @dataclass
 class State:
-    """X and M, both transposed [c, d]: the server's on the way down, a client's on the way up."""
+    """X and M, both transposed [c, d]. The server sends its state, and each client returns one."""
 
     weight: Tensor
     momentum: Tensor
 
 
 def gradient(weight: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Gradient [c, d] of the mean of 1 - softmax(Xᵀu)_y: in the logits it is -p_y (e_y - p)."""
+    """Return the gradient [c, d] of the mean of 1 - softmax(Xᵀu)_y.
+
+    The gradient with respect to the logits is -p_y (e_y - p).
+    """
     p = torch.softmax(weight @ inputs.T, dim=0)
     p_true = p.gather(0, labels[None]) / len(labels)
     in_logits = p.mul_(p_true).scatter_add_(0, labels[None], -p_true)
@@ -41,14 +44,14 @@ def gradient(weight: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def smoothed_polar(m: Tensor, lam: float) -> Tensor:
-    """(m mᵀ + λI)^(-1/2) m of a wide m [c, d], through its c × c Gram matrix."""
+    """Return (m mᵀ + λI)^(-1/2) m for a wide m [c, d], computed from its c × c Gram matrix."""
     eigenvalues, vectors = torch.linalg.eigh(m @ m.T)
     scale = torch.rsqrt(eigenvalues.clamp_(min=0) + lam)
     return ((vectors * scale) @ vectors.T) @ m
 
 
 class Server(BaseServerHandler[State, State]):
-    """Plays the schedule; keeps plain means."""
+    """A server that follows the schedule and computes plain means."""
 
     def __init__(self, work: Work) -> None:
         weight = torch.from_numpy(work.x0).T.contiguous()
@@ -56,30 +59,30 @@ class Server(BaseServerHandler[State, State]):
         self.schedule, self.round = work.schedule.tolist(), 0
 
     def downlink_package(self) -> State:
-        """The model and the momentum."""
+        """Return the model and the momentum."""
         return self.state
 
     def sample_clients(self) -> list[int]:
-        """Who takes part in this round."""
+        """Return the participants of this round."""
         return self.schedule[self.round]
 
     def if_stop(self) -> bool:
-        """After the last round."""
+        """Return whether all rounds are finished."""
         return self.round == len(self.schedule)
 
     def load(self, payload: State) -> bool:
-        """Nothing is aggregated before all clients have replied."""
+        """Return False: nothing is aggregated before all clients have replied."""
         return False
 
     def global_update(self, buffer: list[State]) -> None:
-        """Every client has weight 1/K."""
+        """Average the replies; every client has weight 1/K."""
         weight = torch.stack([one.weight for one in buffer]).mean(dim=0)
         momentum = torch.stack([one.momentum for one in buffer]).mean(dim=0)
         self.state, self.round = State(weight, momentum), self.round + 1
 
 
 class Trainer(ThreadPoolClientTrainer[State, State]):
-    """One full-batch step a client; `worker` runs in a thread of the pool."""
+    """A trainer with one full-batch step per client. `worker` runs in a thread of the pool."""
 
     def __init__(self, work: Work, parallels: int) -> None:
         self.num_parallels, self.device, self.device_count = parallels, "cpu", 0
@@ -90,13 +93,13 @@ class Trainer(ThreadPoolClientTrainer[State, State]):
         self.rows = [(torch.from_numpy(u), torch.from_numpy(y)) for u, y in every]
 
     def uplink_package(self) -> list[State]:
-        """What the clients of this round have made."""
+        """Return the results of the clients of this round."""
         package, self.cache = self.cache, []
         return package
 
     @torch.inference_mode()
     def worker(self, cid: int, device: str, payload: State, stop_event: threading.Event) -> State:
-        """The local step of one client."""
+        """Take the local step of one client."""
         inputs, labels = self.rows[cid]
         g = gradient(payload.weight, inputs, labels)
         m = torch.lerp(g, payload.momentum, self.work.beta)
@@ -105,7 +108,7 @@ class Trainer(ThreadPoolClientTrainer[State, State]):
 
 
 def trajectory(work: Work) -> tuple[Tensor, list[float]]:
-    """Final X [d, c] and R + 1 clock readings; BlazeFL leaves the loop to its user."""
+    """Return the final X [d, c] and R + 1 clock readings. In BlazeFL, users write this loop."""
     cores = os.cpu_count() or 1
     torch.set_num_threads(1)
     server, trainer = Server(work), Trainer(work, cores)

@@ -1,4 +1,4 @@
-"""The CNN job as a plain Flower app on its Ray simulation, one CPU a client.
+"""The CNN job as a plain Flower app on Flower's Ray simulation, with one CPU per client.
 
 python cnn_flower.py JOB.npz OUT.npy
 """
@@ -6,7 +6,7 @@ python cnn_flower.py JOB.npz OUT.npy
 from __future__ import annotations
 
 # isort: off
-from flower_app import average, exchange, node_of_partition  # sets what flwr reads at import
+from flower_app import average, exchange, node_of_partition  # first: sets variables for flwr
 
 # isort: on
 from time import perf_counter
@@ -20,7 +20,7 @@ from work import paths
 
 
 def serve(grid: Grid, job: Job, path: str) -> tuple[Model, list[float]]:
-    """Run every round; the last model and R + 1 clock readings."""
+    """Run every round, and return the last model and R + 1 clock readings."""
     nodes = node_of_partition(grid, len(job.offsets) - 1, ConfigRecord({"work": path}))
     model = cnn()
     put(model, job.start)

@@ -15,21 +15,21 @@ app = ClientApp()
 
 @cache
 def job_at(path: str) -> Job:
-    """The job, read once per worker process."""
+    """Read the job, once per worker process."""
     torch.set_num_threads(1)
     return load(path)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds, and read the data meanwhile."""
+    """Report the partition of this node to the server, and read the data before that."""
     job_at(work_path(message))
     return introduction(message, context)
 
 
 @app.train()
 def learn(message: Message, context: Context) -> Message:
-    """One local epoch from the server's model."""
+    """Train for one local epoch from the server's model."""
     config = message.content.config_records["config"]
     job, round = job_at(work_path(message)), int(config["round"])  # type: ignore[arg-type]
     client = partition(context)

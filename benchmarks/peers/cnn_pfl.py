@@ -1,10 +1,10 @@
-"""The CNN job with pfl-research's simulator: one process, no evaluation, no callbacks.
+"""The CNN job with pfl-research's simulator: one process, without evaluation and callbacks.
 
 python cnn_pfl.py JOB.npz OUT.npy
 """
 
 # pyright: reportMissingImports=false
-# pfl comes with the `bench` extra only.
+# pfl is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from work import paths
 
 
 class Network(nn.Module):
-    """The CNN with the two methods that pfl asks for."""
+    """The CNN with the two methods that pfl requires."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class Network(nn.Module):
         put(self.layers, job.start)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy."""
+        """Return the mean cross-entropy."""
         return cross_entropy(self.layers(inputs), labels)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """What an evaluation would report; this benchmark has none."""
+        """Return the metrics of an evaluation, which this benchmark does not use."""
         return {"loss": self.loss(inputs, labels).item()}
 
 
 class FedAvg(Means):
-    """A user trains a copy of the model and returns it."""
+    """FedAvg: each user trains a copy of the model and returns it."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class FedAvg(Means):
         self.order = iter(job.rows.reshape(-1, *job.rows.shape[2:]))
 
     def simulate_one_user(self, model, user_dataset, central_context):
-        """One local epoch from the server's model."""
+        """Train for one local epoch from the server's model."""
         held = model.pytorch_model
         put(self.local, dict(held.layers.named_parameters()))
         inputs, labels = user_dataset.raw_data
@@ -56,7 +56,7 @@ class FedAvg(Means):
 
 
 def users(job: Job) -> list[PyTorchTensorDataset]:
-    """Every client as a pfl dataset."""
+    """Return every client as a pfl dataset."""
     clients = range(len(job.offsets) - 1)
     return [PyTorchTensorDataset(job.client(i), user_id=str(i)) for i in clients]
 

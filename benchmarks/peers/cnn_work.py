@@ -1,7 +1,8 @@
-"""The CNN job of every peer: who trains when, on which rows, from which start; and plain training.
+"""The CNN job of every peer, and a plain training loop.
 
-One local epoch of SGD without momentum on mini-batches that the job fixes, then the plain mean of
-the clients' models: two honest implementations differ by rounding only.
+The job fixes the initial model, the participants of each round and the rows of each batch. Training
+is one local epoch of SGD without momentum on these mini-batches, followed by the plain mean of the
+clients' models. So two correct implementations differ only by rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ START = "start "  # prefix of the first parameters in the file
 
 @dataclass(frozen=True)
 class Job:
-    """inputs [n, 1, 28, 28] and labels [n] sorted by client, offsets [N + 1], schedule [R, K],
-    rows [R, K, E, b] of each client's own samples, and the first model."""
+    """A training job with all random choices.
+
+    Attributes:
+        inputs: Images [n, 1, 28, 28], sorted by client.
+        labels: Labels [n], sorted by client.
+        offsets: Index of the first sample of each client, and n at the end [N + 1].
+        schedule: Participants of each round [R, K].
+        rows: Rows of each batch among the samples of the client [R, K, E, b].
+        start: The initial model.
+        lr: Step size.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -34,7 +44,7 @@ class Job:
     lr: float
 
     def client(self, i: int) -> tuple[Tensor, Tensor]:
-        """Client i's samples, as views."""
+        """Return the inputs and labels of client i, as views."""
         part = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.inputs[part], self.labels[part]
 
@@ -54,7 +64,7 @@ def load(path: str | Path) -> Job:
 
 
 def cnn() -> nn.Sequential:
-    """McMahan et al.'s CNN, as a torch user writes it; parameters in the order of the job's."""
+    """Return the CNN of McMahan et al. in plain torch, with the parameter order of the job."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -63,14 +73,14 @@ def cnn() -> nn.Sequential:
 
 
 def put(model: nn.Module, values: Model) -> None:
-    """Copy parameters into a model, by order."""
+    """Copy parameters into a model, in the order of its own parameters."""
     with torch.no_grad():
         for held, value in zip(model.parameters(), values.values(), strict=True):
             held.copy_(value)
 
 
 def train(model: nn.Module, inputs: Tensor, labels: Tensor, rows: NDArray, lr: float) -> None:
-    """One local epoch: an ordinary torch loop over mini-batches [E, b]."""
+    """Train for one local epoch: an ordinary torch loop over the mini-batches [E, b]."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for batch in torch.from_numpy(rows):
         optimizer.zero_grad()
@@ -79,7 +89,7 @@ def train(model: nn.Module, inputs: Tensor, labels: Tensor, rows: NDArray, lr: f
 
 
 def report(out: str | Path, model: Model, stamps: list[float]) -> None:
-    """Write the last model, and the seconds of every round as one JSON line."""
+    """Write the last model, and print the seconds of every round as one JSON line."""
     values = torch.cat([value.detach().flatten() for value in model.values()])
     np.save(out, values.numpy(), allow_pickle=False)
     print(json.dumps({"round_seconds": np.diff(stamps).tolist()}), flush=True)

@@ -1,19 +1,19 @@
-"""FedMuon as a plain Flower app: a ServerApp over the message API, on the Ray simulation backend.
+"""FedMuon as a plain Flower app: a ServerApp with the message API, on Flower's Ray simulation.
 
     python flower_app.py WORK.npz OUT.npz
 
-With RAY_GRID=1 the same app runs through `fedmuon.flower.simulate` instead.
+With RAY_GRID=1, the same app runs through `fedmuon.flower.simulate` instead.
 
-Twenty supernodes, one CPU per client, Flower's defaults for everything else. Node ids are
-random, so the server asks each node once for its partition before the clock starts; that also
-starts the workers, which is in Flower's favour.
+The app uses twenty supernodes, one CPU per client, and Flower's defaults for all other settings.
+Node ids are random, so the server asks each node for its partition before the clock starts. This
+also starts the workers, which is to Flower's advantage.
 """
 
 from __future__ import annotations
 
 import os
 
-# Read at import: nothing here may call home or measure the network.
+# Flower and Ray read these variables at import. They switch off telemetry and update checks.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -31,7 +31,7 @@ from work import Work, load_work, paths, report
 
 
 def exchange(grid: Grid, nodes: Iterable[int], kind: str, records: dict) -> list[Message]:
-    """Send the same records to these nodes and wait for all replies; an error reply raises."""
+    """Send the same records to these nodes, and wait for all replies. Raise on an error reply."""
     outgoing = [Message(RecordDict(records), dst_node_id=node, message_type=kind) for node in nodes]
     replies = list(grid.send_and_receive(outgoing))
     for reply in replies:
@@ -41,7 +41,7 @@ def exchange(grid: Grid, nodes: Iterable[int], kind: str, records: dict) -> list
 
 
 def node_of_partition(grid: Grid, clients: int, config: ConfigRecord) -> dict[int, int]:
-    """Wait for all nodes, then ask each for its partition."""
+    """Wait for all nodes, ask each for its partition, and return the node of each partition."""
     while len(nodes := list(grid.get_node_ids())) < clients:
         sleep(0.1)
     replies = exchange(grid, nodes, MessageType.QUERY, {"config": config})
@@ -52,13 +52,13 @@ def node_of_partition(grid: Grid, clients: int, config: ConfigRecord) -> dict[in
 
 
 def average(replies: list[Message]) -> dict[str, Tensor]:
-    """Mean of X and of M over the replies, weight 1/K each."""
+    """Return the mean of X and of M over the replies, with weight 1/K each."""
     states = [reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies]
     return {key: torch.stack([state[key] for state in states]).mean(dim=0) for key in states[0]}
 
 
 def serve(grid: Grid, work: Work, config: ConfigRecord) -> tuple[Tensor, list[float]]:
-    """Run every round of the schedule; final X [d, c] and R + 1 clock readings."""
+    """Run every round of the schedule. Return the final X [d, c] and R + 1 clock readings."""
     node = node_of_partition(grid, work.clients, config)
     weight = torch.from_numpy(work.x0.T.copy())
     state = {"weight": weight, "momentum": torch.zeros_like(weight)}

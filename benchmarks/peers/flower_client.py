@@ -1,8 +1,8 @@
 """The ClientApp of the plain Flower peer, as a Flower user would write it in PyTorch.
 
-It lives in its own module, like `client_app.py` in Flower's quickstart: the worker processes
-import it by name, so what `partitions` caches survives from one message to the next. X and M
-travel transposed, [c, d], the shape of the weight of a `torch.nn.Linear`.
+It is a separate module, like `client_app.py` in Flower's quickstart. The worker processes import it
+by name, so the cache of `partitions` is reused by later messages. X and M are sent transposed,
+[c, d], which is the shape of the weight of a `torch.nn.Linear`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ app = ClientApp()
 
 @cache
 def partitions(path: str) -> list[tuple[Tensor, Tensor]]:
-    """Inputs [n_i, d] and labels [n_i] of every client, read once per worker process."""
+    """Read the inputs [n_i, d] and labels [n_i] of every client, once per worker process."""
     work = load_work(path)
     rows = (work.rows(client) for client in range(work.clients))
     return [(torch.from_numpy(inputs), torch.from_numpy(labels)) for inputs, labels in rows]
 
 
 def smoothed_polar(m: Tensor, lam: float) -> Tensor:
-    """(m mᵀ + λI)^(-1/2) m of a wide m [c, d], through its c × c Gram matrix."""
+    """Return (m mᵀ + λI)^(-1/2) m for a wide m [c, d], computed from its c × c Gram matrix."""
     eigenvalues, vectors = torch.linalg.eigh(m @ m.T)
     scale = torch.rsqrt(eigenvalues.clamp(min=0) + lam)
     return (vectors * scale) @ vectors.T @ m
@@ -37,14 +37,14 @@ def smoothed_polar(m: Tensor, lam: float) -> Tensor:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Tell the server which partition this node holds, and read the data meanwhile."""
+    """Report the partition of this node to the server, and read the data before that."""
     partitions(work_path(message))
     return introduction(message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """One full-batch FedMuon step from the server's X and M; replies with the client's own."""
+    """Take one full-batch FedMuon step from the server's X and M, and return the new X and M."""
     config = message.content.config_records["config"]
     lr, lam, beta = (float(config[key]) for key in ("lr", "lam", "beta"))  # type: ignore[arg-type]
     inputs, labels = partitions(work_path(message))[partition(context)]

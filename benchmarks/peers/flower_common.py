@@ -1,4 +1,4 @@
-"""What the ClientApps of both jobs share."""
+"""Functions that the ClientApps of both jobs share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 
 def work_path(message: Message) -> str:
-    """The file that the server's config names."""
+    """Return the path of the work file from the server's config."""
     return str(message.content.config_records["config"]["work"])
 
 
 def partition(context: Context) -> int:
-    """Which partition this node holds."""
+    """Return the partition of this node."""
     return int(context.node_config["partition-id"])
 
 
 def introduction(message: Message, context: Context) -> Message:
-    """The answer to the server's question which partition this node holds."""
+    """Return the reply that states the partition of this node."""
     content = RecordDict({"node": ConfigRecord({"partition": partition(context)})})
     return Message(content, reply_to=message)

@@ -1,15 +1,15 @@
-"""FedMuon with pfl-research's simulator, written the way a pfl user who wants speed would.
+"""FedMuon with pfl-research's simulator, written as a pfl user would write it for speed.
 
     python pfl_app.py WORK.npz OUT.npz
 
-One process, torch, every user's tensors built once, no evaluation, no postprocessors, no
-callbacks. X and M are held transposed, [c, d]: both products with the data then stream it row
-by row, which in torch is several times faster than [d, c]. The gradient is closed form, which
-saves about a fifth over autograd.
+It runs in one process with torch, without evaluation, postprocessors and callbacks. The tensors of
+every user are built once. X and M are stored transposed, [c, d], so both products with the data
+read the data row by row. In torch this is several times faster than [d, c]. The gradient has a
+closed form, which saves about a fifth of the time of autograd.
 """
 
 # pyright: reportMissingImports=false
-# pfl comes with the `bench` extra only.
+# pfl is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from work import Work, load_work, paths, report
 
 
 class MatrixClassifier(torch.nn.Module):
-    """The global state Xᵀ and Mᵀ, both [c, d]; loss 1 - softmax(Xᵀu)_y."""
+    """The global state Xᵀ and Mᵀ, both [c, d], with the loss 1 - softmax(Xᵀu)_y."""
 
     def __init__(self, x0: Tensor) -> None:
         super().__init__()
@@ -33,16 +33,19 @@ class MatrixClassifier(torch.nn.Module):
         self.momentum = torch.nn.Parameter(torch.zeros_like(self.weight))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of inputs [n, d]; pfl asks for it, training uses the gradient below."""
+        """Return the mean loss of inputs [n, d]. pfl requires it, but training uses `gradient`."""
         p = torch.softmax(self.weight @ inputs.T, dim=0)
         return 1 - p.gather(0, labels[None]).mean()
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """What an evaluation would report; this benchmark has none."""
+        """Return the metrics of an evaluation, which this benchmark does not use."""
         return {"loss": self.loss(inputs, labels).item()}
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Gradient [c, d] of the mean loss: in the logits it is -p_y (e_y - p) per sample."""
+        """Return the gradient [c, d] of the mean loss.
+
+        The gradient of one sample with respect to the logits is -p_y (e_y - p).
+        """
         p = torch.softmax(self.weight @ inputs.T, dim=0)
         p_true = p.gather(0, labels[None]) / len(labels)
         in_logits = p.mul_(p_true).scatter_add_(0, labels[None], -p_true)
@@ -50,7 +53,7 @@ class MatrixClassifier(torch.nn.Module):
 
 
 def smoothed_polar(m: Tensor, lam: float) -> Tensor:
-    """(m mᵀ + λI)^(-1/2) m of a wide m [c, d], through its c × c Gram matrix."""
+    """Return (m mᵀ + λI)^(-1/2) m for a wide m [c, d], computed from its c × c Gram matrix."""
     eigenvalues, vectors = torch.linalg.eigh(m @ m.T)
     scale = torch.rsqrt(eigenvalues.clamp_(min=0) + lam)
     return ((vectors * scale) @ vectors.T) @ m
@@ -58,7 +61,7 @@ def smoothed_polar(m: Tensor, lam: float) -> Tensor:
 
 @dataclass(frozen=True)
 class FedMuonParams(Rounds):
-    """With the three scalars of the step."""
+    """`Rounds` with the three scalars of a FedMuon step."""
 
     lr: float
     lam: float
@@ -66,10 +69,10 @@ class FedMuonParams(Rounds):
 
 
 class FedMuon(Means):
-    """E = 1: a user returns its X and M after one step."""
+    """FedMuon with E = 1: each user returns its X and M after one step."""
 
     def simulate_one_user(self, model, user_dataset, central_context):
-        """The local step. The model itself is left alone, so there is nothing to restore."""
+        """Take the local step. It does not change the model, so nothing has to be restored."""
         params, state = central_context.algorithm_params, model.pytorch_model
         m = torch.lerp(state.gradient(*user_dataset.raw_data), state.momentum, params.beta)
         x = state.weight.sub(smoothed_polar(m, params.lam), alpha=params.lr)
@@ -78,13 +81,13 @@ class FedMuon(Means):
 
 
 def user_dataset(work: Work, client: int) -> PyTorchTensorDataset:
-    """Inputs [n_i, d] and labels [n_i] of one client as a pfl dataset."""
+    """Return the inputs [n_i, d] and labels [n_i] of one client as a pfl dataset."""
     tensors = tuple(torch.from_numpy(array) for array in work.rows(client))
     return PyTorchTensorDataset(tensors, user_id=str(client))
 
 
 def trajectory(work: Work) -> tuple[Tensor, list[float]]:
-    """Final X [d, c] and R + 1 clock readings."""
+    """Return the final X [d, c] and R + 1 clock readings."""
     module = MatrixClassifier(torch.from_numpy(work.x0))
     users = [user_dataset(work, client) for client in range(work.clients)]
     rounds, cohort_size = work.schedule.shape

@@ -1,7 +1,7 @@
-"""What every job is to pfl-research: cohorts in the order of a schedule, and their plain means."""
+"""Parts that all jobs share in pfl-research: cohorts in schedule order, and plain means."""
 
 # pyright: reportMissingImports=false
-# pfl comes with the `bench` extra only.
+# pfl is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pfl.model.pytorch import PyTorchModel
 
 @dataclass(frozen=True)
 class Rounds(AlgorithmHyperParams):
-    """Rounds R and clients per round K."""
+    """Number of rounds R and number of clients per round K."""
 
     rounds: int
     cohort_size: int
 
 
 class Means(FederatedAlgorithm):
-    """A user returns what it trained, the server keeps the plain mean.
+    """An algorithm in which users return their trained models and the server averages them.
 
-    The base class calls `get_next_central_contexts` at the start of every round and once more
-    to learn that there is none left, so `stamps` ends with R + 1 clock readings.
+    The base class calls `get_next_central_contexts` at the start of every round, and once more
+    after the last round. So `stamps` finally contains R + 1 clock readings.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Means(FederatedAlgorithm):
     def get_next_central_contexts(
         self, model, iteration, algorithm_params, model_train_params, model_eval_params=None
     ):
-        """One training cohort a round, never an evaluation."""
+        """Return one training cohort per round, without evaluation."""
         self.stamps.append(perf_counter())
         if iteration == algorithm_params.rounds:
             return None, model, Metrics()
@@ -62,17 +62,17 @@ class Means(FederatedAlgorithm):
         return (context,), model, Metrics()
 
     def process_aggregated_statistics(self, central_context, aggregate_metrics, model, statistics):
-        """Every user has weight 1, so this is the mean with weight 1/K."""
+        """Average the results. Every user has weight 1, so the mean has weights 1/K."""
         statistics.average()
         model.set_parameters(statistics)
         return model, Metrics()
 
 
 class Scheduled(FederatedDatasetBase):
-    """Every user's tensors, built once; cohorts replay the schedule [R, K].
+    """Tensors of all users, built once, with cohorts in the order of the schedule [R, K].
 
-    pfl's own `FederatedDataset` reseeds NumPy for each user it samples. Nothing is random here,
-    and leaving that out saves most of a millisecond per round.
+    pfl's `FederatedDataset` reseeds NumPy for each sampled user. This job has no randomness, so
+    leaving out the seeds saves most of a millisecond per round.
     """
 
     def __init__(self, users: Sequence[PyTorchTensorDataset], schedule: NDArray[np.int64]) -> None:
@@ -80,18 +80,18 @@ class Scheduled(FederatedDatasetBase):
         self._users, self._order = users, iter(schedule.ravel().tolist())
 
     def __next__(self) -> tuple[PyTorchTensorDataset, int]:
-        """The next user of the schedule, with a seed that nothing reads."""
+        """Return the next user of the schedule, with a seed that is not used."""
         return self._users[next(self._order)], 0
 
     def get_cohort(self, cohort_size: int) -> Iterator[tuple[PyTorchTensorDataset, int]]:
-        """The next `cohort_size` users of the schedule."""
+        """Return the next `cohort_size` users of the schedule."""
         return islice(self, cohort_size)
 
 
 def simulate(
     algorithm: Means, params: Rounds, module: torch.nn.Module, data: Scheduled
 ) -> list[float]:
-    """Train the module in place; R + 1 clock readings."""
+    """Train the module in place, and return R + 1 clock readings."""
     algorithm.run(
         params,
         SimulatedBackend(training_data=data, val_data=data),

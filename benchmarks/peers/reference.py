@@ -1,10 +1,10 @@
-"""FedMuon as a float64 NumPy loop: the oracle the other peers must agree with.
+"""FedMuon as a float64 NumPy loop: the oracle with which the other peers must agree.
 
-    python reference.py WORK.npz OUT.npz              run it, write final X and the time
-    python reference.py --compare A.npz B.npz         relative distance of two results
+    python reference.py WORK.npz OUT.npz              run the work, write final X and the time
+    python reference.py --compare A.npz B.npz         print the relative distance of two results
     python reference.py --make WORK.npz [--seed S]    write a synthetic work file
 
-Written to be read, not to be fast: one client at a time, a full SVD per step.
+The code is simple rather than fast: one client at a time, with a full SVD per step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Matrix = NDArray[np.float64]
 
 
 def gradient(x: Matrix, inputs: Matrix, labels: NDArray[np.int64]) -> Matrix:
-    """Gradient [d, c] of the mean of 1 - p_y, p = softmax(Xᵀu).
+    """Return the gradient [d, c] of the mean of 1 - p_y with p = softmax(Xᵀu).
 
-    For one sample the gradient in the logits is -p_y (e_y - p).
+    The gradient of one sample with respect to the logits is -p_y (e_y - p).
     """
     logits = inputs @ x
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -36,13 +36,13 @@ def gradient(x: Matrix, inputs: Matrix, labels: NDArray[np.int64]) -> Matrix:
 
 
 def smoothed_polar(m: Matrix, lam: float) -> Matrix:
-    """U diag(σ / √(σ² + λ)) Vᵀ of m = U diag(σ) Vᵀ, shape [d, c]."""
+    """Return U diag(σ / √(σ² + λ)) Vᵀ for m = U diag(σ) Vᵀ of shape [d, c]."""
     u, sigma, vt = np.linalg.svd(m, full_matrices=False)
     return (u * (sigma / np.sqrt(sigma**2 + lam))) @ vt
 
 
 def trajectory(work: Work) -> tuple[Matrix, list[float]]:
-    """Final X [d, c] and the clock at the start and after every round."""
+    """Return the final X [d, c], and the clock readings at the start and after every round."""
     data = [work.rows(i) for i in range(work.clients)]
     data = [(inputs.astype(np.float64), labels) for inputs, labels in data]
     x = work.x0.astype(np.float64)
@@ -63,7 +63,7 @@ def trajectory(work: Work) -> tuple[Matrix, list[float]]:
 def synthetic_rows(
     rng: np.random.Generator, n: int, d: int, c: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Unit-norm rows [n, d] around one nonnegative centre per class, with their labels [n]."""
+    """Return unit-norm rows [n, d] around one nonnegative centre per class, and labels [n]."""
     labels = rng.integers(c, size=n)
     centres = rng.random((c, d))
     rows = np.maximum(centres[labels] + rng.standard_normal((n, d)), 0)
@@ -73,7 +73,10 @@ def synthetic_rows(
 def dirichlet_clients(
     rng: np.random.Generator, labels: NDArray[np.int64], clients: int, alpha: float
 ) -> NDArray[np.int64]:
-    """Client of each row [n]: class by class with Dirichlet(alpha) shares, nobody left empty."""
+    """Return the client of each row [n], with Dirichlet(alpha) shares of each class.
+
+    Every client gets at least one row.
+    """
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         mine = np.flatnonzero(labels == label)
@@ -84,10 +87,10 @@ def dirichlet_clients(
 
 
 def make_work(path: str, seed: int, n: int, rounds: int) -> None:
-    """Write a synthetic work file: N = 20 clients, K = 5 a round, d = 784, c = 10.
+    """Write a synthetic work file: N = 20 clients, K = 5 per round, d = 784, c = 10.
 
-    The start is about as long as the whole trajectory. A longer one would hide errors: relative
-    to a large X even a wrong β is lost below 1e-4.
+    The norm of the initial model is close to the length of the whole trajectory. A larger initial
+    model would hide errors: even the effect of a wrong β would be below 1e-4 of its norm.
     """
     rng = np.random.default_rng(seed)
     inputs, labels = synthetic_rows(rng, n, 784, 10)
@@ -105,13 +108,13 @@ def make_work(path: str, seed: int, n: int, rounds: int) -> None:
 
 
 def relative_distance(ours: str | Path, theirs: str | Path) -> float:
-    """‖X_theirs - X_ours‖_F / ‖X_ours‖_F of two result files."""
+    """Return ‖X_theirs - X_ours‖_F / ‖X_ours‖_F for two result files."""
     with np.load(ours) as a, np.load(theirs) as b:
         return float(np.linalg.norm(b["x"] - a["x"]) / np.linalg.norm(a["x"]))
 
 
 def main() -> None:
-    """Run, compare or make, as the arguments say."""
+    """Run a work file, compare two results, or make a work file."""
     parser = argparse.ArgumentParser(description="FedMuon as a float64 NumPy loop.")
     parser.add_argument("work", nargs="?", help="work file to run")
     parser.add_argument("out", nargs="?", help="result file to write")

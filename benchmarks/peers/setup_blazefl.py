@@ -1,10 +1,10 @@
-"""A published set-up with BlazeFL's recommended trainer: threads, one a core.
+"""A published set-up with BlazeFL's recommended trainer: one thread per core.
 
 python setup_blazefl.py JOB.npz OUT.npy
 """
 
 # pyright: reportMissingImports=false
-# blazefl comes with the `bench` extra only.
+# BlazeFL is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ Sent = tuple[int, Model]  # the round and the server's model
 
 
 class Server(BaseServerHandler[Sent, Model]):
-    """Plays the schedule; keeps plain means."""
+    """A server that follows the schedule and computes plain means."""
 
     def __init__(self, job: Job) -> None:
         self.model, self.schedule, self.round = job.start, job.schedule.tolist(), 0
 
     def downlink_package(self) -> Sent:
-        """The round and the model."""
+        """Return the round and the model."""
         return self.round, self.model
 
     def sample_clients(self) -> list[int]:
-        """Who takes part in this round."""
+        """Return the participants of this round."""
         return self.schedule[self.round]
 
     def if_stop(self) -> bool:
-        """After the last round."""
+        """Return whether all rounds are finished."""
         return self.round == len(self.schedule)
 
     def load(self, payload: Model) -> bool:
-        """Nothing is aggregated before all clients have replied."""
+        """Return False: nothing is aggregated before all clients have replied."""
         return False
 
     def global_update(self, buffer: list[Model]) -> None:
-        """Every client has weight 1/K."""
+        """Average the replies; every client has weight 1/K."""
         self.model, self.round = mean(buffer), self.round + 1
 
 
 class Trainer(ThreadPoolClientTrainer[Model, Sent]):
-    """A local epoch a client; clients that train at the same time have networks of their own."""
+    """A trainer with one local epoch per client. Clients in parallel use separate networks."""
 
     def __init__(self, name: str, job: Job, parallels: int) -> None:
         self.num_parallels, self.device, self.device_count = parallels, "cpu", 0
         self.cache: list[Model] = []
         self.stop_event = threading.Event()
         self.name, self.job = name, job
-        self.free: list[torch.nn.Module] = []  # networks that no client trains now
+        self.free: list[torch.nn.Module] = []  # networks that no client uses at the moment
 
     def uplink_package(self) -> list[Model]:
-        """What the clients of this round have made."""
+        """Return the results of the clients of this round."""
         package, self.cache = self.cache, []
         return package
 
     def worker(self, cid: int, device: str, payload: Sent, stop_event: threading.Event) -> Model:
-        """The local epoch of one client."""
+        """Train one client for its local epoch."""
         turn, model = payload
         network = self.free.pop() if self.free else NETWORKS[self.name]()
         found = local_epoch(network, self.job, model, turn, cid)

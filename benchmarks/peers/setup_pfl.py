@@ -4,7 +4,7 @@ python setup_pfl.py JOB.npz OUT.npy
 """
 
 # pyright: reportMissingImports=false
-# pfl comes with the `bench` extra only.
+# pfl is only installed with the `bench` extra.
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from work import paths
 
 
 class Held(nn.Module):
-    """The server's tensors, all as parameters, which is what pfl averages; it asks for a loss."""
+    """The server's tensors as parameters, because pfl averages parameters only.
+
+    pfl also requires the methods `loss` and `metrics`.
+    """
 
     def __init__(self, network: nn.Module, job: Job) -> None:
         super().__init__()
@@ -28,23 +31,23 @@ class Held(nn.Module):
         self.values = nn.ParameterList(value.clone() for value in job.start.values())
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy."""
+        """Return the mean cross-entropy."""
         return cross_entropy(self.network(inputs), labels)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """What an evaluation would report; this benchmark has none."""
+        """Return the metrics of an evaluation, which this benchmark does not use."""
         return {"loss": self.loss(inputs, labels).item()}
 
 
 class FedAvg(Means):
-    """A user trains a copy of the model and returns it."""
+    """FedAvg: each user trains a copy of the model and returns it."""
 
     def __init__(self, network: nn.Module, job: Job) -> None:
         super().__init__()
         self.network, self.job = network, job
 
     def simulate_one_user(self, model, user_dataset, central_context):
-        """One local epoch from the server's model."""
+        """Train for one local epoch from the server's model."""
         held = model.pytorch_model
         given = dict(zip(held.names, [one.detach() for one in held.values], strict=True))
         turn, client = central_context.current_central_iteration, int(user_dataset.user_id)
@@ -57,7 +60,7 @@ def main() -> None:
     """Run the job and report it."""
     path, out = paths("usage: setup_pfl.py JOB.npz OUT.npy")
     name, job = read_job(path)
-    held = Held(nn.Identity(), job)  # pfl's optimizer would otherwise hold the network as well
+    held = Held(nn.Identity(), job)  # otherwise pfl's optimizer would include the network, too
     clients = range(len(job.offsets) - 1)
     users = [PyTorchTensorDataset(job.client(i), user_id=str(i)) for i in clients]
     data, network = Scheduled(users, job.schedule), NETWORKS[name]()

@@ -1,7 +1,8 @@
-"""The jobs of `benchmarks.published`: other simulators' networks, and plain training of them.
+"""The jobs of `benchmarks.published`: networks of other simulators, and a plain training loop.
 
-As in `cnn_work`, a job fixes the first model, who trains when, and on which rows. The networks are
-written as their projects describe them. They have no dropout, so that all can end at one model.
+As in `cnn_work`, a job fixes the initial model, the participants of each round and the rows of each
+batch. The networks follow the descriptions of their projects. They have no dropout, so that all
+contestants can end with the same model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ SHAPE = (3, 32, 32)  # CIFAR-10's images
 
 
 def pfl_cnn() -> nn.Module:
-    """`simple_cnn` of pfl-research's CIFAR-10 benchmark: two convolutions, 128 hidden units."""
+    """Return `simple_cnn` of pfl-research's CIFAR-10 benchmark.
+
+    It has two convolutions and 128 hidden units.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(14 * 14 * 64, 128), nn.ReLU(), nn.Linear(128, 10),
@@ -29,7 +33,7 @@ def pfl_cnn() -> nn.Module:
 
 
 def blazefl_cnn() -> nn.Module:
-    """BlazeFL's CNN, that of torch's CIFAR-10 tutorial."""
+    """Return BlazeFL's CNN, which is the CNN of torch's CIFAR-10 tutorial."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84),
@@ -38,7 +42,10 @@ def blazefl_cnn() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions with BatchNorm beside the identity, or a 1 x 1 convolution."""
+    """Two 3 x 3 convolutions with BatchNorm, plus a skip connection.
+
+    The skip connection is the identity, or a 1 x 1 convolution if the stride exceeds 1.
+    """
 
     def __init__(self, read: int, made: int, stride: int) -> None:
         super().__init__()
@@ -53,12 +60,12 @@ class Residual(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(body + side)."""
+        """Return relu(body + side)."""
         return torch.relu(self.body(x) + self.side(x))
 
 
 def resnet18() -> nn.Module:
-    """BlazeFL's larger network: torchvision's ResNet-18, with its 7 x 7 stem; 11.2M parameters."""
+    """Return BlazeFL's larger network: ResNet-18 of torchvision, with 11.2M parameters."""
     width, layers = 64, [Residual(64, 64, 1), Residual(64, 64, 1)]
     while width < 512:
         layers += [Residual(width, 2 * width, 2), Residual(2 * width, 2 * width, 1)]
@@ -70,7 +77,10 @@ def resnet18() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Two of torch's encoder layers of width 64 on an image's 64 patches, without positions."""
+    """A transformer on the 64 patches of an image, without position embeddings.
+
+    It has two encoder layers of torch with width 64.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +104,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def read_job(path: str | Path) -> tuple[str, Job]:
-    """The name of the network, and the job."""
+    """Read a job, and return the name of its network and the job."""
     with np.load(path) as file:
         held = {name: file[name] for name in file.files}
     inputs, labels = torch.from_numpy(held["inputs"]), torch.from_numpy(held["labels"])
@@ -109,12 +119,12 @@ def read_job(path: str | Path) -> tuple[str, Job]:
 
 
 def tensors(model: nn.Module) -> Model:
-    """What is averaged, by name: parameters and running statistics."""
+    """Return the tensors that are averaged, by name: parameters and running statistics."""
     return {name: one for name, one in model.state_dict().items() if one.is_floating_point()}
 
 
 def local_epoch(model: nn.Module, job: Job, given: Model, turn: int, client: int) -> Model:
-    """A client's model after its steps from the server's, in a round."""
+    """Train a client from the server's model in round `turn`, and return the client's model."""
     model.train()
     model.load_state_dict(given, strict=False)
     place = job.schedule[turn].tolist().index(client)
@@ -123,18 +133,22 @@ def local_epoch(model: nn.Module, job: Job, given: Model, turn: int, client: int
 
 
 def mean(ends: list[Model]) -> Model:
-    """The plain mean of models."""
+    """Return the plain mean of models."""
     return {name: torch.stack([one[name] for one in ends]).mean(0) for name in ends[0]}
 
 
 def started() -> float:
-    """Seconds of processors so far, once torch has loaded what its optimizers need at first."""
+    """Take one optimizer step, so that torch loads its modules, and return the CPU seconds."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()
     return time.process_time()
 
 
 def tell(out: str | Path, model: Model, stamps: list[float], busy: float) -> None:
-    """Write the last model; print seconds of rounds, seconds of processors since `busy`, memory."""
+    """Write the last model, and print one JSON line with times and memory.
+
+    The line contains the seconds of each round, the CPU seconds per round since `busy`, and the
+    peak memory in MB.
+    """
     values = torch.cat([model[name].detach().flatten() for name in sorted(model)])
     np.save(out, values.numpy(), allow_pickle=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,8 +1,8 @@
-"""The one job every peer runs, and the one way its result is written down.
+"""The job that every peer runs, and the format of its result.
 
-A work file fixes everything random: the data, who holds which row, who takes part in which
-round and the start. What is left is FedMuon on the matrix classifier `1 - softmax(Xᵀu)_y` with
-one full-batch step per client (E = 1), so two honest implementations differ by rounding only.
+A work file fixes all random choices: the data, the client of each row, the participants of each
+round and the initial model. The job is FedMuon on the matrix classifier `1 - softmax(Xᵀu)_y` with
+one full-batch step per client (E = 1). So two correct implementations differ only by rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Work:
-    """inputs [n, d], labels [n], client [n], schedule [R, K], x0 [d, c] and three scalars."""
+    """A job with all random choices.
+
+    Attributes:
+        inputs: Samples [n, d].
+        labels: Labels [n].
+        client: Client of each sample [n].
+        schedule: Participants of each round [R, K].
+        x0: Initial model [d, c].
+        lr: Step size η.
+        lam: Smoothing λ.
+        beta: Momentum β.
+    """
 
     inputs: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -31,17 +42,17 @@ class Work:
 
     @property
     def clients(self) -> int:
-        """N, the number of clients that hold data or take part."""
+        """N: the largest client number in the data or in the schedule, plus 1."""
         return int(max(self.client.max(), self.schedule.max())) + 1
 
     def rows(self, client: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Inputs [n_i, d] and labels [n_i] of one client, in file order."""
+        """Return the inputs [n_i, d] and labels [n_i] of one client, in file order."""
         mine = self.client == client
         return self.inputs[mine], self.labels[mine]
 
 
 def load_work(path: str | Path) -> Work:
-    """Read a work file; refuse a schedule that names a client without rows."""
+    """Read a work file, and raise ValueError if the schedule contains a client without rows."""
     with np.load(path) as file:
         work = Work(
             inputs=file["inputs"],
@@ -59,7 +70,7 @@ def load_work(path: str | Path) -> Work:
 
 
 def paths(usage: str) -> tuple[str, str]:
-    """The two positional arguments WORK.npz OUT.npz, as absolute paths."""
+    """Return the two positional arguments WORK.npz and OUT.npz as absolute paths."""
     if len(sys.argv) != 3:
         raise SystemExit(usage)
     work, out = (str(Path(argument).resolve()) for argument in sys.argv[1:])
@@ -67,10 +78,10 @@ def paths(usage: str) -> tuple[str, str]:
 
 
 def report(peer: str, out: str | Path, x: NDArray[np.floating], stamps: list[float]) -> None:
-    """Write final X [d, c] and times; print the summary as one JSON line.
+    """Write the final X [d, c] and the times, and print the summary as one JSON line.
 
-    `stamps` are R + 1 clock readings in seconds: the start of the first round, then the end of
-    each round. The first round is reported apart: it still pays for lazy start-up.
+    `stamps` are R + 1 clock readings in seconds: the start of the first round, then the end of each
+    round. The first round is reported separately, because it includes start-up work.
     """
     rounds = np.diff(stamps)
     seconds = float(stamps[-1] - stamps[0])

@@ -1,1 +1,1 @@
-"""What the site is made with: formulas, drawings, tables, and what holds it to what it says."""
+"""Build steps of the site: formulas, drawings, tables, and checks of the pages."""

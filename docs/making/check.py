@@ -1,10 +1,10 @@
-"""Whether a built site holds together by itself: every link leads somewhere, nothing is fetched,
-no page is wider than its screen.
+"""Check that a built site is self-contained: its links, its fetched files and its page widths.
 
     python -m docs.making.check build/docs
 
-What a page asks for is read twice: from its HTML, and from what Chromium says that the page
-requested when it was opened, where Chromium is installed.
+Every link must lead to an existing place, no page may fetch anything from a network, and no page
+may be wider than its screen. The requests of a page are read from its HTML. If Chromium is
+installed, they are also read from the requests that Chromium reports when it opens the page.
 """
 
 import json
@@ -21,7 +21,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "srcset"}
 WIDTHS = 390, 1280
-# Every page in a frame of one width, one after the other; the body ends as those that are wider.
+# Opens every page in a frame of one width, one after the other. At the end, the body contains the
+# list of pages that are wider than the frame.
 FRAMES = """<body></body><script>
 const wide = [], show = ([page, ...others]) => {
   if (!page) { document.body.textContent = JSON.stringify(wide); return; }
@@ -40,7 +41,7 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 
 
 class Page(HTMLParser):
-    """What a page links to, what it fetches, and the anchors it has."""
+    """The links, fetched files and anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag says."""
+        """Collect the link, file or anchor of a tag."""
         held = {name: value for name, value in attrs if value}
         self.anchors |= {held[name] for name in ("id", "name") if name in held}
         if tag == "a" and "href" in held:
@@ -60,7 +61,7 @@ class Page(HTMLParser):
 
 
 def flaws(site: Path) -> list[str]:
-    """Links and files that lead nowhere, and what would be fetched from elsewhere."""
+    """Return a line for each broken link, each missing file and each network fetch."""
     pages = {file: Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
     return [
         f"{file.relative_to(site)}: {flaw}"
@@ -70,14 +71,17 @@ def flaws(site: Path) -> list[str]:
 
 
 def _elsewhere(page: Page) -> Iterator[str]:
-    """What would be fetched over a network."""
+    """Yield a line for each file that would be fetched over a network."""
     for one in page.fetched:
         if urlsplit(one).scheme not in ("", "data") or one.startswith("//"):
             yield f"fetches {one}"
 
 
 def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
-    """What leads to no file of the site, or to no place in it; other sites are not asked."""
+    """Yield a line for each link to a missing file or anchor of the site.
+
+    Links to other sites are not checked.
+    """
     for one in {*page.links, *page.fetched}:
         path, anchor = urldefrag(one)
         if urlsplit(one).scheme or one.startswith("//"):
@@ -90,7 +94,7 @@ def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 
 def requested(page: Path, browser: str) -> list[str]:
-    """The addresses beyond this machine's files that a page asks for when a browser opens it."""
+    """Return the network addresses that a page requests when a browser opens it."""
     with TemporaryDirectory() as folder:
         log = Path(folder, "net.json")
         opened(page, browser, f"--log-net-log={log}")
@@ -98,7 +102,7 @@ def requested(page: Path, browser: str) -> list[str]:
 
 
 def opened(page: Path, browser: str, *more: str) -> str:
-    """The page as a browser leaves it."""
+    """Open a page in a browser, and return its HTML afterwards."""
     with TemporaryDirectory() as folder:
         told = (f"--user-data-dir={folder}", "--dump-dom", *more, page.resolve().as_uri())
         ended = subprocess.run(
@@ -108,7 +112,7 @@ def opened(page: Path, browser: str, *more: str) -> str:
 
 
 def wider(site: Path, browser: str, width: int) -> list[str]:
-    """The pages that a screen of that width cannot show without being pushed aside."""
+    """Return the pages that would scroll sideways on a screen of this width."""
     pages = json.dumps([one.resolve().as_uri() for one in sorted(site.rglob("*.html"))])
     with TemporaryDirectory() as folder:
         frames = Path(folder, "frames.html")
@@ -121,8 +125,10 @@ def wider(site: Path, browser: str, width: int) -> list[str]:
 
 
 def addresses(log: dict) -> list[str]:
-    """What a page asked of a network, in a net log of Chromium's; what Chromium asks for its own
-    sake, as the time, has no origin."""
+    """Return the network addresses that a page requested, from a net log of Chromium.
+
+    Requests that Chromium makes for itself, such as the time, have no origin and are left out.
+    """
     start = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
     said = [one.get("params", {}) for one in log["events"] if one["type"] == start]
     asked = {one["url"] for one in said if "url" in one and one.get("initiator") != "not an origin"}
@@ -130,7 +136,7 @@ def addresses(log: dict) -> list[str]:
 
 
 def main(site: Path) -> int:
-    """Say what is wrong; 0 if nothing is."""
+    """Print all problems. Return 0 if there is none, otherwise 1."""
     found = flaws(site.resolve())
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser:

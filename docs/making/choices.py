@@ -11,7 +11,7 @@ AT_EPSILON = re.compile(r"[\d.]+ against [\d.]+ \((\S+ ± \S+)\) at (\d+)")
 
 
 def compared(name: str, *method: str) -> str:
-    """How many accuracy points a method is ahead of the others that its suite compares it with."""
+    """Return a table of accuracy points by which a method exceeds the other methods of a suite."""
     held = results.read(name)
     if held is None:
         raise ValueError(f"no results of {name} are stored")
@@ -25,7 +25,7 @@ def compared(name: str, *method: str) -> str:
 
 
 def private(name: str) -> str:
-    """The differences in accuracy of private optimizers, by ε."""
+    """Return a table of accuracy differences between private optimizers, by ε."""
     held = results.read(name)
     if held is None:
         raise ValueError(f"no results of {name} are stored")

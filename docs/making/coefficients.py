@@ -1,4 +1,4 @@
-"""docs/reference/coefficients.md: what is proved about every set of Newton–Schulz coefficients.
+"""Write docs/reference/coefficients.md: proved numbers for every set of coefficients.
 
 python -m docs.making.coefficients docs/reference/coefficients.md
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Schedule, schedule
 from fedmuon.orthogonalize.lipschitz_constants import max_deviation, max_slope
 
-STEPS = 5  # of a set that repeats one step
+STEPS = 5  # number of steps for a set that repeats one step
 FLOORS = (0.1, 0.01, 0.001)
 DIGITS = 6
 
@@ -65,7 +65,7 @@ largest singular values. The set is made for matrices whose singular values stay
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     head = ("set", "T", "p_T′(0)", "L", "max \\|p_T\\|", *(f"error, ε = {e:g}" for e in FLOORS))
     rows = [head, ("---",) * len(head), *(row(name) for name in COEFFICIENTS)]
     table = "".join(f"| {' | '.join(one)} |\n" for one in rows)
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def row(name: str) -> tuple[str, ...]:
-    """The proved numbers of a set."""
+    """Return the row with the proved numbers of a set."""
     steps = steps_of(name)
     slope, size, errors = proved(schedule(name, steps))
     at_zero = prod(one[0] for one in schedule(name, steps))
@@ -82,21 +82,21 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def steps_of(name: str) -> int:
-    """How many steps a row of the table takes."""
+    """Return the number of steps in the row of a set."""
     given = len(COEFFICIENTS[name].steps)
     return given if given > 1 else STEPS
 
 
 def proved(polynomials: Schedule) -> tuple[float | None, float | None, list[float | None]]:
-    """Bounds on |p_T'| and |p_T| over [0, 1], and on |p_T - 1| over each [floor, 1]."""
+    """Return bounds on |p_T'| and |p_T| over [0, 1], and on |p_T - 1| over each [floor, 1]."""
     errors = [max_deviation(polynomials, floor, 1.0) for floor in FLOORS]
-    for place in range(len(FLOORS) - 2, -1, -1):  # what holds on an interval holds inside it
+    for place in range(len(FLOORS) - 2, -1, -1):  # a bound on an interval also holds inside it
         errors[place] = min((e for e in errors[place:] if e is not None), default=None)
     return max_slope(polynomials), max_deviation(polynomials, 0.0, 1.0, centre=0.0), errors
 
 
 def rounded_up(value: float | None) -> str:
-    """The number with `DIGITS` digits, never below it."""
+    """Return the number with `DIGITS` digits, rounded up."""
     if value is None:
         return "unknown"
     return (

@@ -1,4 +1,4 @@
-"""The reference of the command line, from the commands themselves."""
+"""Generate the command-line reference from the commands."""
 
 import re
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import typer
 from fedmuon.experiments.cli import EXIT_CODES, PANELS, app
 from fedmuon.experiments.cli.options import apart
 
-OUTPUT = "Output"  # panel of the options --json and --quiet, which the page explains once
+OUTPUT = "Output"  # panel of --json and --quiet, which the page describes only once
 
 
 def reference() -> str:
-    """Every command by panel with its arguments, options and examples, as Markdown."""
+    """Return all commands by panel, with their arguments, options and examples, as Markdown."""
     return "\n\n".join(
         f"## {panel}\n\n" + "\n\n".join(
             section(name, command)
@@ -25,20 +25,20 @@ def reference() -> str:
 
 
 def exit_codes() -> str:
-    """The exit codes, as Markdown."""
+    """Return a table of the exit codes as Markdown."""
     rows = "\n".join(f"| {code} | {what} |" for code, what in EXIT_CODES.items())
     return f"| exit code | meaning |\n|---|---|\n{rows}"
 
 
 def app_as_click() -> click.Group:
-    """The `fedmuon` command."""
+    """Return the `fedmuon` command as a click group."""
     command = typer.main.get_command(app)
     assert isinstance(command, click.Group)
     return command
 
 
 def every(group: click.Group, above: str = "fedmuon") -> Iterator[tuple[str, click.Command]]:
-    """The commands in their order, by the words that call them."""
+    """Yield the full name and the object of each command, in order."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from every(command, f"{above} {name}")
@@ -47,7 +47,7 @@ def every(group: click.Group, above: str = "fedmuon") -> Iterator[tuple[str, cli
 
 
 def section(name: str, command: click.Command) -> str:
-    """One command: usage, description, arguments and options, examples."""
+    """Return the section of one command: usage, description, options and examples."""
     described, examples = apart(command.help or "")
     shown_ = [
         one for one in command.params
@@ -66,13 +66,13 @@ def section(name: str, command: click.Command) -> str:
 
 
 def usage_of(argument: click.Argument) -> str:
-    """How an argument is shown in the usage line."""
+    """Return the text of an argument in the usage line."""
     name = (argument.human_readable_name or "").upper() + "..." * (argument.nargs == -1)
     return name if argument.required else f"[{name}]"
 
 
 def row(one: click.Parameter) -> str:
-    """The spelling of an option or argument, its default, and its description."""
+    """Return the table row of an option or argument: spelling, default and description."""
     argument = isinstance(one, click.Argument)
     spelled = (one.human_readable_name or "").upper() if argument else ", ".join(
         (*one.opts, *one.secondary_opts)
@@ -83,13 +83,13 @@ def row(one: click.Parameter) -> str:
 
 
 def shown(default: object) -> str:
-    """A default as one would type it; empty without one."""
+    """Return a default as a user would type it, or "" if there is none."""
     if default is None or default in ((), False, "") or callable(default):
         return ""
     return f"`{default}`"
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown: one line per paragraph, without HTML."""
+    """Return text as Markdown, with one line per paragraph and without HTML."""
     paragraphs = (re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n"))
     return "\n\n".join(paragraphs).replace("\\[", "[").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""docs/config.md: its headings and tables are made from the descriptions, its prose is its own.
+"""Update docs/config.md: headings and tables come from key descriptions, other text is unchanged.
 
 python -m docs.making.config_page docs/config.md
 """
@@ -15,13 +15,13 @@ Rows = Sequence[Sequence[str]]
 
 
 def written(text: str) -> str:
-    """The page with the headings and tables that it should have, in the sections that it has."""
+    """Return the page with current headings and tables. The list of sections does not change."""
     first, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     return first + "".join(_section(one) for one in sections)
 
 
 def _section(text: str) -> str:
-    """The section with its heading and its one table made anew, if it is of descriptions."""
+    """Return a section. If it describes keys, names or options, update its heading and table."""
     if found := re.match(r"## `\[([a-z]+)\]`.*", text):
         text = text.replace(found[0], f"## `[{found[1]}]`: {title(found[1])}", 1)
         return _with_table(text, _of_keys(found[1]))
@@ -33,7 +33,7 @@ def _section(text: str) -> str:
 
 
 def _with_table(text: str, lines: str) -> str:
-    """The text with these lines in the place of its table."""
+    """Replace the first table of a text by these lines."""
     return re.sub(r"(^\|.*\n)+", lambda _: lines, text, count=1, flags=re.MULTILINE)
 
 
@@ -66,14 +66,14 @@ def _of_options() -> str:
 
 
 def _of_name(options: dict[str, tuple[str, str]]) -> tuple[str, str, str]:
-    """Options of a name, their defaults, and what they are."""
+    """Return three cells: the options of a name, their defaults, and their descriptions."""
     defaults = ", ".join(f"`{default}`" if default else "none" for default, _ in options.values())
     what = "; ".join(one for _, one in options.values())
     return ", ".join(f"`{option}`" for option in options), defaults, what
 
 
 def _table(head: Sequence[str], rows: Rows) -> str:
-    """A table as Markdown."""
+    """Return a table as Markdown."""
     top, *lines = [f"| {' | '.join(line)} |\n" for line in (head, *rows)]
     return "".join([top, "|---" * len(head) + "|\n", *lines])
 

@@ -1,4 +1,4 @@
-"""Drawings for pages, computed by the package; inside a page they take its text colour."""
+"""Drawings for pages. The package computes them, and they use the text colour of the page."""
 
 import io
 import re
@@ -21,7 +21,7 @@ DRAWINGS: dict[str, tuple[Drawn, str]] = {}
 
 
 def drawing(says: str) -> Callable[[Drawn], Drawn]:
-    """Known by its function's name; `says` is for those who do not see it."""
+    """Register a drawing under the name of its function. `says` is its caption."""
 
     def known(draw: Drawn) -> Drawn:
         DRAWINGS[draw.__name__] = style.styled(draw), says
@@ -31,7 +31,10 @@ def drawing(says: str) -> Callable[[Drawn], Drawn]:
 
 
 def inline(name: str) -> str:
-    """As SVG inside HTML: black is the ink of the page, and nothing is painted behind."""
+    """Return a drawing as SVG inside HTML.
+
+    Black becomes the text colour of the page, and the background is transparent.
+    """
     draw, says = DRAWINGS[name]
     buffer = io.BytesIO()
     draw().savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
@@ -39,7 +42,7 @@ def inline(name: str) -> str:
     text = text[text.index("<svg") :].replace(style.BLACK, "currentColor")
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)  # several to a page
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)  # keep ids unique in a page
     return f'<figure class="drawing">{text}<figcaption>{says}</figcaption></figure>'
 
 
@@ -48,12 +51,12 @@ def inline(name: str) -> str:
     "steepest slope is the Lipschitz constant. The exact sign jumps at 0 and has none."
 )
 def maps() -> Figure:
-    """Singular values through four maps, as the product computes them."""
+    """Draw how four orthogonalizers map singular values, as computed by the package."""
     from fedmuon.orthogonalize import clipped_sign, newton_schulz, smoothed_polar
 
     figure, (axes,) = style.canvas(1, False, 2.8)
     sigma = torch.linspace(0, 1, 401, dtype=torch.float64)
-    unit = torch.stack([sigma, (1 - sigma**2).sqrt()], 1).diag_embed()  # of Frobenius norm 1
+    unit = torch.stack([sigma, (1 - sigma**2).sqrt()], 1).diag_embed()  # has Frobenius norm 1
     axes.plot([0, 0, 1], [0, 1, 1], color=style.GREY, lw=0.9, ls="--", label="exact sign")
     lines = {
         "smoothed polar, λ = 0.01": smoothed_polar(unit, lam=0.01),
@@ -73,7 +76,7 @@ def maps() -> Figure:
     "number of samples of each label that each client has (Dirichlet distribution, α = 0.5)."
 )
 def federation() -> Figure:
-    """A schedule and a partition that the product draws."""
+    """Draw a schedule and a partition of a run."""
     config = {"federation": {"rounds": 30}, "output": {"evaluate-every": 30}}
     run = fedmuon.run(config)
     figure, (left, right) = style.canvas(2, False, 3.0)
@@ -89,7 +92,7 @@ def federation() -> Figure:
 
 
 def _labels(axes: Axes, client: np.ndarray, label: np.ndarray) -> None:
-    """Counts [clients, labels] as bars, one colour a label."""
+    """Draw the number of samples per client and label as bars, with one colour per label."""
     counts = np.zeros((client.max() + 1, label.max() + 1), int)
     np.add.at(counts, (client, label), 1)
     left = np.zeros(len(counts))
@@ -108,7 +111,7 @@ def _labels(axes: Axes, client: np.ndarray, label: np.ndarray) -> None:
     "(α = 0.5), or not at all (α = ∞)."
 )
 def drift() -> Figure:
-    """Drift and agreement of clients, by local steps and label skew."""
+    """Draw the drift and the agreement of clients, by local steps and label skew."""
     figure, (left, right) = style.canvas(2, False, 2.8)
     steps = [1, 2, 5, 10, 20, 50]
     for alpha, (color, mark) in zip((0.1, 0.5, float("inf")), style.SERIES, strict=False):
@@ -149,7 +152,7 @@ CONTROLLED = {
     "1,000 MNIST digits, 20 clients, η = 0.01, λ = 0.1."
 )
 def neighbours() -> Figure:
-    """Measured distances by round, and what the theory allows."""
+    """Draw measured distances by round, and the certificate of the theory."""
     figure, (axes,) = style.canvas(1, False, 2.8)
     _paths(axes)
     style.legend(axes, 2)
@@ -179,7 +182,7 @@ def _paths(axes: Axes) -> None:
     "come to the certificate, and what ten random ones would have shown."
 )
 def census() -> Figure:
-    """All neighbours of a small run."""
+    """Draw all neighbours of a small run."""
     small = {"data": {"train": 300, "test": 200}, "federation": {"clients": 10, "rounds": 20}}
     return fedmuon.stability(CONTROLLED | small, neighbours="all").plot().figure
 
@@ -189,7 +192,7 @@ def census() -> Figure:
     "step sizes. The loss never exceeds B = 1, so a bound above B says nothing."
 )
 def bounds() -> Figure:
-    """Theorem 4.1 as a number, before any run."""
+    """Draw the bound of Theorem 4.1, which is known before any run."""
     figure, (axes,) = style.canvas(1, False, 2.8)
     rounds = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     for lr, (color, mark) in zip((1e-4, 1e-3, 1e-2), style.SERIES, strict=False):
@@ -218,7 +221,7 @@ def _certain(lr: float, rounds: int) -> dict[str, dict[str, float]]:
     "blocks, the setting of a published table, the values are 7.985 and 61.98."
 )
 def epsilon() -> Figure:
-    """Joint against per-release accounting, by the number of blocks."""
+    """Draw ε of joint and per-release accounting, by the number of blocks."""
     figure, (axes,) = style.canvas(1, False, 2.8)
     _spent(axes)
     style.legend(axes, 2)
@@ -244,7 +247,7 @@ def _spent(axes: Axes) -> None:
 
 @style.styled
 def picture() -> Figure:
-    """The README's picture: measured distances and their certificate; two ways to compute ε."""
+    """Draw the picture of the README: distances with a certificate, and ε computed in two ways."""
     figure, (left, right) = style.canvas(2, False, 2.6)
     _paths(left)
     _spent(right)

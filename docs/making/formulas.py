@@ -1,4 +1,4 @@
-"""LaTeX as SVG: the page needs no script, no fonts and no network to show a formula."""
+"""LaTeX formulas as SVG, so that a page needs no script, no fonts and no network."""
 
 from html import escape
 
@@ -6,15 +6,18 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import TextToPath
 
-SIZE = 100  # units an em; coordinates are rounded to a hundredth of an em
+SIZE = 100  # units per em; coordinates are rounded to a hundredth of an em
 LETTERS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3}
 
 
 def svg(latex: str) -> str:
-    """The formula in the ink and size of the text around it, named by its source.
+    """Return a formula as SVG, in the colour and size of the surrounding text.
 
-    matplotlib's mathtext sets it; what that does not know raises ValueError.
+    Its accessible name is the LaTeX source. The mathtext of matplotlib draws the formula.
+
+    Raises:
+        ValueError: If mathtext does not support the formula.
     """
     source = " ".join(latex.split())
     text, font = f"${source}$", FontProperties(size=SIZE, math_fontfamily="cm")
@@ -30,7 +33,7 @@ def svg(latex: str) -> str:
 
 
 def outline(vertices, codes) -> str:
-    """A path of matplotlib's as the `d` of SVG's; y grows downwards there."""
+    """Convert a matplotlib path to the attribute `d` of an SVG path, where y points downwards."""
     parts, left = [], 0
     for (x, y), code in zip(vertices, codes, strict=True):
         if code == Path.CLOSEPOLY:

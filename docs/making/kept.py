@@ -1,4 +1,4 @@
-"""Pages made of kept results alone: the gallery, the table of all claims, the headlines."""
+"""Pages made only of stored results: the gallery, the table of all claims, the headlines."""
 
 import tomllib
 from collections.abc import Iterator
@@ -15,13 +15,16 @@ HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
 
 
 def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
-    """What is kept, by the suite's name."""
+    """Read all stored results, by suite name."""
     read = {name: results.read(name, folder) for name in sorted(contents.shipped())}
     return {name: one for name, one in read.items() if one is not None}
 
 
 def claims(folder: Path = results.FOLDER) -> str:
-    """All claims of the papers, then all that the kept suites judge, with counts by verdict."""
+    """Return all claims of the papers, then all claims of the stored suites.
+
+    Both lists start with the number of claims of each verdict.
+    """
     every = [(number, one) for number in papers.known() for one in papers.read(number)["claims"]]
     words = [papers.verdict(one, folder) for _, one in every]
     rows = [of_paper(number, one, word, folder)
@@ -41,7 +44,7 @@ def claims(folder: Path = results.FOLDER) -> str:
 
 
 def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
-    """A claim's row."""
+    """Return the table row of a paper's claim."""
     name = claim.get("suite", "")
     held = results.read(name, folder) if name else None
     again = held["again"] if held else f"fedmuon suite {name}"
@@ -54,31 +57,34 @@ def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
 
 
 def link(number: str) -> str:
-    """The paper's page."""
+    """Return the link to a paper's page."""
     return f"/papers/{number}.md"
 
 
 def all_words(suites: dict[str, Kept]) -> Iterator[str]:
-    """Every verdict at full scale."""
+    """Yield every verdict of the suites that ran at full scale."""
     for held in suites.values():
         if held["scale"] == "full":
             yield from (one["verdict"] for one in held["claims"])
 
 
 def of_suite(name: str, held: Kept) -> Iterator[list[str]]:
-    """A row a claim."""
+    """Yield one table row per claim of a suite."""
     for one in held["claims"]:
         yield [f"`{name}`", one["claim"], marked(one, held), effect(one), one["rule"],
                f"`{one['command']}`" if one["command"] else ""]  # fmt: skip
 
 
 def marked(claim: Claim, held: Kept) -> str:
-    """The verdict, and the scale where it is not the full one."""
+    """Return the verdict, with the scale if it is not full scale."""
     return f"**{claim['verdict']}**{papers.scale(held)}"
 
 
 def effect(claim: Claim) -> str:
-    """What was measured where it is furthest out, its interval, and of how many places."""
+    """Return the effect at the worst place with its interval.
+
+    If the claim has several places, the text also states at how many of them the claim holds.
+    """
     seen = claim["effect"]
     if seen["value"] is None:
         return claim["why"] or claim["detail"]
@@ -90,12 +96,12 @@ def effect(claim: Claim) -> str:
 
 
 def pictures(folder: Path = results.FOLDER) -> str:
-    """A section a kept suite: its picture, its counts, what was run where."""
+    """Return one gallery section per stored suite."""
     return "\n\n".join(section(name, held) for name, held in kept(folder).items())
 
 
 def section(name: str, held: Kept) -> str:
-    """One suite of the gallery."""
+    """Return the gallery section of a suite: its verdicts, its picture and its circumstances."""
     said = counted(one["verdict"] for one in held["claims"]) or "Nothing is claimed"
     parts = [f"## `{name}`: {held['title']}", f"{said}{papers.scale(held)}."]
     if drawn := held.get("picture"):
@@ -104,7 +110,7 @@ def section(name: str, held: Kept) -> str:
 
 
 def headlines(folder: Path = results.FOLDER) -> str:
-    """What docs/about/headlines.toml asks, each with what the kept suites say of it."""
+    """Return the questions of docs/about/headlines.toml with the answers of the stored suites."""
     asked = tomllib.loads(HEADLINES.read_text(encoding="utf-8"))["headlines"]
     return "\n\n".join(
         headline(one["title"], one["claims"], folder, one.get("picture", "")) for one in asked
@@ -112,8 +118,11 @@ def headlines(folder: Path = results.FOLDER) -> str:
 
 
 def headline(title: str, asked: dict[str, list[str]], folder: Path, picture: str = "") -> str:
-    """A question, the figure of a suite, and the claims with these fragments of these suites; no
-    fragment means all of them."""
+    """Return a question with the figure of a suite and the matching claims.
+
+    `asked` lists fragments of sentences for each suite. A suite without fragments shows all its
+    claims.
+    """
     parts = [f"## {title}"]
     if drawn := (results.read(picture, folder) or {}).get("picture") if picture else None:
         parts += [f"![{cell(drawn['title'])}](/results/{drawn['file']})", drawn["caption"]]

@@ -1,4 +1,4 @@
-"""The parts of pages that are made: `<!-- made: NAME WORDS -->` is what NAME(*WORDS) says."""
+"""Generated parts of pages: `<!-- made: NAME WORDS -->` is replaced by the text of NAME(*WORDS)."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def drawing(name: str) -> str:
-    """A drawing inside the page, in its ink."""
+    """Return a drawing to embed in a page, in the text colour of the page."""
     return f"```{{raw}} html\n{drawings.inline(name)}\n```"
 
 
 def readme(*words: str) -> str:
-    """The README's section of that title, without it; its links are those of the site."""
+    """Return the text of a section of the README, with links that are valid on the site."""
     text = README.read_text(encoding="utf-8").split(f"\n## {' '.join(words)}\n")[1]
     return text.split("\n## ")[0].strip().replace("](docs/", "](/")

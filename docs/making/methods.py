@@ -1,6 +1,6 @@
-"""A page for every federated method: words from methods.toml, facts from the code.
+"""Generate one page per federated method, with texts from methods.toml and facts from the code.
 
-python -m docs.making.methods writes the pages' files in docs/reference/methods.
+Run `python -m docs.making.methods` to write the pages to docs/reference/methods.
 """
 
 import tomllib
@@ -42,7 +42,7 @@ HEAD = ("method", "in short", "certificate", "private use", "bytes per round")
 
 
 def methods() -> str:
-    """The methods by group, with links to their pages."""
+    """Return tables of the methods by group, with links to their pages."""
     parts = []
     for title, names in GROUPS.items():
         rows = [
@@ -60,13 +60,13 @@ def methods() -> str:
 
 
 def made(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Make the method of that name."""
     local = Local.model_validate({"recipe": name, **EXAMPLES.get(name, {})})
     return make_recipe(local, OrthogonalizerTable(), clients=20)
 
 
 def method(name: str) -> str:
-    """A method's page below its title, up to its example."""
+    """Return the part of a method's page between its title and its example."""
     words, recipe = WORDS[name], made(name)
     own = recipe.persistent + (("personal",) if recipe.personal else ())
     facts = [
@@ -96,14 +96,14 @@ def method(name: str) -> str:
 
 
 def in_python(name: str) -> str:
-    """How a script makes it."""
+    """Return how to use the method in Python."""
     if name in PRIVATE:
         return "by its name in a config; `fedmuon.optim.DPMuon` in a loop of your own"
     return f"`fedmuon.recipes.{name.replace('-', '_')}`"
 
 
 def key_table(name: str) -> str:
-    """The keys of [local] that the method reads, with their defaults."""
+    """Return a table of the keys of [local] that the method reads, with their defaults."""
     muon = name in ORTHOGONALIZED
     tables: dict[str, Any] = {"local": {"recipe": name, **EXAMPLES.get(name, {})}}
     if muon or name == "fedper":
@@ -123,7 +123,7 @@ def key_table(name: str) -> str:
 
 
 def certificate(name: str) -> str:
-    """Whether the theory covers it."""
+    """Return whether the theory covers the method."""
     if name in MUON:
         return (
             "yes, with an orthogonalizer that has a Lipschitz constant: "
@@ -137,7 +137,7 @@ def certificate(name: str) -> str:
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
-    """What a message carries in addition to the model."""
+    """Return the contents of a message: the model and these states."""
     model = "the model without its personal part" if recipe.personal else "the model"
     return ", ".join(
         [model, *(f"`{one}`" + " as factors" * (one in recipe.codecs) for one in states)]
@@ -145,7 +145,7 @@ def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
 
 
 def bytes_per_round(recipe: Recipe) -> str:
-    """The arrays of all messages of a round, to the clients and back, by the page's symbols."""
+    """Return the bytes of all messages of a round in both directions, as a formula."""
     states = [*recipe.sent, *recipe.returned]
     factored = sum(one in recipe.codecs for one in states)
     whole = 2 + len(states) - factored
@@ -159,7 +159,7 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def private_use(name: str, recipe: Recipe) -> str:
-    """Which privacy unit it can protect; of a rejected one, why."""
+    """Return the privacy unit that the method can protect, or the reason why there is none."""
     if name in PRIVATE:
         return "examples: each step releases clipped sums with noise"
     if recipe.keeps_states:
@@ -172,7 +172,7 @@ def private_use(name: str, recipe: Recipe) -> str:
 
 
 def page(name: str) -> str:
-    """The file of a method's page: its title, the mark of its content, and its example."""
+    """Return the file of a method's page: its title, the mark for its facts, and its example."""
     words = WORDS[name]
     local = f'"recipe": "{name}"'
     for pair in words["example"].split(", "):

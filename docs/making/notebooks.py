@@ -1,10 +1,11 @@
-"""Pages with code cells: run the cells, and put what they show into the page.
+"""Run the code cells of pages, and insert their outputs into the pages.
 
     python -m docs.making.notebooks docs/tutorials/one-sample.md one-sample.ipynb
 
-Such a page is MyST Markdown with `{code-cell}` blocks, which Jupytext and MyST-NB also read. A cell
-holds Python, or shell commands that begin with `!`, or a file that begins with `%%writefile NAME`.
-`make docs` runs every page in a folder and a process of its own, and fails if a cell fails.
+A page with code cells is MyST Markdown with `{code-cell}` blocks, which Jupytext and MyST-NB also
+read. A cell contains Python code, shell commands that begin with `!`, or a file that begins with
+`%%writefile NAME`. `make docs` runs every page in its own folder and process, and fails if a cell
+fails.
 """
 
 import ast
@@ -31,10 +32,10 @@ CELL = re.compile(
     r"^```\{code-cell\} python\n((?:^:[\w-]+:[^\n]*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 WRITE = re.compile(r"%%writefile (\S+)\n")
-AT_ONCE = 2  # pages that run at the same time
+AT_ONCE = 2  # number of pages that run at the same time
 LIMIT = 600  # seconds for one page
 PACKAGES = ("fedmuon", "clients", "server", "analysis", "experiments", "docs/making")
-Output = dict[str, str]  # {"text": ...}, {"html": ...} or {"svg": ...}
+Output = dict[str, str]  # one of {"text": ...}, {"html": ...} and {"svg": ...}
 
 
 class Cell(NamedTuple):
@@ -46,7 +47,7 @@ class Cell(NamedTuple):
 
 
 class CellError(Exception):
-    """A cell failed; the message has its code and its traceback."""
+    """A cell failed. The message contains its code and its traceback."""
 
 
 def cells(text: str) -> list[Cell]:
@@ -66,7 +67,7 @@ def run(text: str, names: dict[str, Any] | None = None) -> list[list[Output]]:
 
     Args:
         text: The page.
-        names: The namespace that the cells share. It holds their variables afterwards.
+        names: The namespace that the cells share. Afterwards, it contains their variables.
 
     Returns:
         The outputs of each code cell, in order.
@@ -102,7 +103,7 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[Output]:
 
 
 def _run_commands(source: str) -> list[Output]:
-    """Run each command in a shell. The commands of this environment come first on the path."""
+    """Run each command in a shell, with the commands of this environment first on the path."""
     found = os.environ["PATH"]
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{found}",
@@ -125,13 +126,13 @@ def _run_commands(source: str) -> list[Output]:
 
 
 def commands_of(source: str) -> list[str]:
-    """The commands of a cell, one per line, without the `!`."""
+    """Return the commands of a cell, one per line, without the `!`."""
     lines = re.sub(r"\s*\\\n\s*", " ", source).splitlines()
     return [line[1:].strip() for line in lines if line.startswith("!")]
 
 
 def _shown(value: Any) -> Output:
-    """What a notebook shows for the last value of a cell."""
+    """Return the output that a notebook shows for the last value of a cell."""
     figure = value
     while not hasattr(figure, "savefig") and isinstance(figure, Sequence | dict) and figure:
         figure = next(iter(figure.values() if isinstance(figure, dict) else figure))
@@ -148,7 +149,9 @@ def _shown(value: Any) -> Output:
 
 
 def executed(page: Path) -> list[list[Output]]:
-    """The outputs of a page, run in its own process and folder, or saved by an earlier build.
+    """Return the outputs of a page, from an earlier build or from a new run.
+
+    A new run uses its own process and folder.
 
     Raises:
         CellError: If a cell fails.
@@ -162,7 +165,7 @@ def executed(page: Path) -> list[list[Output]]:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (place := Path(folder, "work")).mkdir()
-        found = Path(folder, "outputs.json")  # on stdout, workers of Ray may also print
+        found = Path(folder, "outputs.json")  # a file, because Ray workers may print to stdout
         command = [sys.executable, "-m", "docs.making.notebooks", str(page), str(found)]
         ended = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT
@@ -176,7 +179,7 @@ def executed(page: Path) -> list[list[Output]]:
 
 
 def _digest(page: Path) -> str:
-    """A hash of the page and of all code that its cells can reach."""
+    """Return a hash of the page and of all code that its cells can import."""
     found = hashlib.sha256(sys.version.encode())
     files = sorted(file for one in PACKAGES for file in (ROOT / one).rglob("*.py"))
     for file in [page, ROOT / "constraints.txt", *files]:
@@ -185,7 +188,7 @@ def _digest(page: Path) -> str:
 
 
 def pages() -> dict[str, Path]:
-    """Name of a page in the site -> its file, for every page with cells."""
+    """Return the file of every page with cells, by the page's name in the site."""
     docs = ROOT / "docs"
     return {
         str(file.relative_to(docs).with_suffix("")): file
@@ -195,14 +198,14 @@ def pages() -> dict[str, Path]:
 
 
 def all_outputs() -> dict[str, list[list[Output]]]:
-    """Name of a page -> its outputs, for every page with cells."""
+    """Return the outputs of every page with cells, by the page's name in the site."""
     found = pages()
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(found, pool.map(executed, found.values()), strict=True))
 
 
 def woven(name: str, text: str, outputs: Sequence[Sequence[Output]]) -> str:
-    """The page as Markdown with its code, its outputs, and a link to it as a notebook."""
+    """Return the page as Markdown with code, outputs and a link to the page as a notebook."""
     left = iter(outputs)
     parts = []
     for cell in cells(text):
@@ -242,7 +245,7 @@ def _raw(html: str) -> str:
 
 
 def notebook(text: str, outputs: Sequence[Sequence[Output]]) -> str:
-    """The page as a Jupyter notebook with its outputs."""
+    """Return the page as a Jupyter notebook with its outputs."""
     left, number = iter(outputs), 0
     made: list[dict[str, Any]] = []
     for place, cell in enumerate(cells(text)):
@@ -269,7 +272,7 @@ def _as_output(output: Output, number: int) -> dict[str, Any]:
 
 
 def write(site: Path, outputs: dict[str, list[list[Output]]]) -> Iterator[Path]:
-    """Write every page with cells into a built site as a notebook."""
+    """Write every page with cells as a notebook into a built site."""
     for name, file in pages().items():
         place = site / f"{name}.ipynb"
         place.write_text(notebook(file.read_text(encoding="utf-8"), outputs[name]), "utf-8")

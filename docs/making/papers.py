@@ -1,21 +1,28 @@
-"""A page for each paper: its claims, our results, and what shows them.
+"""Pages of papers: each lists the claims of a paper, our results, and the evidence.
 
 A claim of a paper has one of these verdicts:
 
-    holds                    it is mathematics, and a test or suite shows it; or a suite shows it in
-                             the paper's own setting (same data, model and scale)
-    refuted                  the same, and the result contradicts it
-    holds in our setting     a suite with other data or another model, or at a smaller scale, finds
-                             the same
-    refuted in our setting   such a suite finds something else
-    inconclusive             a suite measured it, and its intervals allow both
-    not tested here          nothing here tests it
+    holds                    It is mathematics, and a test or suite shows it. Or a suite shows it in
+                             the paper's own setting (same data, model and scale).
+    refuted                  As for `holds`, but the result contradicts the claim.
+    holds in our setting     A suite with other data, another model or a smaller scale finds the
+                             same.
+    refuted in our setting   A suite with other data, another model or a smaller scale finds
+                             something else.
+    inconclusive             A suite measured it, and its intervals allow both.
+    not tested here          No test and no suite covers it.
 
-Its `basis` is mathematics, the paper's setting, substitute (other data or another model) or reduced
-(a smaller scale). `paper` and `here` say both settings. `claim` are fragments of the sentences of
-its suite's claims that it stands on: all of the suite if it names none. Those with a fragment of
-`against` contradict it where they hold. What is `beyond` a paper is no claim of it, and is not
-counted as one.
+A claim in a paper's TOML file has these keys:
+
+- `basis` is "mathematics", "the paper's setting", "substitute" (other data or another model) or
+  "reduced" (a smaller scale).
+- `paper` and `here` describe the two settings.
+- `claim` lists fragments of sentences. The verdict uses the claims of the suite whose sentence
+  contains one of them. Without this key, it uses all claims of the suite.
+- `against` lists fragments, too. Claims of the suite with one of them contradict the claim of the
+  paper if they hold.
+
+Entries in `beyond` are results that the paper does not claim. They are not counted as claims.
 """
 
 import tomllib
@@ -38,7 +45,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "papers"
 Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
 HOLDS_IN_OURS, REFUTED_IN_OURS = f"{HOLDS} in our setting", f"{REFUTED} in our setting"
-OF_PAPERS = {  # each with its meaning
+OF_PAPERS = {  # verdict -> meaning
     HOLDS: "It is mathematics, and a test or a suite shows it. Or a suite shows it with the "
     "paper's own data, model and scale.",
     REFUTED: "The same, and the result contradicts the claim.",
@@ -55,40 +62,40 @@ WORDS = (*OF_PAPERS,)
 
 
 def legend(kind: str) -> str:
-    """The verdicts with their meanings, as Markdown: those on claims of papers, or of suites."""
+    """Return a table of verdicts and meanings, for claims of papers or of suites (`kind`)."""
     meanings: Mapping[str, str] = {"papers": OF_PAPERS, "suites": MEANINGS}[kind]
     return table(("verdict", "meaning"), [[f"**{word}**", said] for word, said in meanings.items()])
 
 
 def read(number: str) -> dict[str, Any]:
-    """A paper's short name, title, identifier, suites and claims."""
+    """Read a paper's short name, title, identifier, suites and claims."""
     return tomllib.loads((FOLDER / f"{number}.toml").read_text(encoding="utf-8"))
 
 
 def known() -> list[str]:
-    """Their numbers."""
+    """Return the numbers of all papers."""
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
 def index() -> str:
-    """The papers by their numbers."""
+    """Return a table of the papers, sorted by number."""
     rows = [[f"[{named(number)}]({number}.md)", titled(read(number))] for number in known()]
     return table(("short name", "paper"), rows)
 
 
 def named(number: str) -> str:
-    """A paper's short name with its number: `DP-Muon (000)`."""
+    """Return a paper's short name with its number: `DP-Muon (000)`."""
     return f"{read(number)['name']} ({number})"
 
 
 def titled(paper: Mapping[str, Any]) -> str:
-    """A paper's title, with its identifier where its text names one."""
+    """Return a paper's title, with its identifier if its file contains one."""
     named = f" ({paper['identifier']})" if "identifier" in paper else ""
     return f"{paper['title']}{named}"
 
 
 def page(number: str) -> str:
-    """A table of the paper's claims, what shows each, and what its suites come to, as Markdown."""
+    """Return a paper's page as Markdown: claims with evidence, and the results of its suites."""
     held = read(number)
     words = [verdict(one) for one in held["claims"]]
     rows = [[one["where"], one["printed"], one["ours"], f"**{word}**", evidence(one)]
@@ -121,7 +128,10 @@ def page(number: str) -> str:
 
 
 def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """One of `OF_PAPERS`: what the suite that is kept at full scale, or else a test, shows."""
+    """Return the verdict on a claim of a paper, one of `OF_PAPERS`.
+
+    It comes from the stored result of the suite at full scale, or otherwise from a test.
+    """
     own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
     if claim.get("refuted"):
         return REFUTED
@@ -137,13 +147,13 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 
 def together(words: Sequence[str]) -> str:
-    """The verdict on several claims that stand for one: it holds if all hold."""
+    """Combine the verdicts on several claims into one. It is `holds` if all hold."""
     order = (REFUTED, INCONCLUSIVE, UNTESTED)
     return next((one for one in order if one in words), HOLDS)
 
 
 def evidence(claim: Claim) -> str:
-    """What a claim's verdict rests on: both settings, the suite and the test."""
+    """Return the evidence for a claim's verdict: both settings, the suite and the test."""
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
     parts = [claim["basis"], *(f"{word}: {claim[key]}" for key, word in said.items()
                                if key in claim)]  # fmt: skip
@@ -155,7 +165,7 @@ def evidence(claim: Claim) -> str:
 
 
 def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """The verdicts that are kept, or how to have them; and whether a test shows it."""
+    """Return the stored verdicts, or the command to get them, and whether there is a test."""
     parts = ["tested"] if "test" in claim else []
     if name := claim.get("suite"):
         parts.insert(0, verdicts(name, claim, results.read(name, folder)))
@@ -163,7 +173,7 @@ def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 
 def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
-    """Counts by verdict of the suite's claims that it stands on, or that are against it."""
+    """Return the number of each verdict among the suite's claims that are evidence for a claim."""
     if kept is None:
         return f"no stored result; run `fedmuon suite {name}`"
     words = judged(claim, kept)
@@ -172,7 +182,7 @@ def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
 
 
 def counted(words: Iterable[str]) -> str:
-    """`**12** hold, **1** refuted`, in the order of `WORDS`."""
+    """Return a text such as `**12** hold, **1** refuted`, in the order of `WORDS`."""
     found = Counter(words)
     many = {one: one.replace(HOLDS, "hold") for one in WORDS}
     return ", ".join(f"**{found[one]}** {many[one] if found[one] > 1 else one}"
@@ -180,12 +190,15 @@ def counted(words: Iterable[str]) -> str:
 
 
 def scale(kept: Kept) -> str:
-    """What a verdict of a smaller scale says of itself; nothing at full scale."""
+    """Return a note on the scale of a result, or "" at full scale."""
     return "" if kept["scale"] == "full" else f" at {kept['scale']} scale"
 
 
 def judged(claim: Claim, kept: Kept) -> list[str]:
-    """What the kept claims that it stands on come to for it; those against it are turned round."""
+    """Return the stored verdicts that are evidence for a claim of a paper.
+
+    Verdicts on claims in `against` are reversed.
+    """
     turned = {HOLDS: REFUTED, REFUTED: HOLDS}
     against = matching(claim.get("against", []), kept)
     own = claim.get("claim", [] if against else [""])
@@ -194,7 +207,11 @@ def judged(claim: Claim, kept: Kept) -> list[str]:
 
 
 def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
-    """The kept claims whose sentence has one of the fragments, each of which some has."""
+    """Return the stored claims whose sentence contains one of the fragments.
+
+    Raises:
+        ValueError: If no stored claim contains one of the fragments.
+    """
     named = [fragments] if isinstance(fragments, str) else fragments
     if lost := [one for one in named if not any(one in held["claim"] for held in kept["claims"])]:
         raise ValueError(f"no claim that is kept says {lost[0]!r}")
@@ -202,7 +219,7 @@ def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
 
 
 def suite(name: str) -> str:
-    """A suite's title and note, and its verdicts or how to have them."""
+    """Return a suite's title, note and verdicts, or the command to get the verdicts."""
     about, kept = contents.read(name), results.read(name)
     parts = [f"### `{name}`: {about['title']}", str(about.get("note", ""))]
     if kept is None:
@@ -214,7 +231,7 @@ def suite(name: str) -> str:
 
 
 def circumstances(kept: Kept) -> str:
-    """What was run where, and how to run it again."""
+    """Return a text on scale, data, machine and time of a result, with the command to rerun it."""
     machine = ", ".join(f"{name} {one}" for name, one in kept.get("machine", {}).items())
     on = f" on {kept['data']}" if kept["data"] else ""
     commit = f", commit {kept['commit'][:8]}" if kept.get("commit") else ""
@@ -231,7 +248,7 @@ def circumstances(kept: Kept) -> str:
 
 
 def gallery() -> str:
-    """All suites that are shipped: which papers they are of, and what they came to."""
+    """Return a table of all shipped suites with their papers and verdicts."""
     of = {number: read(number)["suites"] for number in known()}
     rows = []
     for name in sorted(contents.shipped()):
@@ -242,11 +259,11 @@ def gallery() -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
+    """Return a table as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
 def cell(text: str) -> str:
-    """Text that stays within its cell."""
+    """Escape text so that it stays within its table cell."""
     return " ".join(text.replace("|", "\\|").split())

@@ -1,13 +1,14 @@
-"""`make results`: every suite that is shipped, at full size, one after the other, cheapest first.
+"""`make results`: run every shipped suite at full size, one after the other, cheapest first.
 
-python -m docs.making.regenerate --list               what is kept, and how long each took
-python -m docs.making.regenerate --only dp-bias A1    those alone
-python -m docs.making.regenerate --budget 600         stops after so many seconds
-python -m docs.making.regenerate --jobs 16            cells of all suites, 16 at a time
+python -m docs.making.regenerate --list               list stored results with their seconds
+python -m docs.making.regenerate --only dp-bias A1    run only these suites
+python -m docs.making.regenerate --budget 600         stop after this number of seconds
+python -m docs.making.regenerate --jobs 16            run cells of all suites, 16 at a time
 
-What was computed stays in runs/results/SOURCES/SUITE, from where the next call goes on. SOURCES is
-a digest of the files that compute, so that no result is of two states of them, nor taken from a run
-of others; a suite is done when what is kept of it names the same.
+Computed cells are saved in runs/results/SOURCES/SUITE, and the next call resumes from them. SOURCES
+is a digest of the source files that compute results. So a result never mixes two versions of these
+files and never uses cells of another version. A suite is done if its stored result has the current
+digest.
 """
 
 import argparse
@@ -39,14 +40,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs", "results")
 COMPUTE = ("fedmuon", "analysis/theory", "experiments/stability", "experiments/suites",
            "experiments/studies")  # fmt: skip
-TELL = "_findings.py"  # of a study: what is said of rows that are computed
+TELL = "_findings.py"  # suffix of study files that only describe computed rows
 FASHION = "fashion-mnist"
-TIMED = ("batch", "ns-degree", "ns-steps", "wall-clock")  # they measure seconds: they run alone
+TIMED = ("batch", "ns-degree", "ns-steps", "wall-clock")  # suites that measure time and run alone
 
 
 @cache
 def state_of_sources(root: Path = ROOT) -> str:
-    """A digest of all files that decide what a suite computes."""
+    """Return a digest of all source files that affect the results of suites."""
     every = (file for place in COMPUTE for file in (root / place).rglob("*.*"))
     mine = sorted(
         one for one in every if one.suffix in (".py", ".toml") and not one.name.endswith(TELL)
@@ -56,7 +57,7 @@ def state_of_sources(root: Path = ROOT) -> str:
 
 
 def commit(root: Path = ROOT) -> str | None:
-    """The last commit that changed one of them; None where git knows of none."""
+    """Return the last commit that changed one of these source files, or None if it is unknown."""
     command = ["git", "-C", str(root), "log", "-1", "--format=%H", "--", *COMPUTE]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -65,27 +66,34 @@ def commit(root: Path = ROOT) -> str | None:
 
 
 def data_of(name: str) -> str | None:
-    """Fashion-MNIST where the suite names it or leaves its images open, if it is here, else the
-    bundled digits; what else it names."""
+    """Return the data set on which to run a suite.
+
+    If the suite uses Fashion-MNIST or does not fix its images, it is Fashion-MNIST if installed,
+    otherwise the bundled digits. A suite that names another data set uses this data set. None means
+    that `find` chooses.
+    """
     content = contents.read(name)
     own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS
     if own == FASHION or (own is None and of_runs):
         return FASHION if readers.found_folder(FASHION) else contents.DATA
-    return None if isinstance(own, list) else own  # of several, `find` takes the first one here
+    return None if isinstance(own, list) else own  # `find` takes the first available data set
 
 
 def work_of(name: str, scale: str = "full") -> Work:
-    """The suite on data that is here."""
+    """Return the work of a suite on available data."""
     return find(name, data_of(name), scale, {})
 
 
 def place_of(name: str, runs: Path = RUNS) -> Path:
-    """Where it runs."""
+    """Return the folder in which a suite runs."""
     return runs / state_of_sources() / name
 
 
 def state(name: str, runs: Path = RUNS, into: Path = results.FOLDER) -> str:
-    """`kept`, `kept of other sources`, or nothing; and how much of it is computed."""
+    """Return the state of a suite: `kept`, `kept of other sources` or `not kept`.
+
+    Unless the result is current, the text also states how many cells are computed.
+    """
     held = results.read(name, into)
     if held and held.get("sources") == state_of_sources():
         return "kept" if held["scale"] == "full" else f"kept at scale {held['scale']}"
@@ -95,13 +103,13 @@ def state(name: str, runs: Path = RUNS, into: Path = results.FOLDER) -> str:
 
 
 def cost(name: str, into: Path = results.FOLDER) -> float:
-    """The seconds that its cells took when it was kept; infinite if it never was."""
+    """Return the seconds of the stored result of a suite, or infinity if there is none."""
     held = results.read(name, into)
     return held["seconds"] if held else math.inf
 
 
 def listed(names: Sequence[str], runs: Path = RUNS, into: Path = results.FOLDER) -> Iterator[str]:
-    """A line a suite: its state, and its seconds when it was kept."""
+    """Yield one line per suite: its state, and the seconds of its stored result."""
     for name in names:
         took = cost(name, into)
         known = f"{took:9.0f} s" if took < math.inf else f"{'unknown':>11}"
@@ -109,7 +117,7 @@ def listed(names: Sequence[str], runs: Path = RUNS, into: Path = results.FOLDER)
 
 
 def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Path:
-    """Compute what is not yet computed of a suite, and keep what it came to."""
+    """Compute the missing cells of a suite, and store its result."""
     folder = place_of(work.request.stem, runs)
     begun = (folder / "suite.lock").exists()
     with Progress(console, work.counted, lines=True) as progress:
@@ -119,7 +127,7 @@ def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Pa
 
 @dataclass(frozen=True)
 class Part:
-    """A cell of one of several suites; it costs its share of the seconds that its suite took."""
+    """A cell of one of several suites. Its cost is its share of the seconds of its suite."""
 
     cell: Cell
     suite: str
@@ -127,34 +135,34 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The suite's name and the cell's."""
+        """Names of the suite and the cell."""
         return f"{self.suite}/{self.cell.name}"
 
     @property
     def size(self) -> int:
-        """Its weight among all."""
+        """Weight of the cell among all cells."""
         return round(self.cost)
 
     def compute(self) -> Record:
-        """The record of the cell, with its seconds."""
+        """Compute the cell, and return its record with its seconds."""
         return suite.timed(self.cell)
 
 
 def together(
     names: Sequence[str], jobs: int, runs: Path = RUNS, into: Path = results.FOLDER
 ) -> None:
-    """Compute what all these suites lack in `jobs` processes; the longest cells begin first.
+    """Compute the missing cells of all these suites in `jobs` processes, longest cells first.
 
-    Each cell is saved in its suite's folder as soon as it is computed: `regenerate` needs only to
-    write the tables. A suite that was never kept counts as long as the longest that was. One that
-    is refused, as its data are not here, is left out.
+    Each cell is saved in the folder of its suite as soon as it is computed, so `regenerate` only
+    has to write the tables. A suite without a stored result counts as long as the longest suite
+    with one. Suites whose data are not installed are left out.
     """
     with Workers(jobs) as workers, ExitStack() as held:
         suites: dict[str, Opened] = {}
         for name in names:
             folder = place_of(name, runs)
             begun = (folder / "suite.lock").exists()
-            with suppress(InputError):  # `one_by_one` says why
+            with suppress(InputError):  # `one_by_one` reports the reason
                 suites[name] = held.enter_context(suite.opened(work_of(name), folder, begun))
         longest = max([one for name in suites if (one := cost(name, into)) < math.inf], default=1.0)
         parts = []
@@ -171,12 +179,12 @@ def together(
 
 
 def stop(*_: object) -> NoReturn:
-    """As Ctrl-C does."""
+    """Stop the program as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Keep what is asked for; 1 if a suite was refused, 130 if it was stopped."""
+    """Run and store the requested suites. Return 1 if a suite was rejected, 130 if stopped."""
     parser = arguments()
     asked = parser.parse_args(words)
     if asked.jobs < 1:
@@ -201,7 +209,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def one_by_one(name: str, again: bool) -> int:
-    """Say how long a suite took, and run it unless it is kept; 1 if it is refused."""
+    """Print the state of a suite, and run it unless its result is current.
+
+    Return 1 if the suite was rejected.
+    """
     (line,) = listed([name])
     print(line, flush=True)
     if state(name) == "kept" and not again:
@@ -216,7 +227,7 @@ def one_by_one(name: str, again: bool) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="make results", description="Run suites, keep results.")
     parser.add_argument("--only", nargs="+", choices=sorted(contents.shipped()), metavar="SUITE")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="stop after so many")

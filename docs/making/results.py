@@ -1,6 +1,6 @@
-"""What is kept of suites that ran: docs/results/SUITE.json, small enough to lie in the tree.
+"""Stored results of suites: docs/results/SUITE.json, small enough for the repository.
 
-python -m docs.making.results runs/dp-bias        keeps what that folder holds
+python -m docs.making.results runs/dp-bias        stores the results in that folder
 """
 
 import io
@@ -23,26 +23,41 @@ FOLDER = Path(__file__).resolve().parent.parent / "results"
 FACTS = (
     "suite", "title", "kind", "data", "scale", "seeds", "seconds", "again", "machine", "versions",
 )  # fmt: skip
-LARGEST = 60_000  # bytes of a picture
+LARGEST = 60_000  # largest size of a stored picture, in bytes
 
 
 def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = None) -> Path:
-    """Keep the claims of a finished suite's folder, with their verdicts and circumstances, and
-    `more` that its caller knows of them; its first picture lies beside them."""
+    """Store the claims of a finished suite with their verdicts and circumstances.
+
+    The first picture of the suite is stored in the same folder.
+
+    Args:
+        folder: Folder of the finished suite.
+        into: Folder to write to.
+        more: Further entries to store.
+
+    Returns:
+        The path of the stored file.
+    """
     about, found = json.loads((folder / "suite.json").read_text(encoding="utf-8")), of_suite(folder)
     kept = {name: about[name] for name in FACTS if name in about} | dict(more or {})
     into.mkdir(exist_ok=True)
     kept["picture"] = draw(found.pictures, into / about["suite"])
     afresh = (with_command(one, about) if one.command else one for one in found.claims)
-    kept["claims"] = [one.record() for one in afresh]  # for who has not the folder
+    kept["claims"] = [one.record() for one in afresh]  # commands do not assume the folder
     file = into / f"{about['suite']}.json"
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
 
 
 def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dict[str, str] | None:
-    """Save the first picture, as lines or in few colours, wide or narrow: the first that is small
-    enough; its file, title and caption, or None."""
+    """Save the first picture in the first form that is small enough.
+
+    The forms are SVG or PNG with few colours, wide or narrow.
+
+    Returns:
+        The file name, title and caption; or None if there is no picture or all forms are too large.
+    """
     for kind in KINDS:
         stem.with_name(f"{stem.name}.{kind}").unlink(missing_ok=True)
     for one in pictures[:1]:
@@ -56,7 +71,7 @@ def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dic
 
 
 def in_few_colours(figure: Figure) -> bytes:
-    """The figure as a PNG of 48 colours, half the size of one with all."""
+    """Return the figure as a PNG with 48 colours, which halves its size."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(style.image(figure, "png"))) as every:
         every.convert("RGB").quantize(48).save(buffer, "png", optimize=True)
@@ -70,7 +85,7 @@ KINDS: dict[str, Callable[[Figure], bytes]] = {
 
 
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """The stored result of a suite, its verdicts by their present names; None if there is none."""
+    """Read the stored result of a suite, or None. Verdicts get their current names."""
     file = folder / f"{suite}.json"
     if not file.exists():
         return None

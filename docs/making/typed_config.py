@@ -1,4 +1,4 @@
-"""fedmuon/config/typed.py: the tables of a config as types, from which editors complete keys.
+"""Write fedmuon/config/typed.py: the tables of a config as types, so that editors complete keys.
 
 python -m docs.making.typed_config fedmuon/config/typed.py
 """
@@ -43,7 +43,7 @@ class Tables(TypedDict, total=False):
 
 
 def written() -> str:
-    """The file as it should be."""
+    """Return the contents of the file."""
     parts, members = [], []
     for table in TABLES_OF_A_CONFIG:
         name = f"{table.capitalize()}Keys"
@@ -57,7 +57,7 @@ def written() -> str:
 
 
 def kind(found: Any, key: str) -> str:
-    """A type as Python spells it, with the built-in names of the key."""
+    """Return a type as Python source. If the key has built-in names, they are listed first."""
     if key in NAMES:
         return f"{_literal(NAMES[key])} | str"
     if get_origin(found) is Annotated:
