@@ -155,12 +155,14 @@ def main() -> int:
         description=__doc__, epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", default=list(PARTS),
-                        help="some of the parts below; all by default")  # fmt: skip
+                        help="run only these parts; all by default")  # fmt: skip
     parser.add_argument("--quick", action="store_true",
-                        help="small sizes: whether it works; no aim is judged")  # fmt: skip
+                        help="check that it works, at small sizes; no aim is judged")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("bench"))
     parser.add_argument("--before", metavar="COMMIT", help="compare with this earlier commit")
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each tree with --before: 3")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="runs of each tree with --before; 3 by default"
+    )
     asked = parser.parse_args()
     load, begun, parts, written = page.load(), time.perf_counter(), {}, ""
     with tempfile.TemporaryDirectory(prefix="fedmuon-bench-") as folder:

@@ -195,7 +195,9 @@ def main() -> int:
     )
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[], help="recipes or maps")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of optimizers or orthogonalizers"
+    )
     asked, start, every = parser.parse_args(), perf_counter(), list[Found]()
     chosen, refused = families(asked.only)
     with shown("pairs") as (watch, begin):

@@ -153,5 +153,5 @@ class Cell:
         return inputs[row], y
 
     def admissible(self, inputs: np.ndarray) -> np.ndarray:
-        """Scale the rows to length 1. If the task is nonnegative, take absolute values first."""
+        """Scale rows to length 1. If samples must be nonnegative, take absolute values first."""
         return unit_rows(abs(inputs) if self.drawn["non-negative"] else inputs)

@@ -64,7 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("clients", 10**6), ("per-round", 10), ("rounds", 100), ("times", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--only", choices=METHODS, help="this one alone, here, as JSON")
+    parser.add_argument(
+        "--only", choices=METHODS, help="run only this method, in this process, and print JSON"
+    )
     asked = parser.parse_args()
     sizes = asked.clients, asked.per_round, asked.rounds
     if asked.only:

@@ -274,7 +274,7 @@ def main() -> None:
     """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=2)
-    parser.add_argument("--crowd", type=int, default=1_000_000, help="clients at most")
+    parser.add_argument("--crowd", type=int, default=1_000_000, help="maximum number of clients")
     asked = parser.parse_args()
     page.tell(measured(asked.pairs, asked.crowd), asked.rows)
 

@@ -138,7 +138,7 @@ def main() -> None:
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ray", action="store_true", help="also two of Ray's workers on it")
+    parser.add_argument("--ray", action="store_true", help="also run two Ray workers on the device")
     asked = parser.parse_args()
 
     def rows(folder: Path) -> Iterator[Row]:

@@ -239,15 +239,17 @@ def main() -> None:
     """Parse the arguments and run the benchmark."""
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data", help="Fashion-MNIST, or synthetic where that is not installed")
+    parser.add_argument("--data", help="default: Fashion-MNIST if installed, otherwise synthetic")
     parser.add_argument("--suites", nargs="*", default=["A1", "A2", "A3"])
     parser.add_argument("--census", type=int, default=0)
     parser.add_argument("--flower", action="store_true")
     parser.add_argument("--before", nargs="?", const=BEFORE, metavar="COMMIT")
-    parser.add_argument("--seeds", type=int, default=0, help="of a suite, at most; 0: all")
-    parser.add_argument("--train", type=int, default=0, help="samples at most; 0: all")
+    parser.add_argument(
+        "--seeds", type=int, default=0, help="maximum number of seeds of a suite; 0: all"
+    )
+    parser.add_argument("--train", type=int, default=0, help="maximum number of samples; 0: all")
     parser.add_argument("--scaling", action="store_true")
-    parser.add_argument("--turns", type=int, default=1, help="of --scaling")
+    parser.add_argument("--turns", type=int, default=1, help="number of turns of --scaling")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         page.tell(measured(asked, Path(place)), asked.rows)

@@ -184,7 +184,7 @@ def main() -> None:
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--shapes", nargs="*")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds for each shape")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds per shape")
     parser.add_argument("--side", type=int, default=2048)
     asked = parser.parse_args()
     default = SHAPES + MANY * (asked.device == "cuda")

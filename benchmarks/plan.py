@@ -204,9 +204,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tries", type=int, default=4,
-                        help="pairs at most, until nobody disturbs one; 4 by default")  # fmt: skip
+                        help="maximum number of tries (stops after a quiet one); default 4")  # fmt: skip
     parser.add_argument("--only", choices=CONFIGS, action="append",
-                        help="one of the six above; may be repeated")  # fmt: skip
+                        help="run only this config; may be repeated")  # fmt: skip
     asked = parser.parse_args()
     print(processor())
     print(f"{'config':8} {'figure':12} {'predicted':>12} {'measured':>12}  measured / predicted")

@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SETUPS, default=list(SETUPS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=1)
-    parser.add_argument("--small", action="store_true", help="two clients, two steps")
+    parser.add_argument("--small", action="store_true", help="only two clients and two steps")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("files", nargs="*", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -107,11 +107,13 @@ def main() -> None:
     parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sides", nargs="*", type=int, default=[2048, 4096])
-    parser.add_argument("--exact", type=int, default=1024, help="0 leaves the exact factor out")
+    parser.add_argument(
+        "--exact", type=int, default=1024, help="size of the matrix for the exact factor; 0: none"
+    )
     parser.add_argument("--rank", type=int, default=254)
     parser.add_argument("--power", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each size")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds per size")
     asked = parser.parse_args()
     page.tell(measured(asked), asked.rows)
 

@@ -230,10 +230,16 @@ def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="make results", description="Run suites, keep results.")
     parser.add_argument("--only", nargs="+", choices=sorted(contents.shipped()), metavar="SUITE")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="stop after so many")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, of all suites")
-    parser.add_argument("--list", action="store_true", help="say what is kept, and its seconds")
-    parser.add_argument("--again", action="store_true", help="also what is kept of these sources")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="stop after this many seconds"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of cells that run in parallel")
+    parser.add_argument(
+        "--list", action="store_true", help="list stored results with their seconds"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also rerun suites whose results are current"
+    )
     return parser
 
 
