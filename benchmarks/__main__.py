@@ -45,23 +45,23 @@ class Part:
 
 
 PARTS = {
-    "rounds": Part("rounds of FedMuon beside pfl-research, BlazeFL and Flower",
+    "rounds": Part("FedMuon rounds, with pfl-research, BlazeFL and Flower",
                    "--pairs 2", "--pairs 1 --skip-flower"),
-    "ray": Part("rounds on Ray, crowds of clients, messages",
+    "ray": Part("rounds on Ray, many clients, messages",
                 "--pairs 1", "--pairs 1 --crowd 1000", "benchmarks.engine_overhead"),
-    "networks": Part("a CNN's local training", "--pairs 1", "--pairs 1 --rounds 1 --skip-flower"),
-    "published": Part("others' published set-ups, and a transformer", "", "--small"),
-    "suites": Part("suites: beside an older commit, and over Ray's workers",
+    "networks": Part("local training of a CNN", "--pairs 1", "--pairs 1 --rounds 1 --skip-flower"),
+    "published": Part("published set-ups of simulators, and a transformer", "", "--small"),
+    "suites": Part("suites, compared with an older commit, and on Ray workers",
                    "--scaling --before --suites A1 --seeds 1",
                    "--scaling --before --seeds 1 --train 1000", "benchmarks.laboratory"),
-    "optimizer": Part("a step of the optimizer beside torch.optim.Muon",
+    "optimizer": Part("an optimizer step, compared with torch.optim.Muon",
                       "--shapes 12x768x768 48x256x256 220x784x10 1x2048x2048 --budget 6",
                       "--shapes 220x784x10 --budget 1 --side 512"),
     "randomized": Part("randomized polar factors", "--sides 1024 2048 --exact 512 --budget 8",
                        "--sides 512 --exact 256 --rank 62 --budget 2"),
-    "privacy": Part("clipped gradients beside Opacus", "--pairs 1 --lot 256 --calls 3",
+    "privacy": Part("clipped gradients, compared with Opacus", "--pairs 1 --lot 256 --calls 3",
                     "--pairs 1 --lot 64 --calls 3 --models mlp"),
-    "deployment": Part("what a round of a deployment costs", "--rounds 2", "--rounds 1"),
+    "deployment": Part("costs of a deployment round", "--rounds 2", "--rounds 1"),
 }  # fmt: skip
 
 

@@ -22,13 +22,13 @@ from benchmarks.page import Row
 
 LOOK = 0.05  # seconds between samples
 KINDS = {  # part of the command line -> purpose of the process
-    "superlink_auth.py superlink": "SuperLink: keeps the messages",
-    "flower-supernode": "SuperNode, one a client: asks the SuperLink for messages",
-    "superlink_auth.py superexec": "SuperExec, one a node and one for the server: starts processes",
-    "flwr-serverapp": "the server: loads torch, averages",
-    "flwr-clientapp": "one message to one client: who it is, or a round of training",
-    "flwr run": "submits the app, and streams what the server says",
-    "fedmuon": "the command",
+    "superlink_auth.py superlink": "SuperLink: stores the messages",
+    "flower-supernode": "SuperNode, one per client: polls the SuperLink for messages",
+    "superlink_auth.py superexec": "SuperExec, one per node and for the server: starts processes",
+    "flwr-serverapp": "the server: loads torch and averages",
+    "flwr-clientapp": "one message to one client: its identity, or a round of training",
+    "flwr run": "submits the app, and streams the server's output",
+    "fedmuon": "the `fedmuon` command",
 }
 
 

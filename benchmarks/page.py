@@ -18,7 +18,7 @@ from fedmuon.runs.provenance import commit, machine, versions
 WIDTH = 80
 TITLES = ("figure", "ours", "peer", "ratio", "aim", "of the best")
 COLUMNS = (31, 8, 8, 8, 8, 12)  # widths in characters; a space separates the columns
-OF_THE_BEST = "of the best: arithmetic a second, as a part of this machine's fastest matrix product"
+OF_THE_BEST = "of the best: our arithmetic rate as a share of this machine's fastest matrix product"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; width: 100% }

@@ -204,7 +204,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tries", type=int, default=4,
-                        help="maximum number of tries (stops after a quiet one); default 4")  # fmt: skip
+                        help="maximum number of tries; 4 by default")  # fmt: skip
     parser.add_argument("--only", choices=CONFIGS, action="append",
                         help="run only this config; may be repeated")  # fmt: skip
     asked = parser.parse_args()
