@@ -98,7 +98,7 @@ def method(name: str) -> str:
 def in_python(name: str) -> str:
     """Return how to use the method in Python."""
     if name in PRIVATE:
-        return "by its name in a config; `fedmuon.optim.DPMuon` in a loop of your own"
+        return "by its name in a config; in your own training loop, `fedmuon.optim.DPMuon`"
     return f"`fedmuon.recipes.{name.replace('-', '_')}`"
 
 
@@ -119,7 +119,7 @@ def key_table(name: str) -> str:
     also = "It also reads `local.steps`, `local.batch` and `local.schedule`, as all methods do"
     also += ", and the table `[orthogonalizer]`" * muon + ", and `[privacy]`" * (name in PRIVATE)
     said = table(("key", "default", "what it is"), rows)
-    return f"{said}\n\n{also}. [The config page](../../config.md) has all values and conditions."
+    return f"{said}\n\n{also}. [The config page](../../config.md) lists all values and conditions."
 
 
 def certificate(name: str) -> str:
@@ -132,8 +132,8 @@ def certificate(name: str) -> str:
     if name in MAPLESS:
         return "yes: [stability](../../concepts/stability.md), with L = 1"
     if name in PRIVATE:
-        return "none: clipping and random lots are not part of the theory"
-    return "none is known; neighbours can be measured"
+        return "none: the theory does not cover clipping and random lots"
+    return "none is known, but you can measure neighbours"
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
@@ -161,13 +161,15 @@ def listed(names: tuple[str, ...]) -> str:
 def private_use(name: str, recipe: Recipe) -> str:
     """Return the privacy unit that the method can protect, or the reason why there is none."""
     if name in PRIVATE:
-        return "examples: each step releases clipped sums with noise"
+        return "examples: each step releases a clipped sum with noise"
     if recipe.keeps_states:
-        return "no: no ledger counts the states that stay with a client and depend on its data"
+        return (
+            "no: clients store states that depend on their data, and no ledger counts these states"
+        )
     if recipe.codecs:
-        return "no: no account covers what compression does to a clipped update"
+        return "no: no accountant covers the effect of compression on a clipped update"
     if recipe.client:
-        return "no: clients return something that no clipping bounds"
+        return "no: clients return results that clipping does not bound"
     return 'clients: with `privacy.level = "client"`'
 
 

@@ -120,8 +120,8 @@ def page(number: str) -> str:
             "\n".join(proofs),
             "## Suites",
             "The verdicts above are about the paper. A verdict below is about the sentence beside "
-            "it, on the suite's own data, model and scale. A suite can hold where it shows that "
-            "the paper is wrong.",
+            "it, on the suite's own data, model and scale. If a suite shows that a paper is wrong, "
+            "the verdict on the suite's own claim can be `holds`.",
             *(suite(name) for name in held["suites"]),
         ]
     )
