@@ -1,13 +1,14 @@
 """Every config key, declared once: type, limits, default, description, and when it has an effect.
 
-The file has three parts. The first defines what a key is and the conditions under which keys have
-an effect. The second has the tables of keys. The third tells which keys of a config have an effect,
-and writes the error for one that has none. A setting without effect misleads, for example
-`epsilon = 8` with an optimizer without privacy. So a config that changes one is rejected.
+The file has three parts. The first defines what a key is, and the conditions under which keys have
+an effect. The second defines the tables of keys. The third finds the keys that have an effect in a
+config, and writes the error for a key that has none. A config that changes a key without effect is
+rejected, because the setting would mislead, for example `epsilon = 8` with an optimizer without
+privacy.
 
 The checks of a config, `fedmuon config explain`, completion, the reference page and Flower's table
-are all derived from these tables. Values are scalars, because Flower's run config has no lists. A
-coefficient schedule is therefore given by its name.
+are all derived from these tables. Values are scalars, because Flower's run config cannot contain
+lists. Therefore a config names a schedule of coefficients and does not list its numbers.
 """
 
 import math
@@ -24,11 +25,11 @@ from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Scalar, Table, attribute
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
 
-Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
+Config = Any  # a `fedmuon.config.load.Config`, whose module imports this one
 
-# What a key is: its values, its declaration, and a condition under which it has an effect
+# The types of values, the declaration of a key, and the condition under which a key has an effect
 
-# The limits keep sizes within the integers of libraries, and the squares of reals within float32.
+# With these limits, sizes fit the integers of libraries, and squares of floats fit float32.
 SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
 Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -43,7 +44,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _named(key: str) -> Callable[[str], str]:
-    """Accept a built-in name of the key, or the name of a custom object."""
+    """Return a check that accepts the built-in names of a key, and names of custom objects."""
 
     def check(value: str) -> str:
         if value in NAMES[key] or is_own(value):
@@ -54,7 +55,7 @@ def _named(key: str) -> Callable[[str], str]:
 
 
 def _share_or_count(value: float) -> float:
-    """Accept a share below 1, or a whole number."""
+    """Accept a share below 1, or an integer."""
     if value > 1 and value != int(value):
         raise ValueError("give a share below 1, or a whole number of samples")
     return value
@@ -79,12 +80,13 @@ class ReadIf:
     """A condition under which another key has an effect.
 
     Attributes:
-        key: The key `table.key` that decides.
-        holds: The accepted names, or a function that tells whether a value is accepted. A custom
-            object is always accepted, because its keys are known only when it is created.
-        readers: What uses the other key; follows "only" in an error.
-        fix: What to do; follows "so" in an error. By default: set `key` to one of the names.
-        unless: An alternative condition.
+        key: The key `table.key` whose value decides.
+        holds: The accepted names, or a function that returns whether a value is accepted. With
+            names, a custom object is accepted, too, because the keys that it uses are known only
+            when it is created.
+        readers: The users of the other key, with a verb. The words follow "only" in an error.
+        fix: The advice, which follows "so" in an error. By default: set `key` to one of the names.
+        unless: An alternative: the condition is also met if `unless` is met.
     """
 
     key: str
@@ -94,7 +96,7 @@ class ReadIf:
     unless: "ReadIf | None" = None
 
     def met(self, config: Config) -> bool:
-        """Whether the config fulfils it."""
+        """Return whether the config meets the condition."""
         value = value_of(config, self.key)
         if self.holds(value) if callable(self.holds) else value in self.holds or is_own(value):
             return True
@@ -112,12 +114,12 @@ def key(
     """Declare a key.
 
     Args:
-        default: Its default.
-        what: Its description.
-        read_if: The condition, or all conditions, under which the key has an effect. The conditions
-            of a key that one of them names come before it.
-        values: Its possible values in words, if its type does not tell them.
-        symbol: Its symbol in the papers.
+        default: The default value.
+        what: The description.
+        read_if: The condition, or all conditions, under which the key has an effect. If a condition
+            depends on a second key, the conditions of the second key come first.
+        values: The possible values in words, if the type does not define them.
+        symbol: The symbol of the key in the papers.
     """
     needs = (read_if,) if isinstance(read_if, ReadIf) else read_if
     extra: Any = {"read_if": needs, "values": values, "symbol": symbol}
@@ -125,7 +127,7 @@ def key(
 
 
 def value_of(config: Config, name: str) -> Any:
-    """The value of `table.key`."""
+    """Return the value of `table.key`."""
     table, _, spelled = name.partition(".")
     held = getattr(config, table)
     return getattr(held, attribute(type(held), spelled))
@@ -264,7 +266,8 @@ PRIVATE_RUN = replace(
     fix="choose an optimizer dp-... or disk-..., or set [privacy] level = 'client'",
     unless=CLIENT_LEVEL,
 )
-READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)  # as the first condition of a key
+# A key whose first condition is one of these has an effect at level client.
+READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)
 WITHOUT_PRIVACY = (
     ReadIf(
         "local.recipe",
@@ -359,7 +362,7 @@ DRAWN_NEIGHBOURS = ReadIf(
 
 # [compression]
 def _compressed_by(names: tuple[str, ...]) -> ReadIf:
-    """That messages in one of the directions are compressed like this."""
+    """Return the condition that the uplink or the downlink uses one of these compressors."""
     words = f"{', '.join(names)} read" + "s" * (len(names) == 1)
     down = ReadIf("compression.downlink", names, words)
     return ReadIf("compression.uplink", names, words, unless=down)
@@ -395,33 +398,34 @@ class Data(Table):
     test: Samples = key(1000, "Number of held-out samples for test loss and accuracy.")
     validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
         0.0,
-        "Held-out samples for choosing settings: a share of `train`, or a number. 0 holds out "
-        "none.",
-        values="a share below 1, or a whole number",
+        "Held-out samples for choosing settings: a share of `train`, or a number of samples. 0 "
+        "holds out none.",
+        values="a share below 1, or an integer",
     )
     client_test: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Share of each client's samples that is held out. They test the final model per client. "
-        "Every client with at least two samples holds out at least one; 0 holds out none.",
+        "Share of each client's samples that is held out to test the final model per client. A "
+        "client with at least two samples holds out at least one. 0 holds out none.",
     )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "Concentration of the Dirichlet distribution of labels over clients. Small values give "
-        "uneven labels; inf gives even labels.",
+        "Concentration of the Dirichlet distribution over clients, of labels (dirichlet) or of "
+        "sizes (quantity). Small values give uneven shares; inf gives even shares.",
         read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
     minimum: Samples = key(
         10,
-        "Minimum number of samples per client. The partitions dirichlet and quantity fill small "
-        "clients up from the largest; other partitions that give fewer raise an error. The "
-        "minimum is lowered for small data sets of your own.",
+        "Minimum number of samples per client. The partitions dirichlet and quantity move samples "
+        "from the largest clients to clients below the minimum. With other partitions, a client "
+        "below the minimum raises an error. The minimum is lowered for small data sets of your "
+        "own.",
     )
     center: Literal["none", "public"] = key(
         "none",
-        "What is subtracted from each sample before it is scaled: nothing, or the mean of "
-        "public samples. The public samples are the last ones of the source's own test part; "
-        "they are used for neither training nor testing.",
+        "Vector that is subtracted from each sample before scaling. none: no vector. public: the "
+        "mean of public samples, which are the last samples of the source's official test part. "
+        "They are used for neither training nor testing.",
     )
     center_samples: Samples = key(
         5000, "Number of public samples whose mean is subtracted.", read_if=PUBLIC_CENTER
@@ -434,15 +438,15 @@ class Data(Table):
     )
     folder: Text = key(
         "",
-        "Folder with the files of the source, if not the usual one. For npz, csv and parquet: "
-        "the file.",
+        "Folder with the files of the source, if it is not the usual folder. For npz, csv and "
+        "parquet, the path of the file.",
         read_if=FILE_SOURCE,
         values="a path",
     )
     target: Text = key(
         "",
-        "Column of the labels in a table passed from Python, or their entry in dict items. If "
-        "empty, a usual name such as label is looked up in dicts.",
+        "Column of the labels in a table that you pass in Python, or key of the label in items "
+        "that are dicts. If empty, usual keys such as label are tried in dicts.",
         read_if=OWN_SOURCE,
         values="a name",
     )
@@ -455,8 +459,8 @@ class Data(Table):
     )
     pad_token: bool = key(
         False,
-        "Fill windows up with an additional token [PAD] instead of END. With `task.weights`, "
-        "its embedding starts at the mean of the others (DP-Muon, Appendix D).",
+        "Pad text windows with an additional token [PAD] instead of END. With `task.weights`, "
+        "the embedding of [PAD] starts at the mean of all other embeddings (DP-Muon, Appendix D).",
         read_if=TABLE_SOURCE,
     )
     dimension: Samples = key(
@@ -482,16 +486,16 @@ class Federation(Table):
     )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, the number of clients in each round, drawn anew every round. With fewer than 5 "
-        "clients, the default is all of them.",
+        "K, the number of clients in each round, drawn anew every round. If there are fewer than "
+        "5 clients, the default is all clients.",
         values="1 to `clients`",
         symbol="K",
     )
     rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, the number of rounds.", symbol="R")
     risk_weights: Literal["size", "uniform"] = key(
         "size",
-        "Weights p_i of the clients in the reported and bounded training loss: size is n_i / n, "
-        "uniform is 1 / N. They do not change the server's average (see `aggregate`).",
+        "Weights p_i of the clients in the training loss that is reported and bounded. size: n_i "
+        "/ n. uniform: 1 / N. The weights do not change the server's average (see `aggregate`).",
     )
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
@@ -514,11 +518,11 @@ class TaskTable(Table):
         "proved, or a network with cross-entropy.",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
-        "cnn", "Network.", read_if=OUR_NETWORKS
+        "cnn", "Architecture of the network.", read_if=OUR_NETWORKS
     )
     width: Count = key(
         128,
-        "Length of the decoder's vectors.",
+        "Width of the decoder: the length of its hidden vectors.",
         read_if=DECODER_TASK,
         values="a multiple of `heads`",
     )
@@ -533,15 +537,15 @@ class TaskTable(Table):
     )
     weights: Text = key(
         "",
-        "Initial weights: a .safetensors file, or a folder of them.",
+        "Initial weights: a .safetensors file, or a folder of .safetensors files.",
         read_if=DECODER_TASK,
         values="a path",
     )
     head: Literal["tied", "untied"] = key(
         "tied",
         "Last layer of the decoder. tied: the matrix of the token embeddings, as in GPT-2. "
-        "untied: a separate parameter, which starts as a copy of that matrix if `weights` "
-        "contain none (DP-Muon, Appendix D).",
+        "untied: a separate parameter (DP-Muon, Appendix D). If `weights` do not contain it, it "
+        "starts as a copy of the token embeddings.",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
@@ -594,13 +598,14 @@ class Local(Table):
     )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant",
-        "Factor of lr in each round. heavy-tailed sets lr and momentum as in Nesterov Muon.",
+        "Schedule: the factor of lr in each round. heavy-tailed sets lr and momentum as in "
+        "Nesterov Muon.",
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
         "Tail index α of the gradient noise in Nesterov Muon. 0 means that it is unknown.",
         read_if=HEAVY_TAILED,
-        values="0, or above 1 to 2",
+        values="0, or above 1 up to 2",
     )
     alignment: Share = key(
         0.5,
@@ -628,14 +633,15 @@ class Local(Table):
     )
     proximal: Amount = key(
         0.01,
-        "μ of FedProx: each step also moves by −lr · μ (x − X), towards the received model X.",
+        "μ of FedProx: each step also moves the local model x by −lr · μ (x − X), towards the "
+        "received model X.",
         read_if=FEDPROX,
         symbol="μ",
     )
     personal: Text = key(
         "",
-        "Parameters that never leave a client: patterns of their names such as `head.*`, "
-        "separated by commas. `routes.txt` lists the names.",
+        "Names of the parameters that never leave a client. Patterns such as `head.*` are "
+        "allowed; separate them by commas. The file `routes.txt` of a run lists all names.",
         read_if=FEDPER,
         values="patterns with * and ?",
     )
@@ -648,48 +654,48 @@ class Local(Table):
     )
     personal_weight: Amount = key(
         0.1,
-        "λ of Ditto: each step of a client's own model v also moves by −lr · λ (v − X). 0 "
-        "trains it on the client's data only.",
+        "λ of Ditto: each step also moves a client's own model v by −lr · λ (v − X), towards the "
+        "server's model X. 0 trains v on the client's data only.",
         read_if=DITTO,
         symbol="λ",
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
         "Parameters of a network that are orthogonalized. hidden: all matrices except the first "
-        "and last layer, embeddings and norms (the largest matrix, if none is left). "
-        "all-matrices: every matrix. `routes.txt` lists them.",
+        "and last layer, embeddings and norms; if none is left, the largest matrix. "
+        "all-matrices: every matrix. The file `routes.txt` of a run lists these parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     qkv: Literal["split", "whole"] = key(
         "split",
-        "Query, key and value projections that share one parameter are orthogonalized as three "
-        "matrices (split) or as one (whole).",
+        "How query, key and value projections that share one parameter are orthogonalized: as "
+        "three matrices (split), or as one matrix (whole).",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
-        "Optimizer of all other parameters: sgd (a step −aux-lr · M) or adamw. Federated "
-        "optimizers restart AdamW in every round.",
+        "Optimizer of the parameters that are not orthogonalized: sgd (a step −aux-lr · M) or "
+        "adamw. Federated optimizers restart AdamW in every round.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
         0.0,
-        "Step size of the other parameters. 0 means 0.05 for sgd and 0.001 for adamw; the "
-        "resolved config contains the number used.",
+        "Step size of the parameters that are not orthogonalized. 0 means 0.05 for sgd and 0.001 "
+        "for adamw; the resolved config contains the number used.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
-        "Scale of an orthogonalized [m, n] step. none: 1. original: √max(1, m/n), and "
+        "Factor of an orthogonalized [m, n] step. none: 1. original: √max(1, m/n), and "
         "match-rms: 0.2 √max(m, n), as in torch.optim.Muon. scion: √(m/n). polargrad: ⟨M, "
-        "Orth(M)⟩, which is the nuclear norm of M if Orth is exact; no bound holds for it.",
+        "Orth(M)⟩, which is the nuclear norm of M if Orth is exact; no bound holds for polargrad.",
         read_if=MUON_RECIPE,
     )
     options: Options = ()
 
 
 class OrthogonalizerTable(Table):
-    """Orthogonalizer and its parameters; each orthogonalizer uses its own."""
+    """Orthogonalizer and its parameters. Each orthogonalizer uses only some of the keys."""
 
     name: Annotated[Text, AfterValidator(_named("orthogonalizer.name"))] = key(
         "smoothed-polar",
@@ -707,16 +713,16 @@ class OrthogonalizerTable(Table):
     )
     coefficients: Text = key(
         "cubic",
-        "Coefficients of the polynomials.",
+        "Name of the coefficients of the polynomial steps.",
         read_if=POLYNOMIAL_MAPS,
         values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
         "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,
-        "Safety factor: every step of the set except its last is applied to x / `safety` "
-        "instead of x, so that rounding does no harm. Polar Express uses 1.01, which "
-        "`polar-express` already contains.",
+        "Safety factor against rounding errors: every polynomial step except the last is applied "
+        "to x / `safety` instead of x. Polar Express uses 1.01, which `polar-express` already "
+        "contains.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
@@ -724,16 +730,17 @@ class OrthogonalizerTable(Table):
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "What M is divided by first. plus: ‖M‖ + ε (Stability note). max: max(‖M‖, ε) (torch). "
-        "unit: max(‖M‖, 1) (DP-Muon). aol: each row of the shorter side is divided by the root "
-        "of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon); it has no Lipschitz constant, so no bound holds.",
+        "Divisor of M before the first step. plus: ‖M‖ + ε (Stability note). max: max(‖M‖, ε) "
+        "(torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the shorter side is divided by "
+        "the root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon); it has no Lipschitz constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
-        "Precision of the matrix products of Newton–Schulz. full: that of the run. bfloat16: as "
-        "in torch.optim.Muon; faster on GPUs and on processors with AMX. Its relative error is "
-        "near 0.01, and it has no Lipschitz constant, so no bound holds.",
+        "Precision of the matrix products of Newton–Schulz. full: the precision of the run. "
+        "bfloat16: as in torch.optim.Muon; faster on GPUs and on processors with AMX. The "
+        "relative error of bfloat16 is about 0.01, and it has no Lipschitz constant, so no bound "
+        "holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
@@ -771,8 +778,8 @@ class OrthogonalizerTable(Table):
     )
     full_every: Count = key(
         5,
-        "P of MuonBP: the first step of a round and every P-th after it orthogonalize the whole "
-        "matrix.",
+        "Period P of MuonBP: the first step of a round and every P-th step after it "
+        "orthogonalize the whole matrix.",
         read_if=(MUON_RECIPE, SHARDED),
         symbol="P",
     )
@@ -780,7 +787,7 @@ class OrthogonalizerTable(Table):
 
     @property
     def polynomials(self) -> Coefficients:
-        """The coefficients with their safety factor, if it is read."""
+        """The coefficients, with their safety factor if it has an effect."""
         given = self.coefficients
         return with_safety(given, self.safety) if given in SEVERAL else given
 
@@ -790,12 +797,12 @@ class Privacy(Table):
 
     Optimizers dp-* and disk-* protect single examples within each client. Each example's gradient
     is clipped to `bound` in every matrix block (all other parameters form one block), clipped in
-    one norm (flat), or scaled to the bound (automatic). The mean of a lot, its sum over `lot`, has
-    noise of standard deviation `noise` times `bound` over `lot` in every entry. A client's sampling
-    rate is `lot` over its number of samples, or over a public `population`, or a public `rate`.
+    one norm (flat), or scaled to the bound (automatic). The mean of a lot is the sum divided by
+    `lot`. Every entry of the mean has noise of standard deviation `noise * bound / lot`. A client's
+    sampling rate is `lot / n_i`, `lot / population` with a public `population`, or a public `rate`.
 
     Level `client` protects whole clients: `bound` is then the clipping bound of a client's whole
-    update, and the sum of a round has noise of standard deviation `noise` times `bound`.
+    update, and the sum of a round has noise of standard deviation `noise * bound`.
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
@@ -807,9 +814,9 @@ class Privacy(Table):
     )
     blocks: Literal["routed", "hidden"] = key(
         "routed",
-        "Matrices that are blocks of their own; all other parameters form one block. routed: "
-        "the matrices that Muon orthogonalizes. hidden: only hidden matrices, as in DP-Muon, "
-        "Appendix D, where Muon also trains embeddings and the head.",
+        "Matrices that are clipped as separate blocks; all other parameters form one block. "
+        "routed: the matrices that Muon orthogonalizes. hidden: only hidden matrices, as in "
+        "DP-Muon, Appendix D, where Muon also trains embeddings and the head.",
         read_if=MATRIX_BLOCKS,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
@@ -821,13 +828,14 @@ class Privacy(Table):
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Share of gradients that should not be clipped. C starts at `bound` and follows this "
-        "quantile by noisy counts, which `noise` accounts for. 0 uses a fixed C.",
+        "Target share of gradients that are not clipped. C starts at `bound` and follows this "
+        "quantile by noisy counts. `noise` accounts for the counts, too. 0 uses a fixed C.",
         read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "Change of ln C for a share that is off by 1. C stays between 10⁻¹⁵ and 10¹⁵.",
+        "Change of ln C if the share of unclipped gradients differs from `quantile` by 1. C stays "
+        "between 10⁻¹⁵ and 10¹⁵.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     count_noise: Amount = key(
@@ -851,7 +859,7 @@ class Privacy(Table):
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "Target ε. It determines `noise` if that is 0; the resolved config contains the number "
+        "Target ε. It determines `noise` if `noise` is 0; the resolved config contains the number "
         "used.",
         read_if=PRIVATE_RUN,
     )
@@ -864,64 +872,65 @@ class Privacy(Table):
     )
     level: Literal["example", "client"] = key(
         "example",
-        "What is protected. example: single samples within a client. client: whole clients, for "
+        "Unit of privacy. example: single samples within a client. client: whole clients, for "
         "optimizers that average models (and momenta).",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
-        "Who adds the noise. central: the server. local: each client adds all of it. "
-        "distributed: each client adds a share, and masks that cancel let the server learn only "
-        "the sum of updates and noise. distributed needs cohorts = fixed; on ray and deployment "
-        "it also needs [faults] policy = strict and retries = 0.",
+        "Trust model, which decides who adds the noise. central: the server. local: each client "
+        "adds all of the noise. distributed: each client adds a share, and masks that cancel let "
+        "the server learn only the sum of updates and noise. distributed needs cohorts = fixed; "
+        "on ray and deployment it also needs [faults] policy = strict and retries = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Share of a cohort that is assumed to add its noise and hide it from the server. Of the "
-        "K shares of noise, H = ⌊`honest` · K⌋ count, but at least one, and ε is that of σ √(H "
-        "/ K).",
+        "Share of a cohort that is assumed to add its noise and to hide it from the server. Only "
+        "H = ⌊`honest` · K⌋ of the K noise shares count, but at least one. ε is computed with σ "
+        "√(H / K) in place of σ.",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
-        "w of a client's update (X_k − X, w (M_k − M)): how much of the bound the momenta use. "
-        "Their noise is σC / w.",
+        "Weight w of the momenta in a client's update (X_k − X, w (M_k − M)). With a larger w, "
+        "the momenta use more of the clipping bound. Their noise is σC / w.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
-        "Who takes part in a round. poisson: each client with probability per-round / clients, "
-        "which amplifies privacy and must stay secret. fixed: exactly per-round clients, which "
-        "may be public.",
+        "How the clients of a round are drawn. poisson: each client takes part with probability "
+        "per-round / clients. This amplifies privacy, but the participants must stay secret. "
+        "fixed: exactly per-round clients take part; the participants may be public.",
         read_if=CLIENT_LEVEL,
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
-        "How neighbouring data sets differ: a sample is replaced by 0, left out, or replaced by "
-        "another. add-remove needs a public `population` or `rate`, and is the default if one "
-        "is set.",
+        "How neighbouring data sets differ. zero-out: one sample is replaced by 0. add-remove: "
+        "one sample is added or left out; this needs a public `population` or `rate`, and is the "
+        "default if one of them is set. replace-one: one sample is replaced by any other.",
         read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "How samples enter lots. poisson: each at random. shuffle and cyclic: lots are cut from "
-        "an order that is drawn for each epoch (shuffle) or once (cyclic), and privacy is "
-        "accounted for without amplification.",
+        "How lots are drawn. poisson: each sample enters a lot at random. shuffle and cyclic: "
+        "lots are cut from an order that is drawn for each epoch (shuffle) or once (cyclic), and "
+        "privacy is accounted for without amplification.",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Maximum number of samples in a Poisson lot, at least `lot`. From a larger lot, this "
-        "number is kept at random, and δ counts how often this may happen. 0 sets no maximum.",
+        "Maximum number of samples in a Poisson lot, at least `lot`. A larger lot is cut to this "
+        "number at random, and δ includes the probability of a cut. 0 sets no maximum.",
         read_if=POISSON_LOTS,
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
-        "DP-FTRL: the noise of a step cancels part of the noise of earlier steps. This reduces "
-        "the noise of sums of gradients (sqrt-toeplitz and blt), or of the momentum that "
-        "dp-muon orthogonalizes (momentum and blt-momentum). blt uses a few buffers that are "
-        "optimized for the number of steps. It needs one client and one process and cannot be "
-        "resumed, because past noise is only in memory.",
+        "Correlation of the noise between steps, as in DP-FTRL: the noise of a step cancels part "
+        "of the noise of earlier steps. This reduces the noise of sums of gradients "
+        "(sqrt-toeplitz and blt), or of the momentum that dp-muon orthogonalizes (momentum and "
+        "blt-momentum). blt and blt-momentum use a few buffers that are optimized for the number "
+        "of steps. Correlated noise needs one client and one process. The run cannot be resumed, "
+        "because past noise is only in memory.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
@@ -932,8 +941,8 @@ class Privacy(Table):
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
         2,
-        "Number of buffers of correlated noise, each the size of the model. More than 3 bring "
-        "little.",
+        "Number of buffers of correlated noise, each as large as the model. More than 3 buffers "
+        "improve little.",
         read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
@@ -971,10 +980,10 @@ class Privacy(Table):
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
-        "continuous: noise in floating point. grid: exact discrete Gaussian noise on a lattice, "
-        "whose low bits reveal nothing. auto is grid for secret noise, and continuous for "
-        "repeatable noise, correlated noise and bounds that follow a quantile. Distributed "
-        "trust always uses integers.",
+        "Arithmetic of the noise. continuous: noise in floating point. grid: exact discrete "
+        "Gaussian noise on a lattice, whose low bits reveal nothing. auto is grid for secret "
+        "noise, and continuous for reproducible noise, correlated noise and bounds that follow a "
+        "quantile. Distributed trust always uses integers.",
         read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
@@ -992,12 +1001,12 @@ class Privacy(Table):
 
     @property
     def public_rate(self) -> float:
-        """The chance of every sample, whoever has how many; 0 if it is lot / n_i."""
+        """The public sampling rate of every sample; 0 if each client uses lot / n_i."""
         return self.rate or (min(1.0, self.lot / self.population) if self.population else 0.0)
 
     @property
     def public_population(self) -> float:
-        """The samples of a client as far as all may know; 0 if it is its own number."""
+        """The public number of samples per client; 0 if each client uses its own number."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
 
@@ -1015,7 +1024,7 @@ class Engine(Table):
     )
     device: Text = key(
         "auto",
-        "Device. auto is cuda if it is available, else cpu.",
+        "Device of the computation. auto is cuda if it is available, else cpu.",
         values="auto, cpu, cuda, cuda:1, …",
     )
     kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = key(
@@ -1027,7 +1036,8 @@ class Engine(Table):
     )
     cpus_per_client: Positive = key(
         1.0,
-        "CPUs of a worker, and its number of threads (at least 1). As many workers start as fit.",
+        "Number of CPUs per worker, which is also its number of threads (at least 1). As many "
+        "workers start as fit on the machines.",
         read_if=RAY_ENGINE,
     )
     gpus_per_client: Amount = key(
@@ -1044,17 +1054,17 @@ class Engine(Table):
 class Compression(Table):
     """Compression of updates and models in messages.
 
-    A client sends its update: what it returns minus what it received. `rounds.jsonl` counts the
-    bytes.
+    A client sends its update: the difference between the arrays that it returns and the arrays that
+    it received. The file `rounds.jsonl` of a run contains the number of bytes.
     """
 
     uplink: Compressor = key(
         "none",
-        "How clients compress their updates. top-k, random-k and rows send a `share` of the "
-        "entries or rows: the largest, or random ones. qsgd rounds at random to `levels`. sign "
-        "sends one bit per entry. low-rank and power send factors of `rank`, by a singular "
-        "value decomposition or by power iteration from the last message. random-k and qsgd are "
-        "unbiased.",
+        "How clients compress their updates. top-k sends a `share` of the entries, the largest; "
+        "random-k sends random entries, and rows the rows of largest norm. qsgd rounds entries at "
+        "random to `levels`. sign sends one bit per entry. low-rank and power send factors of "
+        "`rank`, by a singular value decomposition or by power iteration from the last message. "
+        "random-k and qsgd are unbiased.",
     )
     downlink: Downlink = key(
         "none",
@@ -1082,9 +1092,9 @@ class Compression(Table):
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
-        "What clients do with the compression error. none: nothing. error: add it to the next "
-        "update (EF14). ef21: send differences to an estimate that the server also stores "
-        "(EF21).",
+        "How clients correct the compression error. none: not at all. error: they add it to the "
+        "next update (EF14). ef21: they send the difference from an estimate that the server "
+        "also stores (EF21).",
         read_if=CONTRACTIVE_UPLINK,
     )
 
@@ -1099,9 +1109,11 @@ class Faults(Table):
         read_if=REMOTE_CLIENTS,
     )
     retries: Few = key(
-        2, "How often a request to a participant is repeated.", read_if=REMOTE_CLIENTS
+        2, "Maximum number of repetitions of a failed request.", read_if=REMOTE_CLIENTS
     )
-    deadline: Seconds = key(600.0, "Seconds for one attempt.", read_if=REMOTE_CLIENTS)
+    deadline: Seconds = key(
+        600.0, "Maximum seconds to wait for replies in one attempt.", read_if=REMOTE_CLIENTS
+    )
     patience: Seconds = key(
         120.0, "Seconds to wait for all nodes at the start.", read_if=REMOTE_CLIENTS
     )
@@ -1113,9 +1125,8 @@ Distribution = Literal["constant", "log-normal", "pareto", "trace"]
 class Devices(Table):
     """Simulated devices with a virtual clock.
 
-    A round takes a client latency + bytes / bandwidth-down + steps · batch · cost / speed + bytes /
-    bandwidth-up seconds. These seconds are simulated, so they are the same on every machine and
-    engine.
+    The simulated seconds of a client in a round are: latency + bytes / bandwidth-down + steps ·
+    batch · cost / speed + bytes / bandwidth-up. They are the same on every machine and engine.
     """
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
@@ -1127,8 +1138,8 @@ class Devices(Table):
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "K′, the number of clients that are asked in a round; the first `per-round` replies "
-        "count. 0 asks `per-round` clients.",
+        "K′, the number of clients that receive the model in a round; the first `per-round` "
+        "replies count. 0 means `per-round`.",
         values="0, or `per-round` to `clients`",
         read_if=DEADLINE,
     )
@@ -1193,9 +1204,9 @@ class Devices(Table):
     )
     availability: Literal["always", "bernoulli", "day-night", "trace"] = key(
         "always",
-        "Which clients can be asked in a round. always: all. bernoulli: each at random. "
-        "day-night: those whose local time is in the first part of a day. trace: those in an "
-        "interval of a file, which repeats.",
+        "Clients that can take part in a round. always: all clients. bernoulli: each client at "
+        "random. day-night: clients whose local time is in the first part of a day. trace: "
+        "clients with an interval of `availability-trace` that contains the current time.",
         read_if=CLOCK,
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
@@ -1238,7 +1249,7 @@ C_HP = ("explicit", "sharp", "variance")
 
 
 def _constant(value: float | str) -> float | str:
-    """C_hp: a number that the user answers for, or the name of a proved form."""
+    """Accept C_hp: a positive number of the user's own, or the name of a proved form."""
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
@@ -1249,42 +1260,43 @@ def _constant(value: float | str) -> float | str:
 
 
 class Stability(Table):
-    """Neighbours that `fedmuon stability` runs, and assumptions of its bound."""
+    """Neighbouring data sets of `fedmuon stability`, and assumptions of its bound."""
 
-    trials: Count = key(10, "Number of neighbours.", read_if=DRAWN_NEIGHBOURS)
+    trials: Count = key(10, "Number of neighbouring data sets.", read_if=DRAWN_NEIGHBOURS)
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "Which samples are replaced, and by what. own: at random, by a sample drawn like the "
-        "client's own. any: by a sample drawn like those of any client. worst: all samples with "
-        "up to 2,048 held-out replacements are ranked by derivatives; the `trials` worst are "
-        "run exactly, with as many random ones (`predicted.csv`). all: each sample once (the "
-        "census).",
+        "How a sample of the data is replaced. own: a random sample, by a sample drawn like the "
+        "client's own. any: a random sample, by a sample drawn like those of any client. worst: "
+        "all replacements of a sample by one of up to 2,048 held-out samples are ranked by "
+        "derivatives; training then runs on the `trials` worst and on as many random ones "
+        "(`predicted.csv`). all: each sample is replaced once (the census).",
     )
     delta: Chance = key(0.05, "δ, the probability with which the bound may fail.")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
-        "Lipschitz constant of the orthogonalizer: paper is the one printed in the Stability "
-        "note; sharp is the one proved in this package, which is never larger.",
+        "Lipschitz constant of the orthogonalizer. paper: the constant published in the Stability "
+        "note. sharp: the constant proved in this package, which is never larger.",
     )
     constants: Literal["ball", "global"] = key(
         "ball",
         "Constants of the task. ball: suprema over the ball around X⁰ that the iterates cannot "
         "leave, step by step. global: suprema over all models, as in the Stability note. Global "
-        "is always used for bounds without a run unless X⁰ = 0, and with alignment, weight "
-        "decay, a custom orthogonalizer or your own Lg.",
+        "constants are always used for bounds without a run unless X⁰ = 0, and with alignment, "
+        "weight decay, a custom orthogonalizer or your own Lg.",
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
-        "Write `realized.csv`: how far each neighbour can be from this run, computed from the "
-        "run's own gradients and curvature.",
+        "Write `realized.csv`: the maximum distance between this run and the run on each "
+        "neighbouring data set, computed from the gradients and curvature of this run.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
         "C_hp of Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
-        "With a number, H and G have δ/2 each, as printed. With variance, H uses the training "
-        "losses of the finished run in place of the range B, and has 0.9 δ while G has 0.1 δ.",
+        "With a number, H and G may each fail with probability δ/2, as published. With variance, "
+        "H uses the training losses of the finished run in place of the range B, and H and G may "
+        "fail with probability 0.9 δ and 0.1 δ.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
@@ -1295,7 +1307,7 @@ class Stability(Table):
 
 
 class Output(Table):
-    """How often a run is evaluated and saved, and what is called after a round."""
+    """How often a run is evaluated and saved, and the callback after each round."""
 
     evaluate_every: Samples = key(
         5,
@@ -1304,8 +1316,8 @@ class Output(Table):
     )
     fine_tune: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "Local steps that each client takes from the final model before it tests on its own "
-        "samples. 0 tests no fine-tuned models.",
+        "Local steps that each client takes from the final model before the fine-tuned model is "
+        "tested on the client's held-out samples. 0 tests no fine-tuned models.",
         read_if=FINE_TUNED,
     )
     checkpoint_every: Samples = key(10, "Rounds between two checkpoints.", read_if=WITHOUT_PRIVACY)
@@ -1334,12 +1346,12 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "stability": Stability,
     "output": Output,
 }
-FIELDS: dict[str, dict[str, Any]] = {  # a pydantic FieldInfo by table and key as files spell it
+FIELDS: dict[str, dict[str, Any]] = {  # table -> key, as in files -> pydantic FieldInfo
     table: {field.alias or name: field for name, field in model.model_fields.items()}
     for table, model in TABLES_OF_A_CONFIG.items()
 }
 
-# Keys that are newer than the locks of suites, in which they are left out at their defaults.
+# Keys that were added after suites got lock files. A lock omits these keys at their defaults.
 LATER = tuple(
     (table, key)
     for table, keys in {
@@ -1358,7 +1370,7 @@ LATER = tuple(
     for key in keys
 )  # fmt: skip
 
-# Key -> when it is read. Options have no declaration: the object that they are for asks for them.
+# Table -> key -> its conditions. Options have none, because the parameters of an object decide.
 NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
     table: {
         name: field.json_schema_extra["read_if"] if field.json_schema_extra else ()
@@ -1368,25 +1380,25 @@ NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
 }
 
 
-# Which keys of a config are read, and the message that rejects one that nothing reads
+# The keys that have an effect in a config, and the error for a key without effect
 
 
 def reads(config: Config, name: str) -> bool:
-    """Whether anything reads the key `table.key` under the rest of the config."""
+    """Return whether the key `table.key` has an effect in this config."""
     return _unmet(config, name) is None
 
 
 def _unmet(config: Config, name: str) -> ReadIf | None:
-    """The first condition that keeps a key from being read."""
+    """Return the first condition of a key that the config does not meet."""
     table, _, key = name.partition(".")
     if table == "task" and key != "model" and is_own(config.task.name):
-        return None  # which may ask for any
+        return None  # a custom task may use any of these keys
     return next((need for need in NEEDS[table][key] if not need.met(config)), None)
 
 
 def biased_participation(config: Config) -> bool:
-    """Whether availability, lost clients or a deadline select who takes part in a round, so that
-    it is not sampled uniformly."""
+    """Return whether availability, dropout or the mode selects participants, so that they are not
+    sampled uniformly."""
     table = config.devices
     selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)
     late = table.mode == "deadline" and (
@@ -1396,23 +1408,25 @@ def biased_participation(config: Config) -> bool:
 
 
 def is_default(name: str, value: Any) -> bool:
-    """Whether that is the default of the key `table.key`."""
+    """Return whether a value is the default of the key `table.key`."""
     table, _, key = name.partition(".")
     return value == FIELDS[table][key].default
 
 
 def unread(config: Config) -> list[str]:
-    """The keys `table.key` that differ from their defaults though nothing reads them."""
+    """Return the keys `table.key` that differ from their defaults but have no effect."""
     names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
     idle = [name for name in names if not reads(config, name)]
     changed = [name for name in idle if not is_default(name, value_of(config, name))]
-    # A public population or rate sets the adjacency: name first what was set.
+    # A public population or rate sets the adjacency, so name the adjacency last.
     return sorted(changed, key="privacy.adjacency".__eq__)
 
 
 def refusal(config: Config, name: str, value: Any = None) -> str:
-    """The message that rejects a key that nothing reads: what is set, why, and what to do. Without
-    a value, it is the config's."""
+    """Return the error for a key without effect: its value, the reason, and what to do.
+
+    If `value` is None, the error shows the config's value.
+    """
     need = _unmet(config, name)
     assert need is not None
     key, fix = need.key, need.fix
@@ -1420,7 +1434,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
         names = need.holds
         said = f"= '{names[0]}'" if len(names) == 1 else f"to one of {', '.join(names)}"
         fix = f"set {_in_file(key)} {said}"
-    if need is PRIVATE_RECIPE and config.privacy.level == "client":  # neither goes with the other
+    if need is PRIVATE_RECIPE and config.privacy.level == "client":  # they exclude each other
         key, fix = CLIENT_LEVEL.key, f"set level = 'example' and {fix}"
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
         fix += " and choose an optimizer without dp- and disk-"
@@ -1433,10 +1447,10 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 
 
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
-    """Messages on keys of built-in private recipes that are set beside a custom recipe.
+    """Yield errors for keys of built-in private recipes that are set with a custom recipe.
 
-    With `private`, the custom recipe has a mechanism, which then has these settings in itself. Only
-    delta belongs to the account.
+    If `private`, the custom recipe has a mechanism, which contains these settings. Only delta is a
+    setting of the accountant.
     """
     if private:
         why = "carries clipping, noise and lots in its mechanism"
@@ -1459,6 +1473,6 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
 
 
 def _in_file(name: str) -> str:
-    """`[table] key`, as messages and files spell `table.key`."""
+    """Format `table.key` as in messages and files: `[table] key`."""
     table, _, key = name.partition(".")
     return f"[{table}] {key}"

@@ -10,7 +10,7 @@ GLUE = ("sst-2", "mnli", "qnli", "qqp")  # a label is predicted
 TEXTS = ("pydoc", "text", *TABLES, *GLUE)
 NoiseSource = Literal["secure", "pcg64"]
 Arithmetic = Literal["auto", "continuous", "grid"]
-# Reserved names in a round's record and in a run's summary; a custom metric must have another.
+# Reserved names in a round's record and in a run's summary; custom metrics need other names.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
     "train_seconds", "seconds", "simulated_seconds", "staleness",
@@ -24,13 +24,13 @@ OF_A_RUN = (
 Sampling = Literal["poisson", "shuffle", "cyclic"]
 NoiseCorrelation = Literal["none", "sqrt-toeplitz", "momentum", "blt", "blt-momentum"]
 SPREAD = " ±"  # ends the column of a measure's standard deviation
-GIVEN = "given"  # what a caller handed over in Python
+GIVEN = "given"  # stands for an object that was passed in Python
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a name is that of a custom object.
+    """Return whether a name stands for a custom object.
 
-    Such names are `package.module:object`, `./file.py:object` and `given`.
+    The names of custom objects are `package.module:object`, `./file.py:object` and `given`.
     """
     return name == GIVEN or ":" in name
 
@@ -69,7 +69,7 @@ NAMES: dict[str, dict[str, str]] = {
         "iid": "shuffled and divided evenly",
         "shards": "sorted by label and cut, so each client has few labels (McMahan et al. 2017)",
         "quantity": "uneven sizes, from a Dirichlet distribution; labels are ignored",
-        "column": "by a column of your table that names the client",
+        "column": "by a column of your table that contains the client of each sample",
     },
     "task.name": {
         "matrix": "matrix X, scores softmax(X'u), loss 1 - p_y; all constants are proved "
@@ -82,13 +82,13 @@ NAMES: dict[str, dict[str, str]] = {
         "tanh-cnn": "convolutions of 16 and 32 channels, 32 hidden units, tanh",
         "cifarnet": "a 2 x 2 convolution and three pairs of 3 x 3 convolutions, 2M parameters",
         "wrn-16-2": "wide residual network of 16 layers, width factor 2, with GroupNorm",
-        "wrn-16-4": "the same with width factor 4",
+        "wrn-16-4": "wide residual network of 16 layers, width factor 4, with GroupNorm",
         "vit-small": "vision transformer of width 384 with 12 blocks, 21M parameters, as in DiSK",
         "gpt": "decoder with GPT-2's architecture, for text; needs the extra [lm]",
     },
     "local.recipe": {
         "fedavg": "local SGD; the server averages models",
-        "fedavgm": "local SGD; the server uses momentum",
+        "fedavgm": "local SGD; the server applies momentum to the average update",
         "local-muon": "local Muon with a new momentum in each round; the server averages models",
         "fedmuon": "local Muon; the server averages models and momenta (Stability note)",
         "fedmuon-aligned": "fedmuon with steps towards the last global direction (Stability note, "
@@ -109,7 +109,7 @@ NAMES: dict[str, dict[str, str]] = {
         "local-adamw": "local AdamW with new moments in each round; the server averages models",
         "diloco": "local AdamW; the server takes Nesterov steps (Douillard et al. 2023)",
         "sgd": "SGD with momentum that continues from round to round",
-        "normalized-sgd": "sgd with each step divided by its norm",
+        "normalized-sgd": "sgd, but each step is divided by its norm",
         "adamw": "AdamW with moments that continue from round to round",
         "muon": "Muon with momentum that continues from round to round",
         "dp-sgd": "SGD with clipped and noisy gradients",
@@ -123,16 +123,16 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "local.schedule": {
         "constant": "the same lr in every round",
-        "heavy-tailed": "lr and momentum from the number of steps and the tail of the noise "
+        "heavy-tailed": "lr and momentum computed from the number of steps and the tail index "
         "(Nesterov Muon)",
         "cosine": "decay from lr to a floor along half a cosine",
-        "step": "multiply lr by a factor every few rounds",
-        "warm-up": "rise to lr in the first rounds",
+        "step": "lr is multiplied by a factor every few rounds",
+        "warm-up": "linear increase to lr in the first rounds",
     },
     "orthogonalizer.name": {
         "smoothed-polar": "sigma / sqrt(sigma^2 + lambda); Lipschitz constant 1 / sqrt(lambda) "
         "(Stability note)",
-        "newton-schulz": "a few polynomial steps towards the polar factor (Stability note, "
+        "newton-schulz": "polynomial steps towards the polar factor (Stability note, "
         "Newton-Schulz convergence)",
         "gaussian-smoothed-sign": "polar factor of M + σ H, with one Gaussian H per call "
         "(Stability note)",
@@ -150,9 +150,9 @@ NAMES: dict[str, dict[str, str]] = {
 }
 COMPRESSORS = {  # of messages; `power` compresses only the uplink
     "none": "no compression",
-    "top-k": "the largest entries, a `share` of all",
-    "random-k": "random entries, a `share` of all, scaled to be unbiased",
-    "rows": "the rows of largest norm, a `share` of all",
+    "top-k": "the largest entries, a `share` of all entries",
+    "random-k": "random entries, a `share` of all entries, scaled to be unbiased",
+    "rows": "the rows of largest norm, a `share` of all rows",
     "qsgd": "entries rounded at random to `levels`, unbiased (Alistarh et al. 2017)",
     "sign": "one bit per entry, and a scale",
     "low-rank": "factors of `rank` by a singular value decomposition",
@@ -186,29 +186,29 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
     },
     "local.schedule": {
         "cosine": {
-            "floor": ("0.0", "share of lr at the end"),
-            "warm": ("0", "rounds in which lr rises, before the cosine"),
+            "floor": ("0.0", "lr at the end, as a share of the initial lr"),
+            "warm": ("0", "rounds in which lr increases before the cosine"),
         },
         "step": {
-            "every": ("10", "rounds between two steps"),
-            "factor": ("0.5", "factor of lr at each step"),
+            "every": ("10", "rounds between two changes of lr"),
+            "factor": ("0.5", "factor of lr at each change"),
         },
         "warm-up": {"warm": ("5", "rounds until lr is reached")},
     },
     "output.callback": {
         "early-stopping": {
-            "measure": ('"test_loss"', "measurement that is observed"),
+            "measure": ('"test_loss"', "measurement to observe"),
             "patience": ("5", "evaluations without improvement before the run stops"),
             "least": ("0.0", "smallest change that counts as an improvement"),
             "rising": ("false", "whether larger values are better"),
         },
-        "tensorboard": {"folder": ("", "output folder; required")},
+        "tensorboard": {"folder": ("", "folder for the output; required")},
         "mlflow": {
             "experiment": (
                 '"fedmuon"',
                 "name of the experiment; other options are passed to the tracker's run",
             ),
-            "uri": ("", "output: an address, or a folder"),
+            "uri": ("", "place of the output: an address, or a folder"),
         },
         "wandb": {
             "project": (
