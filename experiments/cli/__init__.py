@@ -17,7 +17,8 @@ from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.options import Command, Group
 from fedmuon.experiments.cli.output import complain
 
-# Panel of the help -> command -> its file in this folder, and its name there if that is another.
+# Panel of the help -> command -> its file in this folder, or file:name if the function has another
+# name.
 PANELS = {
     "Run": {
         "run": "runs", "sweep": "runs", "plan": "runs", "deploy-demo": "runs",
@@ -43,15 +44,18 @@ PLACES = {name: place for commands in PANELS.values() for name, place in command
 EXIT_CODES = {
     0: "success",
     1: "an unexpected error, with a traceback: please report it",
-    2: "an error that you can fix; one sentence on stderr says how",
+    2: "an error that you can fix; a message on stderr says how",
     130: "interrupted with Ctrl-C",
     143: "stopped with SIGTERM",
 }
 
 
 class Commands(Mapping[str, click.Command]):
-    """Name -> command. A command's file is imported at the first lookup, so that `fedmuon show`
-    does not load the theory."""
+    """A mapping of names to commands.
+
+    The file of a command is imported at the first lookup, so that `fedmuon show` does not load the
+    theory.
+    """
 
     def __init__(self) -> None:
         self._made: dict[str, click.Command] = {}
@@ -111,7 +115,7 @@ def main(arguments: list[str] | None = None) -> Any:
     with interruptible():
         try:
             for argument in arguments or ():
-                if "\0" in argument:  # system calls would cut it there
+                if "\0" in argument:  # system calls would cut the argument at the NUL
                     raise InputError(
                         f"the argument {argument!r} contains a NUL character: remove it"
                     )

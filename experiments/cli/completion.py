@@ -1,7 +1,7 @@
 """Values that shells complete: keys of the config, their values, names, suites and runs.
 
-A function here takes the incomplete word and returns what it can become. Imports inside functions
-load the config, which only completion of its keys and values needs.
+Each function takes an incomplete word and returns the words that complete it. Imports inside
+functions load the config, which is needed only to complete its keys and values.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ Completion = Callable[[str], list[str]]
 
 
 def among(*words: str) -> Completion:
-    """Complete one of some words."""
+    """Return a function that completes these words."""
 
     def complete(incomplete: str) -> list[str]:
         return _begun(words, incomplete)
@@ -25,7 +25,7 @@ def among(*words: str) -> Completion:
 
 
 def value_of(key: str) -> Completion:
-    """Complete a value of the config key `table.key`."""
+    """Return a function that completes the values of the config key `table.key`."""
 
     def complete(incomplete: str) -> list[str]:
         return _begun(values(key), incomplete)
@@ -34,7 +34,7 @@ def value_of(key: str) -> Completion:
 
 
 def values(key: str) -> list[str]:
-    """Return the names that a config key accepts; none for a key of another type."""
+    """Return the names that a config key accepts; empty if its values are not names."""
     from fedmuon.config import describe  # the config
 
     names = describe.find(key).values.removesuffix(", or your own").split(", ")
@@ -77,9 +77,9 @@ def lists(incomplete: str) -> list[str]:
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Complete a folder. Without a word, complete the folders in runs/.
+    """Complete a folder. For an empty word, return the folders in runs/.
 
-    A folder that is no run ends in a slash, because it may contain runs.
+    A folder that is not a run folder ends in a slash, because it may contain run folders.
     """
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     if not incomplete and RUNS.is_dir():
@@ -92,5 +92,5 @@ def run_folders(incomplete: str) -> list[str]:
 
 
 def _begun(words: Iterable[str], incomplete: str) -> list[str]:
-    """Return the words that begin like the incomplete one."""
+    """Return the words that begin with the incomplete word."""
     return [one for one in words if one.startswith(incomplete)]

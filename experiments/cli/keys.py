@@ -33,14 +33,14 @@ def explain(
     key: Annotated[
         str,
         Argument(
-            help="A key such as local.lr, or a table such as local. Without it: all tables.",
+            help="A key such as local.lr, or a table such as local. Default: list all tables.",
             autocompletion=completion.tables_and_keys,
         ),
     ] = "",
 ) -> None:
-    """Explain a config key: its meaning, values, default and when it has an effect.
+    """Explain a config key: its meaning, values, default, and when it has an effect.
 
-    For a table, list its keys.
+    With the name of a table, list the keys of the table.
 
     Example: [bold]fedmuon config explain local.lr[/]
     """
@@ -87,7 +87,7 @@ def explain(
 @app.command(cls=Command)
 def init(
     file: Annotated[
-        Path | None, Argument(help="A new file. Without it, the config is printed.")
+        Path | None, Argument(help="Path of a new file. Default: print the config.")
     ] = None,
 ) -> None:
     """Write a config with every key, its default and its meaning.

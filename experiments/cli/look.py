@@ -40,7 +40,7 @@ Runs = Annotated[Path, Argument(help="Folder with runs.", autocompletion=complet
 def show(
     run_dir: RunFolder,
     html: Annotated[
-        Path | None, Option("--html", help="Also write one self-contained page.")
+        Path | None, Option("--html", help="Also write a self-contained HTML page to this file.")
     ] = None,
     clients: Annotated[
         bool,
@@ -50,7 +50,7 @@ def show(
         Path | None,
         Option(
             "--figure",
-            help="Also draw the curves (with --clients: the clients) into this .png, .pdf or .svg "
+            help="Also plot the curves, or the clients with --clients, to this .png, .pdf or .svg "
             "file.",
         ),
     ] = None,
@@ -58,7 +58,8 @@ def show(
 ) -> None:
     """Show a run or a sweep: its settings, curves and results.
 
-    The run may be unfinished. --clients needs a run of `fedmuon run --clients`.
+    The run may be unfinished. The option --clients needs a run that was made with `fedmuon run
+    --clients`.
 
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
@@ -91,7 +92,7 @@ def show(
 
 
 def _record(run: "RunStatus") -> dict[str, Any]:
-    """Return what `show` prints of a run."""
+    """Return the JSON record of a run that `show` prints."""
     return {
         "run": run.path,
         "state": run.state,
@@ -118,7 +119,7 @@ def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:
-    """Print tables of the run's clients, and draw them."""
+    """Print tables of the run's clients, and write a figure of them if a path is given."""
     from fedmuon.experiments.inspect.clients import client_tables, last_of_each  # scipy
 
     records = client_records(run.path)
@@ -210,12 +211,12 @@ def compare(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Run folders, sweeps, or folders of them.",
+            help="Run folders, sweep folders, or folders that contain them.",
             autocompletion=completion.run_folders,
         ),
     ],
     figure: Annotated[
-        Path | None, Option(help="Draw the curves into this .png, .pdf or .svg file.")
+        Path | None, Option(help="Plot the curves to this .png, .pdf or .svg file.")
     ] = None,
     x: HorizontalAxis = "rounds",
 ) -> None:
@@ -259,16 +260,16 @@ def report(
     folder: Annotated[
         Path,
         Argument(
-            help="Folder that suite, stability or run wrote, or a folder of them.",
+            help="Output folder of suite, stability or run, or a folder of such folders.",
             autocompletion=completion.run_folders,
         ),
     ],
 ) -> None:
-    """Write a report page with figures: which claims hold, and by how much.
+    """Write a report page with figures and a verdict for each claim.
 
-    The page is one self-contained HTML file with suites, runs with neighbours, and plain runs.
-    Damaged folders are left out and named; the exit code is then 2. Unfinished folders are named,
-    too.
+    The page is one self-contained HTML file. It shows suites, runs of `fedmuon stability`, and
+    plain runs. The report leaves out damaged folders, prints a warning for each of them, and ends
+    with exit code 2. It also prints a warning for each unfinished folder.
 
     Example: [bold]fedmuon report runs/A1[/]
     """

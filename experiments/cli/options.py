@@ -1,9 +1,10 @@
 """Options that several commands share, and the classes of commands and groups.
 
-Each command loads only its own file. The files import at their top only what needs numpy and rich.
-They import the rest when a command runs, so that `fedmuon --help`, which loads all of them, is
-quick. A comment at a late import names what it loads that is slower: the config (pydantic), torch,
-scipy, Ray, Flower, matplotlib. The commands that show runs (`look.py`) do not load numpy either.
+Each command loads only its own file. At the top of a file, an import may load numpy and rich, but
+no slower package. Slower packages are imported when a command runs, because `fedmuon --help` loads
+all files and must be quick. A comment at each late import names the slow package that it loads: the
+config (pydantic), torch, scipy, Ray, Flower, matplotlib. The commands that show runs (`look.py`) do
+not load numpy either.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 ConfigFile = Annotated[
     Path | None,
-    Argument(help="Config file (TOML). Without it: the defaults, mnist5k with 20 clients."),
+    Argument(help="Config file (TOML). Default: the default config, mnist5k with 20 clients."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -74,7 +75,8 @@ GivenGrid = Annotated[
     Option(
         "--grid",
         metavar="TABLE.KEY=VALUES",
-        help="Values of one key: a,b,c, or lo:hi:log7, or lo:hi:lin5. You can repeat this option.",
+        help="Values of one key: a list a,b,c, or a range such as lo:hi:log7 or lo:hi:lin5 (7 or "
+        "5 values). You can repeat this option.",
         autocompletion=completion.settings,
     ),
 ]
@@ -82,7 +84,7 @@ RunFolder = Annotated[Path, Argument(help="Run folder.", autocompletion=completi
 
 
 def count(text: str) -> int:
-    """Parse a whole number of 1 or more."""
+    """Parse an integer that is at least 1."""
     with contextlib.suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
@@ -100,7 +102,7 @@ Jobs = Annotated[
 ]
 
 
-# Commands, by their last word, that print no result in JSON: a server, and a TOML file.
+# Commands without --json: `watch` is a server, and `init` writes TOML.
 WITHOUT_JSON = ("watch", "init")
 
 
@@ -121,8 +123,8 @@ class Group(TyperGroup):
 class Command(TyperCommand):
     """A command with the options --json and --quiet.
 
-    For an unknown option it suggests a similar one, or `--set` if it is a config key. The examples
-    of its help can be pasted into a shell.
+    For an unknown option, the command suggests a similar option, or `--set` if the option is a
+    config key. You can paste the examples of its help into a shell.
     """
 
     def __init__(self, name: str | None, **settings: Any) -> None:
@@ -132,7 +134,7 @@ class Command(TyperCommand):
         self.params.append(_switch("--quiet", "quiet", "Print only results and errors."))
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments; an error about an unknown option says what to write instead."""
+        """Parse the arguments. An error about an unknown option suggests what to write."""
         style.as_json = style.quiet = False
         known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
         for place, argument in enumerate(args if "--set" in known else ()):
@@ -156,8 +158,10 @@ class Command(TyperCommand):
             ) from None
 
     def format_help(self, ctx: Context, formatter: Any) -> None:
-        """Print the help with the examples last, outside of rich's tables, so that no line of an
-        example is broken or padded."""
+        """Print the help, with the examples at the end.
+
+        The examples are printed without rich's tables, which would break or pad their lines.
+        """
         written = self.help
         self.help, examples = apart(written or "")
         try:
@@ -185,14 +189,14 @@ def _switch(option: str, name: str, words: str) -> TyperOption:
 
 WIDE = 79  # maximum characters of a line
 TYPED = re.compile(r"\[bold\](.*?)\[/\]", re.DOTALL)
-LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and what introduces a command
+LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and the lead of a command
 
 
 def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
     """Split a docstring into its text and its examples, without markup.
 
-    An example consists of the words that introduce it and its commands. A command without an
-    introduction stays in its sentence.
+    An example consists of its introduction, which ends in a colon, and its commands. A command
+    without an introduction stays in its sentence.
     """
     prose: list[str] = []
     examples: list[tuple[str, list[str]]] = []
@@ -208,7 +212,7 @@ def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
 
 
 def broken(command: str) -> str:
-    """Break a command into lines that fit and that a shell joins again.
+    """Break a long command into lines that end in a backslash, so that a shell joins them.
 
     An option and its value stay on one line.
     """
@@ -230,7 +234,11 @@ def changes_of(
     seed: int | None = None,
     clients: bool = False,
 ) -> list[str]:
-    """Add the options that set a key to the changes of --set; reject a key that is set twice."""
+    """Return the changes of --set and of the options that set a key.
+
+    Raises:
+        InputError: If an option and --set change the same key.
+    """
     asked = {
         "--engine": ("engine.name", engine),
         "--ray-address": ("engine.ray-address", ray_address),
@@ -260,12 +268,14 @@ def chosen_config(
     Args:
         file: A config file.
         overrides: Changes of single keys.
-        resume: Whether a run is resumed. Without a file, its own config is changed.
-        out: The folder of that run.
-        named: Whether --set was given. If so, and `out` contains no run yet, a new run starts.
+        resume: Whether a run is resumed. Without a file, the changes apply to the config of the
+            resumed run.
+        out: The run folder.
+        named: Whether --set was given. If it was given and `out` contains no run yet, a new run
+            starts.
 
     Returns:
-        The config, or None if a resumed run uses its own unchanged.
+        The config, or None if a resumed run uses its saved config without changes.
     """
     from fedmuon.config import incompatible, load  # the config
 
@@ -281,7 +291,7 @@ def chosen_config(
 
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
-    """Return the folder for the results: `out`, or a new one named after experiment and time."""
+    """Return the folder for the results: `out`, or a new folder named after config and time."""
     if out is not None:
         return out
     if resume or config is None:
@@ -293,9 +303,9 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
 
 @contextlib.contextmanager
 def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """If the work on a folder is interrupted, print what was saved and how to resume.
+    """Print what was saved, and how to resume, if the work on a folder is interrupted.
 
-    An empty command means that the work cannot be resumed.
+    If `command` is empty, the work cannot be resumed.
     """
     try:
         yield
@@ -323,9 +333,9 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
 
 
 def given_in(context: Context, *but: str) -> list[str]:
-    """Return the first names of the options on the command line.
+    """Return the names of the options that the command line contains.
 
-    The parameters in `but`, --json and --quiet are left out.
+    The result leaves out --json, --quiet, and the parameters in `but`.
     """
     return [
         one.opts[0]

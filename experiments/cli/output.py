@@ -1,7 +1,8 @@
-"""How commands print: results as tables or JSON, notes, warnings and errors.
+"""The output of commands: results as tables or JSON, notes, warnings and errors.
 
-Results and paths go to stdout, warnings and errors to stderr. `--json` prints one JSON object and
-nothing else on stdout. `--quiet` leaves out progress, notes and warnings.
+Commands print results and paths on stdout, and warnings and errors on stderr. With `--json`, they
+print one JSON object and nothing else on stdout. With `--quiet`, they print no progress, notes or
+warnings.
 """
 
 import json
@@ -20,7 +21,7 @@ from fedmuon.core.errors import plain
 
 @dataclass
 class Style:
-    """What the options --json and --quiet of the current command ask for."""
+    """The values of the options --json and --quiet of the current command."""
 
     as_json: bool = False
     quiet: bool = False
@@ -36,7 +37,7 @@ def live() -> Console:
 
 
 def tell(record: Mapping[str, Any], *tables: object) -> None:
-    """Print a result: the record as one JSON object with --json, otherwise the tables."""
+    """Print a result: with --json the record as one JSON object, otherwise the tables."""
     if style.as_json:
         typer.echo(json.dumps(in_json(record), indent=2, allow_nan=False))
         return
@@ -45,7 +46,7 @@ def tell(record: Mapping[str, Any], *tables: object) -> None:
 
 
 def in_json(value: Any) -> Any:
-    """Convert a record to values that JSON has: NaN and infinities become null."""
+    """Convert a record to types that JSON supports: NaN and infinities become null."""
     if isinstance(value, Mapping):
         return {str(name): in_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -54,24 +55,24 @@ def in_json(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    return in_json(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy; a path
+    return in_json(value.tolist()) if hasattr(value, "tolist") else str(value)  # array; or a path
 
 
 def tell_files(files: Sequence[tuple[str, Path]]) -> None:
-    """Print the files that a command wrote, each with words that introduce it."""
+    """Print the files that a command wrote, each with its introduction."""
     tell({"files": [str(file) for _, file in files]})
     for words, file in files:
         print_path(words, file)
 
 
 def print_path(words: str, path: Path) -> None:
-    """Print words and a path on one line, so that the path can be copied; --json leaves it out."""
+    """Print words and a path on one line, so that the path can be copied; nothing with --json."""
     if not style.as_json:
         console.print(words, Text(plain(path, None), style="bold"), soft_wrap=True)
 
 
 def note(sentence: str) -> None:
-    """Print a note on one line, its [brackets] unchanged, unless --json or --quiet is given."""
+    """Print a note on one line, without changing [brackets]; nothing with --json or --quiet."""
     if sentence and not (style.as_json or style.quiet):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
@@ -83,7 +84,7 @@ def warn(sentence: str) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a sentence, if there is one, on stderr; its [brackets] are tables of the config."""
+    """Print a sentence on stderr, without changing [brackets], which are tables of the config."""
     if not sentence:
         return
     text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))

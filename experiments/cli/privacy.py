@@ -39,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NOISE = "Noise multiplier sigma: noise of one block, divided by the clipping bound C."
+NOISE = "Noise multiplier sigma: the noise of one block, divided by the clipping bound C."
 LOT = "Expected size of a Poisson lot, or size of a lot in a fixed order."
 POPULATION = "Number of examples of the client."
 STEPS = "Number of noisy releases T in the whole run."
@@ -50,14 +50,15 @@ Population = Annotated[int, Option("--population", help=POPULATION)]
 Steps = Annotated[int, Option("--steps", help=STEPS)]
 Delta = Annotated[float, Option("--delta", help=DELTA)]
 Blocks = Annotated[
-    int, Option("--blocks", help="Number of blocks m. Each is clipped to C; all are released.")
+    int,
+    Option("--blocks", help="Number of blocks m. Each block is clipped to C; all are released."),
 ]
 Mode = Annotated[
     str,
     Option(
         "--mode",
-        help="joint counts all blocks and can be certified; per-release reproduces Table 3 of "
-        "DP-Muon, which is too small.",
+        help="joint: count all blocks, which can be certified; per-release: reproduce the epsilons "
+        "of DP-Muon, Table 3, which are too small.",
         autocompletion=completion.among("joint", "per-release"),
     ),
 ]
@@ -66,8 +67,8 @@ Adjacency = Annotated[
     Option(
         "--adjacency",
         help="How neighbouring data sets differ. zero-out: an example is replaced by 0; "
-        "add-remove: it is added or removed, and the population is public; replace-one: it is "
-        "replaced by any other.",
+        "add-remove: an example is added or removed, and the population is public; replace-one: "
+        "an example is replaced by any other.",
         autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
 ]
@@ -75,9 +76,9 @@ Sampling = Annotated[
     str,
     Option(
         "--sampling",
-        help="poisson: each example at random, with amplification; shuffle or cyclic: lots in a "
-        "fixed order, without amplification; balls-in-bins (epsilon only): each example in a "
-        "secret one of the lots that take turns, by Monte Carlo.",
+        help="How lots are drawn. poisson: each example at random, with amplification; shuffle or "
+        "cyclic: lots in a fixed order, without amplification; balls-in-bins (epsilon only): each "
+        "example is in one random, secret lot, and the lots take turns, by Monte Carlo.",
         autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
 ]
@@ -85,23 +86,24 @@ Band = Annotated[
     int,
     Option(
         "--band",
-        help="With cyclic: number of steps whose noise is correlated, including the current one. "
-        "1: independent noise.",
+        help="With --sampling cyclic: number of steps whose noise is correlated, including the "
+        "current step. 1: independent noise.",
     ),
 ]
 BufferCount = Annotated[
     int,
     Option(
         "--buffers",
-        help="With cyclic: number of buffers that correlate noise (BLT) instead of a band; they "
-        "are optimized for these steps.",
+        help="With --sampling cyclic: number of buffers that correlate noise (BLT) instead of a "
+        "band. They are optimized for the number of steps.",
     ),
 ]
 Memory = Annotated[
     float,
     Option(
         "--momentum",
-        help="With --band or --buffers: the momentum beta whose noise is minimized. 1: sums.",
+        help="With --band or --buffers: the momentum beta whose noise is minimized. 1: minimize "
+        "the noise of sums.",
     ),
 ]
 Ahead = Annotated[bool, Option("--nesterov", help="The momentum has Nesterov's look-ahead.")]
@@ -116,11 +118,11 @@ Accountant = Annotated[
     str,
     Option(
         "--accountant",
-        help="pld: quick; dp-accounting: that library, which starts more slowly.",
+        help="pld: the built-in accountant; dp-accounting: the library, which starts more slowly.",
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
 ]
-MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # steps above which this takes more than seconds
+MOST_OPTIMIZED, MOST_BOUNDED = 10_000, 1000  # maximum steps, so that a command takes seconds
 
 
 @app.command(cls=Command)
@@ -145,7 +147,7 @@ def epsilon(
     ] = None,
     accountant: Accountant = "pld",
 ) -> None:
-    """Compute the epsilon that a noise multiplier spends, with a lower and an upper bound.
+    """Compute the epsilon that a noise multiplier spends, with lower and upper bounds.
 
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
@@ -184,7 +186,7 @@ def sigma(
     nesterov: Ahead = False,
     max_lot: MaxLot = 0,
 ) -> None:
-    """Compute the smallest noise multiplier that spends at most a given epsilon.
+    """Compute the smallest noise multiplier whose epsilon is at most a given value.
 
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
@@ -202,16 +204,16 @@ def correlated(
     lot: Lot,
     population: Population,
     steps: Steps,
-    momentum: Annotated[float, Option(help="Momentum beta. 1: sums.")] = 0.95,
+    momentum: Annotated[float, Option(help="Momentum beta. 1: noise of sums.")] = 0.95,
     nesterov: Ahead = False,
     band: Annotated[int, Option(help="Number of correlated steps.")] = 16,
     buffers: Annotated[int, Option(help="Number of buffers (BLT).")] = 2,
 ) -> None:
-    """Compare the noise of a momentum at equal epsilon between correlations of noise.
+    """Compare kinds of correlated noise by the noise of the momentum at equal epsilon.
 
     Lots are cyclic. The momentum is the matrix that Muon orthogonalizes. The names in parentheses
     are values of \\[privacy] noise-correlation. For at most 1000 steps, the last row is a lower
-    bound for every correlation.
+    bound for all kinds of correlation.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
@@ -256,9 +258,7 @@ def correlated(
 
 @app.command(cls=Command)
 def tuned(
-    runs: Annotated[
-        float, Option(help="Expected number of runs, of which the best one is published.")
-    ],
+    runs: Annotated[float, Option(help="Expected number of runs. Only the best run is published.")],
     noise: Noise,
     lot: Lot,
     population: Population,
@@ -274,13 +274,14 @@ def tuned(
     ] = "logarithmic",
     adjacency: Adjacency = "zero-out",
     draw: Annotated[
-        bool, Option("--draw", help="Also draw the number of runs. Do this once, before the first.")
+        bool,
+        Option("--draw", help="Also draw the number of runs. Do this once, before the first run."),
     ] = False,
 ) -> None:
     """Compute the epsilon of publishing only the best of several private runs.
 
     Each run uses random settings from a list. The number of runs is random and secret, and nothing
-    about the other runs is published. Runs may be compared only by their releases and by public
+    about the other runs is published. You may compare runs only by their releases and on public
     data (Papernot and Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
@@ -295,12 +296,12 @@ def tuned(
 @app.command(cls=Command)
 def spent(
     folder: RunFolder,
-    delta: Annotated[float | None, Option(help="Delta. Default: that of the run.")] = None,
+    delta: Annotated[float | None, Option(help="Delta. Default: the delta of the run.")] = None,
     accountant: Accountant = "pld",
 ) -> None:
     """Compute the epsilon that each client of a private run has spent so far.
 
-    It is computed from the run's ledger. The run may be unfinished.
+    The command reads the run's ledger. The run may be unfinished.
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
@@ -317,7 +318,7 @@ def show(answer: dict[str, Any], delta: float, population: int) -> None:
     tell(answer, facts("", answer.items()))
 
 
-# `privacy audit` audits a setting by many simulated runs, or one real run by many canaries.
+# `privacy audit` audits a setting with many simulated runs, or one real run with many canaries.
 
 OF_A_SETTING = ("--noise", "--lot", "--population", "--steps", "--delta")
 OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--code")
@@ -329,7 +330,7 @@ def audit(
     context: Context,
     run: Annotated[
         Path | None,
-        Argument(help="With --one-run: a config, or the folder of an audited run."),
+        Argument(help="With --one-run: a config file, or the folder of an audited run."),
     ] = None,
     noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
     lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
@@ -347,15 +348,15 @@ def audit(
     seed: Annotated[
         int | None,
         Option(
-            help="Random seed of the trials (default 0), or with --one-run of the run. Lots, noise "
-            "of steps and coins stay secret."
+            help="Random seed of the trials (default 0), or of the run with --one-run. It does not "
+            "determine lots, noise of steps and coins, which stay secret."
         ),
     ] = None,
     code: Annotated[
         str,
         Option(
-            help="projected: the component of a release along the canary; release: real private "
-            "steps of a small network, for a few steps and blocks.",
+            help="projected: simulate the component of each release along the canary; release: run "
+            "the private steps of a small network, for a few steps and blocks.",
             autocompletion=completion.among("projected", "release"),
         ),
     ] = "projected",
@@ -365,14 +366,14 @@ def audit(
     canaries: Annotated[
         int | None,
         Option(
-            help="With --one-run: number of canaries. Default: half the number of samples (at "
-            "level client: of clients)."
+            help="With --one-run: number of canaries. Default: half the number of samples, or of "
+            "clients at level client."
         ),
     ] = None,
     sees: Annotated[
         str,
         Option(
-            help="With --one-run, what the attack sees: releases, or only the final model.",
+            help="With --one-run: the data that the attack sees: releases, or the final model.",
             autocompletion=completion.among("releases", "model"),
         ),
     ] = "releases",
@@ -386,8 +387,8 @@ def audit(
 ) -> None:
     """Audit epsilon: compute a lower bound from canaries, and compare it with the accountant.
 
-    A canary is an example that an attack tries to detect. Without --one-run, the options describe
-    a setting, and many runs of it are simulated.
+    A canary is an example that an attack tries to detect. Without --one-run, the command simulates
+    many runs of the setting that the options describe.
 
     Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
     --delta 8e-6 --blocks 49[/]
@@ -395,8 +396,9 @@ def audit(
     With the training code instead of a simulation: [bold]fedmuon privacy audit --code release
     --noise 1 --lot 8 --population 16 --steps 2 --delta 0.05 --blocks 2[/]
 
-    With --one-run, a config is trained once with many canaries. Then --engine, --data and --seed
-    change keys of the config. The coins are saved next to the run's folder.
+    With --one-run, the command trains a config once, with many canaries. The options --engine,
+    --data and --seed then change keys of the config. The secret coins, which decide which canaries
+    are trained on, are saved next to the run folder.
 
     For one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
     """

@@ -20,17 +20,17 @@ from fedmuon.experiments.tables import columns
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # maximum characters of a Flower app's name
 TAKEN = ("tests", "runs")  # folders of the project
-NODES = 2  # Flower simulates this number by default
+NODES = 2  # the number of nodes that Flower simulates by default
 
 
 def new(
     project: Annotated[
-        Path, Argument(help="A new folder. Its name becomes the name of the package.")
+        Path, Argument(help="Path of a new folder. Its name becomes the package name.")
     ],
 ) -> None:
-    """Create a project with your own model, data and optimizer.
+    """Create a project with templates for your own model, data and optimizer.
 
-    It runs with fedmuon or with Flower.
+    You can run the project with fedmuon or with Flower.
 
     Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
     """
@@ -71,7 +71,7 @@ def _files(name: str) -> dict[str, str]:
     places |= {part: f"{name}/{part}" for part in parts}
     places["test.py"] = f"tests/test_{name}.py"
     found = {place: fill(template) for template, place in places.items()}
-    # Flower's run config: every key of the experiment, for the clients that Flower simulates.
+    # Flower's run config contains every key of the experiment, for NODES clients.
     tables: dict[str, Any] = tomllib.loads(found["config.toml"])
     tables["federation"] |= {"clients": NODES, "per-round": NODES}
     held = {"out": "", "options": "", **nested(parse(tables))}
@@ -94,7 +94,7 @@ def make_text(
         str,
         Option(
             "--about",
-            help="Subject: restaurants, or lodgings, which have other wordings.",
+            help="Subject of the text: restaurants, or lodgings, with other wordings.",
             autocompletion=completion.among("restaurants", "lodgings"),
         ),
     ] = "restaurants",
@@ -102,7 +102,7 @@ def make_text(
 ) -> None:
     """Write synthetic tables and sentences in the format of E2E or DART.
 
-    No line is copied from these data sets.
+    The files contain no line of these data sets.
 
     Example: [bold]fedmuon make-text data/e2e[/], then
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
@@ -117,8 +117,8 @@ def score_text(
     references: Annotated[
         Path,
         Argument(
-            help="Text file with one reference per line, and an empty line before those of the "
-            "next sentence."
+            help="Text file with one reference per line, and an empty line between the references "
+            "of two sentences."
         ),
     ],
 ) -> None:
@@ -139,7 +139,7 @@ def score_text(
 def doctor() -> None:
     """Show the devices, data sources and package versions of this machine.
 
-    The speed of each device is measured, which takes some seconds.
+    The command measures the speed of each device, which takes some seconds.
 
     Example: [bold]fedmuon doctor[/]
     """

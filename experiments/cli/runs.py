@@ -42,8 +42,8 @@ def run(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="Number of seeds to run, counted up from --seed. One folder gets all runs, with "
-            "means and intervals.",
+            help="Number of runs, with seeds counted up from --seed. One folder contains all runs, "
+            "with means and intervals.",
         ),
     ] = None,
     jobs: options.Jobs = None,
@@ -52,7 +52,7 @@ def run(
     ] = False,
     watch: Annotated[
         bool,
-        Option("--watch", help="Follow the run on a page in the browser; its address is printed."),
+        Option("--watch", help="Show the run on a page in the browser, and print its address."),
     ] = False,
     clients: Annotated[
         bool,
@@ -118,9 +118,9 @@ def plan(
 ) -> None:
     """Estimate the time, memory and traffic of a run from a short trial.
 
-    A plan takes about as long as a short run, because it reads the data and starts the engine.
-    Expect an error of up to 25% on an idle machine; load by other programs adds to the estimate.
-    Nothing is saved.
+    The command takes about as long as a short run, because it reads the data and starts the
+    engine. It saves no files. On an idle machine, expect an error of up to 25%. If other programs
+    use the machine, the estimate is larger.
 
     Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
@@ -129,7 +129,7 @@ def plan(
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
-    # CPU time: the time that a wrapper waited in this process does not count.
+    # Use CPU time, which does not include the time that a wrapper of this process waited.
     record = cost.plan(chosen, time.process_time())
     tell(record, *cost.tables(record))
 
@@ -138,10 +138,15 @@ def stability(
     config: options.ConfigFile = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
-    trials: Annotated[int | None, Option(help="Number of random neighbours. Default: 10.")] = None,
-    every: Annotated[bool, Option("--all", help="Replace each sample once (the census).")] = False,
+    trials: Annotated[
+        int | None, Option(help="Number of neighbouring data sets. Default: 10.")
+    ] = None,
+    every: Annotated[
+        bool, Option("--all", help="Train once for each replaced sample (the census).")
+    ] = False,
     hardest: Annotated[
-        bool, Option("--worst", help="Find the worst of all replacements, ranked by derivatives.")
+        bool,
+        Option("--worst", help="Rank all replacements by derivatives, and train on the worst."),
     ] = False,
     resume: options.Resume = False,
     engine: options.EngineName = None,
@@ -149,9 +154,10 @@ def stability(
     data: options.DataName = None,
     seed: options.Seed = None,
 ) -> None:
-    """Run an experiment with neighbours that differ in one sample, and compare with the bound.
+    """Run an experiment on neighbouring data sets, and compare the models with the bound.
 
-    The precision is float64 unless the config sets engine.dtype.
+    Neighbouring data sets differ in one sample. The precision is float64 unless the config sets
+    engine.dtype.
 
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
@@ -190,14 +196,14 @@ def suite(
     data: Annotated[
         str | None,
         Option(
-            help="Source of samples. Default: the suite's own.",
+            help="Source of samples. Default: the source of the suite.",
             autocompletion=completion.value_of("data.name"),
         ),
     ] = None,
     scale: Annotated[
         str,
         Option(
-            help="full: the published grid; small: seconds.",
+            help="full: the published grid; small: a grid that takes seconds.",
             autocompletion=completion.among("full", "small"),
         ),
     ] = "full",
@@ -218,11 +224,11 @@ def suite(
     overrides: options.Overrides = None,
     resume: Annotated[
         bool,
-        Option("--resume", help="Compute only what --out lacks. More --seeds can be added."),
+        Option("--resume", help="Compute only what is missing in --out. You can add seeds."),
     ] = False,
     ray_address: Annotated[
         str | None,
-        Option(help="Distribute the runs over this Ray cluster; `local` starts one."),
+        Option(help="Distribute the runs over this Ray cluster; `local` starts a cluster."),
     ] = None,
     cpus: Annotated[float, Option(help="CPU cores per Ray task.")] = 1.0,
     gpus: Annotated[float, Option(help="GPUs per Ray task.")] = 0.0,
@@ -288,7 +294,9 @@ def sweep(
     out: options.OutFolder = None,
     resume: Annotated[
         bool,
-        Option("--resume", help="Compute only what --out lacks. You can add values and seeds."),
+        Option(
+            "--resume", help="Compute only what is missing in --out. You can add values and seeds."
+        ),
     ] = False,
     overrides: options.Overrides = None,
     data: options.DataName = None,
@@ -298,8 +306,9 @@ def sweep(
 ) -> None:
     """Run a config at every point of a grid, and show the best values with intervals.
 
-    The folder gets sweep.json, cells.csv (one row per run), points.csv (means over seeds), and
-    figures. On networks, a sweep over local.lr leaves local.aux-lr fixed unless the grid has both.
+    The run folder contains sweep.json, cells.csv (one row per run), points.csv (means over seeds),
+    and figures. For networks, a sweep over local.lr does not change local.aux-lr: add
+    local.aux-lr to the grid to tune it, too.
 
     Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
     """
@@ -329,7 +338,7 @@ def _search(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Run a grid with several seeds, and print its tables and how busy its jobs were."""
+    """Run a grid with several seeds, and print its tables and its training time."""
     begun = time.monotonic()
     if words[0] == "sweep" and not grid:
         raise InputError(
@@ -370,14 +379,14 @@ def _search(
 
 
 def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]) -> str:
-    """Return a note if a sweep over lr leaves the step size of other parameters as it is."""
+    """Return a note if a sweep over lr does not change aux-lr, which also has an effect."""
     from fedmuon.config.load import load  # the config
     from fedmuon.config.schema import reads  # the config
 
     keys = {one.partition("=")[0].strip() for one in grid}
     if "local.lr" not in keys or "local.aux-lr" in keys:
         return ""
-    with contextlib.suppress(InputError):  # a config that is whole only with values of the grid
+    with contextlib.suppress(InputError):  # the config may be valid only with values of the grid
         if reads(load(config, changes), "local.aux-lr"):
             return (
                 "Note: aux-lr, the step size of parameters that are not orthogonalized, is the "
@@ -398,8 +407,8 @@ def deploy_demo(
 ) -> None:
     """Run one experiment on a SuperLink with one SuperNode per client.
 
-    The command starts and stops them on this machine. Without a config, it runs 3 rounds with 2 of
-    3 clients on synthetic data.
+    The command starts and stops the SuperLink and the SuperNodes on this machine. The default
+    config has 3 rounds with 2 of 3 clients on synthetic data.
 
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
@@ -431,19 +440,19 @@ def unlearn(
         Option("--sample", help="Index of a sample in the source (train_index). Repeatable."),
     ],
     epsilon: Annotated[
-        float, Option(help="ε: how well a test can distinguish the model from retraining.")
+        float, Option(help="ε: how well a test can distinguish the model from a retrained model.")
     ] = 1.0,
     delta: Annotated[
-        float, Option(help="δ: the probability that a test can distinguish it better.")
+        float, Option(help="δ: the probability that a test can distinguish the models better.")
     ] = 1e-5,
     out: Annotated[
         Path | None, Option("--out", help="Folder for the model. Default: next to the run.")
     ] = None,
 ) -> None:
-    """Forget samples: add noise to a run's model that hides whether they were trained on.
+    """Forget samples: add noise to a run's model to hide whether it was trained on the samples.
 
-    Nobody can distinguish unlearned.safetensors, beyond (epsilon, delta), from the model of a run
-    without the samples plus the same noise. This holds for one release; several releases add up.
+    The result unlearned.safetensors is (epsilon, delta)-indistinguishable from the model of a run
+    without the samples, with the same noise. This holds for one release; several releases add up.
     Keep unlearn.json secret.
 
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]

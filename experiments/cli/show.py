@@ -1,4 +1,4 @@
-"""Progress while a run lasts, and the tables of a finished run or sweep."""
+"""The progress bar of a run, and the tables of a finished run or sweep."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # these load pydantic and torch
 
 TIME = len("0:00:00")
 MOST = 100  # maximum number of lines without a terminal, and half of the losses in memory
-WIDE = 100  # characters of a terminal from which on the loss curve of a bar is longer
-RISEN = 1.1  # a loss above this multiple of its first value has grown
+WIDE = 100  # characters of a terminal in which the bar shows a longer loss curve
+RISEN = 1.1  # a warning appears if the loss exceeds this multiple of its first value
 NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "largest {}",
          "cell": "{}", "ranking": "{}"}  # fmt: skip
 HEIGHT, WIDTH, GAP = 7, 38, 2  # of a curve: lines, minimum characters, characters between two
@@ -47,7 +47,7 @@ NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
 def brief_routes(table: str) -> str:
-    """Shorten a table like `routes.txt`: layers that differ only in a number become one line."""
+    """Shorten a table such as `routes.txt`: layers that differ only in a number share a line."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in table.splitlines():
         name, *rest = re.split(r"\s\s+", line.strip())
@@ -61,12 +61,12 @@ def brief_routes(table: str) -> str:
 
 
 def _noted(record: Record) -> Record:
-    """Return the part of a record that a note shows."""
+    """Return the entries of a record that are shown beside the bar."""
     return {name: record[name] for name in NOTES if name in record}
 
 
 def _note(known: Record) -> str:
-    """Return the words for the latest measurements."""
+    """Format the latest measurements."""
     text = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
     return "  ".join(form.format(text[name]) for name, form in NOTES.items() if name in text)
 
@@ -75,9 +75,9 @@ class Progress(bars.Progress):
     """A progress bar with the latest measurements and the remaining time.
 
     Args:
-        console: The console. Without a terminal there is no bar.
-        counted: What the bar counts, such as rounds.
-        lines: Print lines if there is no terminal: one per round, at most about 100.
+        console: The console. The bar is shown only in a terminal.
+        counted: The unit that the bar counts, such as rounds.
+        lines: Whether to print lines outside of a terminal: one per round, at most about 100.
         before: The records of earlier rounds of a resumed run.
     """
 
@@ -102,11 +102,11 @@ class Progress(bars.Progress):
         self._bars = 10 if console.width >= WIDE else 5  # of the loss curve
         self._lines = lines and not console.is_terminal
         self._known: Record = {}  # the latest value of each measurement in a note
-        self._unprinted: dict[str, Record] = {}  # measurement since the last line -> its record
+        self._unprinted: dict[str, Record] = {}  # measurement that no line shows yet -> its record
         self._losses_seen = Remembered()
         self._total, self._printed = 0, 0
         self._whole = True
-        self._losses: list[float] = []  # of the first and last observed round
+        self._losses: list[float] = []  # the losses of the first and the last observed round
 
     def on_start(self, done: int, total: int) -> None:
         """Show a bar at `done` of `total`, and remove an earlier bar."""
@@ -141,14 +141,14 @@ class Progress(bars.Progress):
             self._printed, self._unprinted = done, {}
 
     def risen(self) -> str:
-        """Return a warning if the loss grew; empty for a resumed run."""
+        """Return a warning if the loss grew; empty otherwise and for a resumed run."""
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""
         return f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
 
     def _remember(self, records: Sequence[Record]) -> str:
-        """Return the note of a bar after these records: latest measurements and loss curve."""
+        """Add these records, and return the latest measurements and the loss curve as text."""
         for record in records:
             if "client_loss" in record:
                 self._losses_seen.add(record["client_loss"])
@@ -162,7 +162,7 @@ class Progress(bars.Progress):
 
 @dataclass
 class Remembered:
-    """A series of numbers, thinned to every second, fourth, ... number as it gets longer."""
+    """A series of numbers that stores only every second, fourth, ... number as it gets longer."""
 
     values: list[float] = field(default_factory=list)
     _every: int = 1
@@ -187,7 +187,7 @@ class NotebookLine:
 
     def on_start(self, done: int, total: int) -> None:
         """Show a bar at `done` of `total`."""
-        # An optional package, which every notebook has.
+        # IPython is optional, but every notebook has it.
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
         self._total = total
@@ -233,11 +233,11 @@ def summary_table(summary: Record) -> Group:
     return Group(numbers, *accounts(summary))
 
 
-SHOWN_POINTS = 40  # maximum rows of a sweep's table; points.csv has all
+SHOWN_POINTS = 40  # maximum rows of a sweep's table; points.csv contains all points
 
 
 def sweep_parts(summary: Record) -> Iterator[RenderableType]:
-    """Return a finished sweep as parts to print: its points, the best ones, and warnings.
+    """Return the parts of a finished sweep to print: its points, the best points, and warnings.
 
     Args:
         summary: The content of sweep.json.
@@ -247,7 +247,7 @@ def sweep_parts(summary: Record) -> Iterator[RenderableType]:
 
 
 def _points(summary: Record) -> Table:
-    """Return the table of its points, or of its metrics if it has no grid."""
+    """Return a table of the sweep's points, or of the metrics of repeated runs without a grid."""
     seeds = len(summary["seeds"])
     over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
     if not summary["grid"]:
@@ -310,7 +310,7 @@ def _sweep_words(summary: Record) -> Iterator[str]:
 
 
 def accounts(summary: Record | None) -> list[Table]:
-    """Return a table of the privacy spent and its assumptions; none for other runs."""
+    """Return a table of the privacy spent and its assumptions; empty for a run without privacy."""
     if not (private := (summary or {}).get("privacy")):
         return []
     lines = {"epsilon": "infinite"}
@@ -329,7 +329,7 @@ def accounts(summary: Record | None) -> list[Table]:
 
 
 def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[RenderableType]:
-    """Return a run as parts to print: settings, curves, and results or latest measurements."""
+    """Return the parts of a run to print: settings, curves, and results or last measurements."""
     positions(run.rounds, x, str(run.path))  # an error about the axis comes first
     lines = run.card()
     if run.summary is not None:
@@ -359,7 +359,7 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
             yield columns(
                 "latest measurements", names, [[digits(one) for one in run.measures.values()]], 0
             )
-        if run.note:  # a finished run has it in its privacy table
+        if run.note:  # a finished run shows the note in its privacy table
             yield run.note
         return
     yield summary_table(run.summary)

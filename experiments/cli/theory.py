@@ -1,4 +1,4 @@
-"""Commands that compute from theory: `bound` (also of a run), `stationarity` and `flops`."""
+"""Commands that evaluate the theory: `bound`, `stationarity` and `flops`."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ def bound(
     run_dir: Annotated[
         Path | None,
         Argument(
-            help="Run folder. Without it, the options below describe the setting.",
+            help="Run folder. Default: the options describe the setting.",
             autocompletion=completion.run_folders,
         ),
     ] = None,
@@ -27,11 +27,14 @@ def bound(
     beta: Annotated[float | None, Option(help="Momentum β.")] = None,
     l_orth: Annotated[
         float | None,
-        Option(help="Lipschitz constant of the orthogonalizer. Default: the proved one."),
+        Option(help="Lipschitz constant of the orthogonalizer. Default: the proved constant."),
     ] = None,
     l_g: Annotated[
         float | None,
-        Option(help="Lipschitz constant Lg of the gradient. Default: proved for the matrix task."),
+        Option(
+            help="Lipschitz constant Lg of the gradient. Default: the proved constant of the "
+            "matrix task."
+        ),
     ] = None,
     lam: Annotated[
         float | None, Option("--lambda", help="λ of the orthogonalizer smoothed-polar.")
@@ -48,21 +51,21 @@ def bound(
     c_hp: Annotated[
         str | None,
         Option(
-            help="Constant C_hp: explicit, sharp, variance (of a run), or a number.",
+            help="Constant C_hp: explicit, sharp, variance (only for a run), or a number.",
             autocompletion=completion.among("explicit", "sharp", "variance"),
         ),
     ] = None,
     kind: Annotated[
         str | None,
         Option(
-            help="Lipschitz constant of the orthogonalizer: sharp, or paper (as printed).",
+            help="Lipschitz constant of the orthogonalizer: sharp, or paper (as published).",
             autocompletion=completion.value_of("stability.lipschitz"),
         ),
     ] = None,
     constants: Annotated[
         str | None,
         Option(
-            help="Constants of the task: ball (the models that a run can reach), or global.",
+            help="Constants of the task: ball (over models that a run can reach), or global.",
             autocompletion=completion.value_of("stability.constants"),
         ),
     ] = None,
@@ -95,7 +98,7 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
 
     `given` contains size, rho, l_orth and l_g.
     """
-    # Other commands of this file do not need the config.
+    # The other commands of this file do not need the config.
     from fedmuon.config.load import load
     from fedmuon.experiments.stability.certificates import from_parameters
 
@@ -112,7 +115,7 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
             f"{folder} has its own parameters: with a run folder, use only --delta, --c-hp, "
             "--kind, --constants, --rho, --l-orth and --l-g"
         )
-    # It loads torch, which a bound from parameters does not need.
+    # This module loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory
 
     rho = named.pop("rho", None)
@@ -124,11 +127,12 @@ def stationarity(
     paper: Annotated[
         str,
         Option(
-            help="000: DP-Muon; 002: Nesterov Muon; 003: DiSK; 004: Newton-Schulz convergence.",
+            help="Paper: 000 (DP-Muon), 002 (Nesterov Muon), 003 (DiSK) or 004 (Newton-Schulz "
+            "convergence).",
             autocompletion=completion.among("000", "002", "003", "004"),
         ),
     ] = "002",
-    steps: Annotated[int, Option(help="Number of steps, K or T in the papers.")] = 1000,
+    steps: Annotated[int, Option(help="Number of steps (K or T in the papers).")] = 1000,
     rule: Annotated[
         str,
         Option(
@@ -141,16 +145,18 @@ def stationarity(
     gap: Annotated[float, Option(help="Initial suboptimality f(X_0) - f*.")] = 1.0,
     smoothness: Annotated[float, Option("--smoothness", "--l0", help="Smoothness L.")] = 1.0,
     sigma0: Annotated[float, Option(help="Noise of one sample (002, 003, 004).")] = 1.0,
-    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient (002).")] = 0.0,
+    sigma1: Annotated[
+        float, Option(help="Noise that is proportional to the gradient (002).")
+    ] = 0.0,
     batch: Annotated[int, Option(help="Samples per gradient, or expected samples per lot.")] = 1,
-    rank: Annotated[int, Option(help="min(m, n), which bounds the rank.")] = 10,
+    rank: Annotated[int, Option(help="min(m, n) of the matrix, which bounds its rank.")] = 10,
     gamma: Annotated[float, Option(help="Loss of alignment by the orthogonalizer (002).")] = 0.0,
     nu: Annotated[float, Option(help="Overshoot of the orthogonalizer (002).")] = 0.0,
     singular: Annotated[
         str,
         Option(
-            help="Singular values of the momentum, such as 1,0.5,0.1. They determine gamma and nu "
-            "(002)."
+            help="Singular values of the momentum, such as 1,0.5,0.1. They replace --gamma and "
+            "--nu (002)."
         ),
     ] = "",
     coefficients: Annotated[
@@ -160,7 +166,10 @@ def stationarity(
     oversample: Annotated[int, Option(help="Additional columns of the sketch (002).")] = 10,
     power: Annotated[
         int | None,
-        Option(help="Power iterations h. Default: the smallest number that is proved (002)."),
+        Option(
+            help="Power iterations h. Default: the smallest number for which the theorem holds "
+            "(002)."
+        ),
     ] = None,
     delta0: Annotated[
         float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2 (000, 004).")
@@ -172,25 +181,31 @@ def stationarity(
     noise: Annotated[
         float, Option(help="Noise of a lot's sum, divided by the clipping bound (000, 003).")
     ] = 1.0,
-    columns: Annotated[int, Option(help="max(m, n); 0 for a square matrix (000, 003).")] = 0,
-    tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e (000).")] = 1.0,
+    columns: Annotated[
+        int, Option(help="max(m, n) of the matrix; 0 for a square matrix (000, 003).")
+    ] = 0,
+    tail: Annotated[
+        float, Option(help="Tail constant K with E exp(|G|_F^2 / K^2) <= e (000).")
+    ] = 1.0,
     moment: Annotated[
-        float, Option(help="G_2 with E |G|_F^2 <= G_2^2, instead of --tail (000, B.6).")
+        float,
+        Option(help="Moment G_2 with E |G|_F^2 <= G_2^2, instead of --tail (000, B.6)."),
     ] = 0.0,
     clip: Annotated[
         float | None, Option(help="Clipping bound C. Default: from the schedule (000, 003).")
     ] = None,
     excess: Annotated[
-        float | None, Option(help="E(|G|_F - C)_+. Default: from --tail or --moment (000).")
+        float | None,
+        Option(help="Mean excess E(|G|_F - C)_+. Default: from --tail or --moment (000)."),
     ] = None,
     gain: Annotated[float, Option(help="Gain kappa of the filter (003).")] = 0.7,
     reach: Annotated[float, Option(help="Look-ahead gamma of the filter (003).")] = -1.0,
     lr: Annotated[float | None, Option(help="Step size η. Default: from the schedule.")] = None,
     beta: Annotated[float | None, Option(help="Momentum β. Default: from the schedule.")] = None,
 ) -> None:
-    """Compute how small the gradient gets, with the schedule and the assumptions.
+    """Compute a bound on the gradient norm after training, with its schedule and assumptions.
 
-    Numbers in parentheses are the papers that use an option.
+    The numbers in parentheses after an option are the papers that use the option.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
@@ -231,7 +246,7 @@ def flops(
         ),
     ] = "muon",
     aux: Annotated[
-        str, Option(help="With muon: the optimizer of the parameters that it does not train.")
+        str, Option(help="With muon: optimizer of the parameters that Muon does not train.")
     ] = "adamw",
     steps: Annotated[int, Option(help="Newton-Schulz steps q.")] = 5,
     coefficients: Annotated[
@@ -251,12 +266,12 @@ def flops(
             autocompletion=completion.value_of("orthogonalizer.sketch"),
         ),
     ] = "gaussian",
-    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Form of momentum.")] = True,
+    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Form of the momentum.")] = True,
     decay: Annotated[bool, Option("--decay", help="Count weight decay, too.")] = False,
 ) -> None:
     """Count the floating-point operations of one optimizer step, per parameter.
 
-    The published number is shown if there is one.
+    If a paper states the number, the published number is shown, too.
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """

@@ -1294,9 +1294,9 @@ class Stability(Table):
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
         "C_hp of Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
-        "With a number, H and G may each fail with probability δ/2, as published. With variance, "
-        "H uses the training losses of the finished run in place of the range B, and H and G may "
-        "fail with probability 0.9 δ and 0.1 δ.",
+        "With a number, the branches H and G of the theorem get δ/2 each, as published. With "
+        "variance, H uses the training losses of the finished run in place of the range B; H gets "
+        "0.9 δ and G gets 0.1 δ.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
