@@ -29,8 +29,8 @@ LAST = '''
 class Tables(TypedDict, total=False):
     """The settings of an experiment as nested dictionaries, with the tables of a config file.
 
-    Editors complete its tables, keys and names. Every key has a default, so give only what differs.
-    The page "Config" describes every key.
+    Editors complete the tables, keys and names. Every key has a default, so set only the keys that
+    you want to change. The page "Config" describes every key.
 
     Example:
         >>> import fedmuon

@@ -1,1 +1,1 @@
-"""The experiment as typed tables: the keys, their meaning, and which may be combined."""
+"""The config of an experiment: typed tables, the meaning of keys, and their valid combinations."""

@@ -13,7 +13,7 @@ from fedmuon.core.choices import NAMES
 from fedmuon.core.errors import InputError, near
 from fedmuon.core.tables import ELSEWHERE, RENAMED
 
-TINY, HUGE = 1e-9, 10**15  # limits that mean "above 0" and "no limit"
+TINY, HUGE = 1e-9, 10**15  # limits that are described as "above 0" and as no limit
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 96  # columns of a config file
 HEAD = """\
@@ -39,14 +39,14 @@ class Key:
     """One key of a config.
 
     Attributes:
-        table: Its table.
-        name: Its name in the table.
-        whole: `table.key`.
+        table: The table of the key.
+        name: The name of the key in its table.
+        whole: The full name, `table.key`.
         default: The default in TOML.
         values: The possible values in words.
-        what: Its meaning.
-        readers: What uses it, or `always`.
-        setting: The command-line option that sets it to its default.
+        what: The meaning of the key.
+        readers: The parts of an experiment that use the key, or `always`.
+        setting: The command-line option that sets the key to its default.
     """
 
     table: str
@@ -68,7 +68,7 @@ def describe(table: str, name: str) -> Key:
 
 
 def keys(table: str) -> list[Key]:
-    """Return the keys of a table in order, without its options."""
+    """Return the keys of a table in their order, without the table of options."""
     return [describe(table, name) for name in KEYS[table]]
 
 
@@ -79,7 +79,7 @@ def title(table: str) -> str:
 
 
 def commented() -> str:
-    """Return a config file to start from: every key described, at its default, commented out."""
+    """Return a config file to start from: every key with a description, commented out."""
     lines = [HEAD]
     for table in KEYS:
         lines.append(f"\n# {title(table)}\n[{table}]\n")
@@ -95,7 +95,7 @@ def find(name: str) -> Key:
     """Find the key `table.key`, or the only key called `key`.
 
     Raises:
-        InputError: If there is no such key, or several; the error suggests similar names.
+        InputError: If no key, or more than one key, has this name. The error suggests names.
     """
     said = name.strip().replace("_", "-")
     found = [one for one in EVERY if said in (".".join(one), one[1])]
@@ -175,10 +175,10 @@ def _number(value: float) -> str:
 
 
 def readers(whole: str) -> str:
-    """Describe what uses a key: `always`, or what an experiment must contain."""
+    """Describe when a key has an effect: `always`, or the parts of an experiment that use it."""
     table, _, name = whole.partition(".")
     needs = NEEDS[table][name]
-    implied = set()  # conditions of the key that a condition names
+    implied = set()  # conditions of keys on which this key depends
     for need in needs:
         above, _, key = need.key.partition(".")
         implied |= {id(one) for one in NEEDS[above][key]}

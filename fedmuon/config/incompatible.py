@@ -1,4 +1,4 @@
-"""Keys of a config that are valid alone and cannot be combined, each with what to do."""
+"""Combinations of valid config keys that are rejected, each with advice."""
 
 import math
 from collections.abc import Iterator
@@ -48,14 +48,14 @@ Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
 
 def problems(config: Config) -> Iterator[str]:
-    """One message for each combination in the config that cannot run."""
+    """Yield an error for each combination of keys in the config that cannot run."""
     data, federation = config.data, config.federation
     if federation.per_round > federation.clients:
         yield (
             f"[federation] per-round = {federation.per_round} exceeds clients = "
             f"{federation.clients}: lower per-round or raise clients"
         )
-    dealt = not (is_own(federation.partition) or is_own(data.name))  # others: not known yet
+    dealt = not (is_own(federation.partition) or is_own(data.name))  # sizes are known in advance
     if dealt and federation.clients * data.minimum > data.train:
         yield (
             f"[data] train = {data.train} is too small to give each of {federation.clients} "
@@ -110,7 +110,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def _compression_problems(config: Config) -> Iterator[str]:
-    """Settings that compressed messages exclude."""
+    """Yield errors for settings that cannot be combined with compressed messages."""
     table, privacy = config.compression, config.privacy
     if table.uplink == table.downlink == "none":
         return
@@ -151,7 +151,7 @@ def _compression_problems(config: Config) -> Iterator[str]:
 
 
 def _step_problems(config: Config) -> Iterator[str]:
-    """Settings that NorMuon, MuonBP, steps on the server, or products in bfloat16 exclude."""
+    """Yield errors for NorMuon, MuonBP, Muon steps on the server, and products in bfloat16."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
     drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
     if local.recipe == "ef21-muon" and drawn:
@@ -173,7 +173,7 @@ def _step_problems(config: Config) -> Iterator[str]:
     ]
     if not stateful or local.recipe not in ORTHOGONALIZED:
         return
-    lasts = local.recipe in ("muon", "ef21-muon")  # whose state lasts over all rounds
+    lasts = local.recipe in ("muon", "ef21-muon")  # their state continues from round to round
     alone = local.steps == 1 and not local.epochs and not lasts
     if table.shards > 1 and (table.full_every == 1 or alone):
         yield (
@@ -205,7 +205,7 @@ def _step_problems(config: Config) -> Iterator[str]:
 
 
 def _device_problems(config: Config) -> Iterator[str]:
-    """Settings that simulated devices exclude."""
+    """Yield errors for settings that cannot be combined with simulated devices."""
     table, federation, privacy = config.devices, config.federation, config.privacy
     if table.mode == "none":
         return
@@ -251,7 +251,7 @@ def _device_problems(config: Config) -> Iterator[str]:
 
 
 def _buffer_problems(config: Config) -> Iterator[str]:
-    """Settings that FedBuff's updates from older models exclude."""
+    """Yield errors for settings that cannot be combined with FedBuff's delayed updates."""
     local, table = config.local, config.orthogonalizer
     if local.recipe == "ef21-muon":
         yield (
@@ -293,7 +293,7 @@ def _buffer_problems(config: Config) -> Iterator[str]:
 
 
 def _text_problems(config: Config) -> Iterator[str]:
-    """Text without a decoder, or a decoder without text."""
+    """Yield errors for text without a decoder, and for a decoder without text."""
     data, task = config.data, config.task
     is_text = data.name in TEXTS
     own = is_own(data.name) or is_own(task.name) or is_own(task.model)
@@ -326,20 +326,20 @@ def _text_problems(config: Config) -> Iterator[str]:
 
 
 def has_no_noise(config: Config) -> bool:
-    """Whether a private run would add no noise to what it releases."""
+    """Return whether a private run would add no noise to its releases."""
     privacy = config.privacy
     private = privacy.level == "client" or config.local.recipe in PRIVATE
     return private and not (privacy.noise or privacy.epsilon)
 
 
 def missing_noise(config: Config) -> Iterator[str]:
-    """The message for a private run for which nobody set the noise."""
+    """Yield an error for a private run without noise, unless the user set `noise`."""
     if has_no_noise(config) and "noise" not in config.privacy.model_fields_set:
         yield noise_advice(config)
 
 
 def noise_advice(config: Config) -> str:
-    """Say that a private run needs noise or a target epsilon."""
+    """Return the error that a private run needs noise or a target epsilon."""
     named = f"[local] recipe = '{config.local.recipe}'"
     named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
@@ -349,7 +349,7 @@ def noise_advice(config: Config) -> str:
 
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
-    """Settings that a private recipe, built-in or custom, excludes."""
+    """Yield errors for settings that cannot be combined with any private recipe."""
     if config.output.clients:
         yield RELEASES
     yield from mechanism_problems(config.privacy, config.local)
@@ -372,7 +372,7 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
 
 
 def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
-    """Settings of [privacy] and [local] that a private recipe excludes."""
+    """Yield errors for keys of [privacy] and [local] that a private recipe excludes."""
     if privacy.level == "client":
         yield (
             "[privacy] level = 'client' cannot be combined with a recipe that releases each "
@@ -410,7 +410,7 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Why lots cannot be cut from a fixed order of samples; empty if they can."""
+    """Return why lots cannot be cut from a fixed order of samples; empty if they can."""
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):
@@ -428,7 +428,7 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
 
 
 def _lot_problems(privacy: Any) -> Iterator[str]:
-    """Lots that cannot be drawn, or that the accountant does not cover."""
+    """Yield errors for lots that cannot be drawn, or that the accountant does not support."""
     if privacy.sampling != "poisson":
         if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
             yield why
@@ -448,7 +448,7 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
-    """Settings that correlated noise, or a clipping bound that follows a quantile, excludes."""
+    """Yield errors for correlated noise, and for a clipping bound that follows a quantile."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:
@@ -476,7 +476,7 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
 
 
 def _delta_problems(privacy: Any) -> Iterator[str]:
-    """A delta that is too small for the accountant."""
+    """Yield an error for a delta that is too small for the accountant."""
     if 0 < privacy.delta < LEAST_DELTA:
         yield (
             f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where the accountant's "
@@ -491,7 +491,7 @@ def _delta_problems(privacy: Any) -> Iterator[str]:
 
 
 def client_level_problems(config: Config) -> Iterator[str]:
-    """Settings that client-level privacy excludes."""
+    """Yield errors for settings that cannot be combined with client-level privacy."""
     if config.output.clients:
         yield RELEASES
     privacy, local, federation = config.privacy, config.local, config.federation
@@ -518,7 +518,7 @@ def client_level_problems(config: Config) -> Iterator[str]:
             "[privacy] cohorts = 'poisson' gives no amplification with trust = "
             f"'{privacy.trust}', where the server knows who answers: set cohorts = 'fixed'"
         )
-    if privacy.trust == "distributed":  # shares of noise in masked sums of integers
+    if privacy.trust == "distributed":  # clients add shares of noise and masks to integers
         if not (privacy.noise or privacy.epsilon):
             yield (
                 "[privacy] trust = 'distributed' without noise would release the exact sums of "

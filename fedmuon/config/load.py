@@ -1,4 +1,4 @@
-"""An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config."""
+"""The config of an experiment as frozen tables, and its conversion to TOML and Flower's config."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from fedmuon.config.typed import Tables
 
 OWN_RECIPE = {"own_recipe": True}  # a recipe was passed in Python, and may have a mechanism
-NAMING = (*NAMED.values(), ("task", "model"))  # tables and keys that may name custom objects
+NAMING = (*NAMED.values(), ("task", "model"))  # (table, key) that may name a custom object
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
          ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip
-UNFINISHED = {"unfinished": True}  # tables that are checked only after further changes
+UNFINISHED = {"unfinished": True}  # do not check combinations, because tables will change
 
 
 class Config(Table):
-    """The settings of an experiment, checked, with every key that is not given at its default.
+    """The checked settings of an experiment. Keys that you do not set have their defaults.
 
-    It cannot be changed. Its tables are those of a config file; in Python a hyphen of a key is an
-    underscore: `config.local.aux_lr`. `fedmuon.run` takes dictionaries as well, so you need this
-    class only to check settings or to read them.
+    A config is immutable. It contains the tables of a config file. In Python, a hyphen in a key
+    becomes an underscore: `config.local.aux_lr`. `fedmuon.run` also takes dictionaries, so you need
+    this class only to check or read settings.
 
     Attributes:
         data: Samples: source, sizes, scaling.
-        federation: Clients, rounds, participants, partition, aggregate, seed.
+        federation: Clients, rounds, participants, partition, aggregation, seed.
         task: The model: matrix or network.
         local: The optimizer of a client: name, steps, batch, step sizes.
         orthogonalizer: The orthogonalizer and its parameters.
@@ -84,11 +84,11 @@ class Config(Table):
     devices: Devices = Devices()
     stability: Stability = Stability()
     output: Output = Output()
-    _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
+    _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # a default would be copied
 
     @classmethod
     def of(cls, tables: "Tables | Mapping[str, Any]") -> "Config":
-        """Check settings, and return them with every key.
+        """Check settings, and return the config with all keys.
 
         Args:
             tables: Nested dictionaries, with the tables and keys of a config file.
@@ -118,7 +118,7 @@ class Config(Table):
         return load(Path(path))
 
     def to_toml(self) -> str:
-        """Return the settings as the text of a config file, with every key.
+        """Return the settings as the text of a config file with all keys.
 
         Returns:
             TOML text.
@@ -127,17 +127,17 @@ class Config(Table):
 
     @property
     def given(self) -> UserObjects:
-        """Objects of your own, given in Python. No file contains them."""
+        """The custom objects that were passed in Python. Config files do not contain them."""
         return self._given
 
     def with_objects(self, given: UserObjects) -> "Config":
-        """Return the same settings with these objects.
+        """Return a copy of the config with these custom objects.
 
         Args:
-            given: Objects in place of built-in names.
+            given: Custom objects that replace built-in names.
 
         Returns:
-            A copy.
+            The copy.
         """
         made = self.model_copy()
         made._given = given
@@ -146,8 +146,11 @@ class Config(Table):
     @model_validator(mode="before")
     @classmethod
     def _normalized(cls, tables: Any) -> Any:
-        """Set what follows from other keys: `normalize = auto` becomes what the task needs, and all
-        clients take part where there are few."""
+        """Set the defaults that depend on other keys.
+
+        `normalize = auto` becomes the scaling that the task needs. If there are few clients, all
+        clients take part in each round.
+        """
         if not isinstance(tables, Mapping):
             return tables
         held = {name: tables.get(name, {}) for name in ("data", "task", "federation")}
@@ -178,14 +181,24 @@ class Config(Table):
 
 
 def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
-    """Make a config of nested tables, or raise InputError. With `own_recipe`, noise is checked when
-    the custom recipe is built."""
+    """Create a config from nested tables.
+
+    Args:
+        tables: Nested tables.
+        own_recipe: Whether a custom recipe was passed in Python. If so, noise is checked later,
+            when the recipe is built.
+
+    Raises:
+        InputError: If a key or a combination of keys is not valid.
+    """
     return validate(Config, tables, OWN_RECIPE if own_recipe else None)
 
 
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Nested tables without the keys that have no effect, so that several configs can share
-    settings."""
+    """Return nested tables without the keys that have no effect.
+
+    This allows several configs to share settings.
+    """
     left_out = unread(validate(Config, tables, UNFINISHED))
     return {
         table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
@@ -194,13 +207,16 @@ def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
+    """Load the TOML file at `path`, or the defaults, and apply `table.key=value` overrides."""
     return parse(override(read(path) if path else {}, overrides))
 
 
 def to_resume(folder: Path) -> Path:
-    """The config.toml of a run to resume. It must exist. Otherwise a command that does not name the
-    whole experiment would begin one with the defaults."""
+    """Return the path of the config.toml of a run to resume, which must exist.
+
+    Without this check, a command with --resume and a wrong path would start a run with the
+    defaults.
+    """
     if not (file := folder / "config.toml").exists():
         raise InputError(
             f"{folder} has no config.toml, so there is no run to resume: check the path, or "
@@ -210,8 +226,11 @@ def to_resume(folder: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as nested tables. A `./file.py` that it names is in its folder, or else in the
-    current one."""
+    """Read a TOML file as nested tables.
+
+    If the file names an object in `./file.py`, that file is looked up in the folder of the TOML
+    file, and then in the current folder.
+    """
     held = read_toml(path)
     for table, key in NAMING:
         if not isinstance(keys := held.get(table), dict):
@@ -223,7 +242,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def nested(config: Config) -> dict[str, dict[str, Any]]:
-    """Config -> nested tables, every key resolved; empty options are left out."""
+    """Convert a config to nested tables with all keys, without empty tables of options."""
     tables = config.model_dump(by_alias=True)
     for keys in tables.values():
         if not keys.get("options", True):
@@ -232,12 +251,12 @@ def nested(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def dump(config: Config) -> str:
-    """Config -> TOML text, every key resolved."""
+    """Convert a config to TOML text with all keys."""
     return tomli_w.dumps(nested(config))
 
 
 def flatten(config: Config) -> dict[str, Scalar]:
-    """Config -> Flower's flat run config, keys `table.key` and `table.options.key`."""
+    """Convert a config to Flower's flat run config, with `table.key` and `table.options.key`."""
     flat: dict[str, Scalar] = {}
     for table, keys in nested(config).items():
         for key, value in keys.items():
@@ -249,7 +268,7 @@ def flatten(config: Config) -> dict[str, Scalar]:
 
 
 def unflatten(flat: Mapping[str, Scalar]) -> Config:
-    """Flower's flat run config -> Config."""
+    """Convert Flower's flat run config to a config."""
     tables: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
         put(tables, name, value)
@@ -257,12 +276,12 @@ def unflatten(flat: Mapping[str, Scalar]) -> Config:
 
 
 def absolute_paths(config: Config, files: bool = True) -> Config:
-    """The config with absolute paths, for workers in other folders.
+    """Return the config with absolute paths, for workers in other folders.
 
     Args:
         config: The config.
-        files: Also change the paths of data, tokenizer and weights, not only those of custom
-            objects, `./file.py:object`.
+        files: Whether to make the paths of files such as data, tokenizer and weights absolute. The
+            paths of custom objects, `./file.py:object`, always become absolute.
     """
     for table, key in (*NAMING, *(PATHS if files else ())):
         held = getattr(config, table)

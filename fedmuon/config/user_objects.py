@@ -1,8 +1,8 @@
-"""Custom objects, one of each kind: passed in Python, or named in the config.
+"""Custom objects, at most one of each kind: passed in Python, or named in the config.
 
-An object is the value itself, or a function that makes the value. The names of its parameters say
-what it asks for: keys of its own table, options (`[local.options]`), and facts such as the shape of
-a sample.
+An object is the value itself, or a function that returns the value. The names of the function's
+parameters determine its arguments: keys of the object's table, options (such as `[local.options]`),
+and facts such as the shape of a sample.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ from fedmuon.core.registry import (
 )
 from fedmuon.core.tables import attribute
 
-Config = Any  # a `fedmuon.config.load.Config`, which holds what was given
+Config = Any  # a `fedmuon.config.load.Config`, whose module imports this one
 
-IN_PYTHON = " in Python, with its objects"  # how to resume a run whose config cannot name them
-# Kind -> the table and key that name it.
+IN_PYTHON = " in Python, with its objects"  # how to resume a run with objects passed in Python
+# Kind -> the table and key that name an object of this kind.
 NAMED = {
     "data": ("data", "name"),
     "partition": ("federation", "partition"),
@@ -45,7 +45,8 @@ NAMED = {
     "orthogonalizer": ("orthogonalizer", "name"),
     "callback": ("output", "callback"),
 }
-# Keys of the table `PLACE[kind]` that the object may ask for. Other keys must keep their defaults.
+# Kind -> keys of the table `PLACE[kind]` that an object may take as parameters. Keys in this list
+# that the object does not take must have their defaults.
 OFFERED = {
     "data": ("folder", "context", "tokenizer", "dimension", "classes"),
     "partition": ("alpha",),
@@ -60,18 +61,19 @@ OFFERED = {
     ),
 }  # fmt: skip
 PLACE = {kind: "data" if kind == "partition" else table for kind, (table, _) in NAMED.items()}
-CALLED = ("orthogonalizer", "aggregate", "schedule", "callback")  # whose values are functions
-SHARED = {"recipe": ("steps",), "data": ("train", "test"), "partition": ("minimum",)}  # read anyway
+CALLED = ("orthogonalizer", "aggregate", "schedule", "callback")  # kinds whose values are functions
+# Kind -> keys that an object may take, and that also have an effect without it.
+SHARED = {"recipe": ("steps",), "data": ("train", "test"), "partition": ("minimum",)}
 
 
 def handed_over(config: Config) -> bool:
-    """Whether a run of the config needs objects that no config can name."""
+    """Return whether a run of the config needs objects that were passed in Python."""
     return any(getattr(getattr(config, table), key) == GIVEN for table, key in NAMED.values())
 
 
 @dataclass(frozen=True, eq=False)
 class UserObjects:
-    """The objects themselves; None where the config names one of ours."""
+    """The custom objects; None for a kind whose object is built-in."""
 
     data: Any = None
     test: Any = None
@@ -97,17 +99,18 @@ def make_named(
     values: tuple[type, ...] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Make what the config names of that kind.
+    """Create the value of one kind that the config names.
 
     Args:
         config: The config.
         kind: A key of `NAMED`.
-        ours: Makers of built-in values by name.
-        values: Types of which a user's object is the value itself, and is not called to make it.
-        facts: What the object may ask for besides its keys and options.
+        ours: Functions that create built-in values, by name.
+        values: Types of custom objects that are already values and are not called.
+        facts: Further arguments that the object may take, besides its keys and options.
 
     Returns:
-        The user's object, or what it makes; else what `ours` makes; else None.
+        The custom object, or the value that it returns. Without a custom object, the built-in
+        value from `ours`, or None.
     """
     found = own = getattr(user_objects(config), kind)
     if found is None and ours is not None:
@@ -125,7 +128,7 @@ def make_named(
 
 
 def guard(config: Config, kind: str) -> Guard:
-    """The guard for calls of the user's object of that kind."""
+    """Return the guard for calls of the custom object of this kind."""
     table, key = NAMED[kind]
     name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):
@@ -136,7 +139,7 @@ def guard(config: Config, kind: str) -> Guard:
 
 
 def facts_for(config: Config, kind: str) -> dict[str, Any]:
-    """By the name of a parameter: keys of the object's table, then options."""
+    """Return parameter name -> value, for keys of the object's table and then its options."""
     table, _ = NAMED[kind]
     held = getattr(with_defaults(config), PLACE[kind])
     keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
@@ -147,8 +150,8 @@ def facts_for(config: Config, kind: str) -> dict[str, Any]:
 
 
 def with_defaults(config: Config) -> Config:
-    """The config in which keys that are not set have the defaults of the object that asks for
-    them."""
+    """Return the config in which a key that is not set has the default of the custom object's
+    parameter."""
     own, changes = user_objects(config), {}
     for kind, keys in OFFERED.items():
         held = changes.get(PLACE[kind], getattr(config, PLACE[kind]))
@@ -167,10 +170,10 @@ Named = tuple[str, str, str, Stamp]  # kind, absolute name, key, the file's stam
 
 
 def user_objects(config: Config) -> UserObjects:
-    """The objects passed in Python, and those that the config names.
+    """Return the objects that were passed in Python, and the objects that the config names.
 
     Raises:
-        InputError: Where something is set that no object asks for.
+        InputError: If a key or an option is set that no object takes.
     """
     named: list[Named] = []
     for kind, (table, key) in NAMED.items():
@@ -186,7 +189,7 @@ def user_objects(config: Config) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
-    """The objects, once everything that is set is asked for by one of them."""
+    """Return the objects, after checking that they take every key and option that is set."""
     own = _with_named(config.given, named)
     for kind, (table, key) in NAMED.items():
         if (found := getattr(own, kind)) is None:
@@ -216,24 +219,27 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
-    """The given and the named objects, cached so that samples are read once per run. New calls from
-    Python make a new entry, because the objects may have changed."""
+    """Return the passed and the named objects.
+
+    They are cached, so that samples are read once per run. Another call from Python creates another
+    entry, because the objects may have changed.
+    """
     found = {kind: import_object(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given
 
 
 def object_options(config: Config, table: str) -> dict[str, Any]:
-    """The options of a table by the names of parameters."""
+    """Return the options of a table: parameter name -> value."""
     return {parameter(key): value for key, value in getattr(config, table).options}
 
 
 def parameter(key: str) -> str:
-    """The name of the parameter for a key; `lambda` is a reserved word of Python."""
+    """Return the parameter name for a key; `lambda` is a reserved word of Python."""
     return "lam" if key == "lambda" else key.replace("-", "_")
 
 
 def asks(kind: str, found: Any, key: str) -> bool:
-    """Whether an object of that kind has a parameter for a key."""
+    """Return whether an object of this kind has a parameter for a key."""
     idle = kind in CALLED and takes_anything(found)
     led_to = {"routes": 0} if key in ("route", "qkv") else {}
     names = {parameter(key): 0} | led_to
@@ -241,9 +247,9 @@ def asks(kind: str, found: Any, key: str) -> bool:
 
 
 def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
-    """Reject options that no object of the table takes, and values of another type."""
-    # Packages below this one, which register their values when they are imported; and numpy, which
-    # few configs need: most have no options.
+    """Reject options that no object of the table takes, and values of a wrong type."""
+    # These imports register built-in values, and load numpy. They are late because few configs have
+    # options.
     from fedmuon.data.partition import PARTITIONS
     from fedmuon.data.readers import READERS
     from fedmuon.optim.aggregators import AGGREGATORS
@@ -254,7 +260,7 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
         "data": READERS, "partition": PARTITIONS, "aggregate": AGGREGATORS,
         "schedule": SCHEDULES, "callback": CALLBACKS,
     }  # fmt: skip
-    readers = []  # custom objects, and the makers of built-in ones
+    readers = []  # custom objects, and functions that create built-in values
     for kind, (place, key) in NAMED.items():
         one = getattr(own, kind) if place == table else None
         if one is None and place == table and kind in ours:
@@ -263,7 +269,8 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
             readers.append((kind, one))
     for name, value in given.items():
         if (table, name) == ("data", "digest") and is_own(config.data.name):
-            if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):  # by that name
+            # Whether the function has a parameter `digest`, not only `**options`.
+            if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):
                 raise InputError(
                     "[data.options] digest is reserved: a run stores the digest of your samples "
                     "there and does not pass it to your function. Rename the parameter digest of "
@@ -282,7 +289,7 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
 
 
 def _require_type(said: str, value: Any, usual: Any) -> None:
-    """Reject a value of another type than the default: a switch or a number."""
+    """Reject a value if the default is a boolean or a number and has another type."""
     if isinstance(usual, bool) and not isinstance(value, bool):
         raise InputError(f"{said} is not valid: give true or false")
     wanted = {int: int, float: int | float}.get(type(usual))

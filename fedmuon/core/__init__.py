@@ -1,1 +1,1 @@
-"""The basis of all other packages: errors, keyed draws, files, locks, threads, tables."""
+"""Basic modules for all other packages: errors, random draws, files, locks, threads, tables."""

@@ -1,4 +1,4 @@
-"""Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors.
+"""Conversion of arrays and tensors to files that cannot contain code: .npz, .npy, safetensors.
 
 Tensors are written as numpy arrays that share their memory, so torch is imported only to read
 tensors. NumPy is imported only to write, so commands that show a run stay fast.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
-    """Arrays as the bytes of an .npz; the same arrays give the same bytes."""
-    import numpy as np  # slow to import, and not needed to show a run
+    """Return the bytes of an .npz file; the same arrays give the same bytes."""
+    import numpy as np  # late, because it is slow and not needed to show a run
 
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -34,8 +34,8 @@ def array_bytes(**arrays: np.ndarray) -> bytes:
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """An array as the bytes of an .npy file."""
-    import numpy as np  # not to show a run
+    """Return the bytes of an .npy file."""
+    import numpy as np  # late, as above
 
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
@@ -43,7 +43,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a safetensors file, without a replica axis of length 1."""
+    """Return the bytes of a safetensors file; a replica axis of length 1 is removed."""
     return safetensors_bytes(
         to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()})
     )
@@ -52,19 +52,19 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 def safetensors_bytes(
     arrays: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None
 ) -> bytes:
-    """Arrays, and what is said of them, as the bytes of a safetensors file."""
-    from safetensors.numpy import save  # numpy, not to show a run
+    """Return the bytes of a safetensors file with arrays and metadata."""
+    from safetensors.numpy import save  # loads numpy, which is not needed to show a run
 
     return save({**arrays}, None if about is None else {**about})
 
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Contiguous arrays with the values of the tensors, on the CPU."""
+    """Convert tensors to contiguous arrays on the CPU."""
     return {name: value.detach().contiguous().cpu().numpy() for name, value in tensors.items()}
 
 
 def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes, bytes and metadata; the types have their names in torch."""
+    """Return the SHA-256 of names, types (as torch names them), shapes, bytes and metadata."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(arrays.items()):
         found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
@@ -73,12 +73,12 @@ def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file."""
+    """Read the tensors and the metadata of a safetensors file."""
     return _read(path, "pt")
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """As `read_tensors`, but numpy arrays."""
+    """Read the arrays (numpy) and the metadata of a safetensors file."""
     return _read(path, "np")
 
 
@@ -89,7 +89,11 @@ def _read(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; an error if its size disagrees with its header."""
+    """Read the metadata of a safetensors file.
+
+    Raises:
+        InputError: If the size of the file disagrees with its header.
+    """
     with _opened(path, "np") as file:
         return file.metadata() or {}
 

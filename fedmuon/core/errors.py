@@ -1,8 +1,8 @@
-"""Errors that a user can fix, the request to stop, and the boundary to custom objects.
+"""Errors that a user can fix, the request to stop, and guards for custom objects.
 
-Whatever a custom object raises becomes one `InputError`. Every slot wraps its object once, when the
-object is loaded. The error names the slot, the object, the round and client, and the user's own
-line. The original error stays chained as its cause.
+Any error that a custom object raises becomes an `InputError`. Each object is wrapped once, when it
+is loaded. The error names the kind of the object, the object, the round, the client, and the line
+of the user's code. Its cause is the original error.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ KEYWORDS = {
     "--out": "out=",
 }
 AGAIN = "run the command again"
-NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # if no command began, or its folder is empty
-NEAR = 0.75  # difflib ratio of one wrong letter in four; below it, suggestions are guesses
-LONG = 120  # characters of a value in a message
+NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # no command began, or its folder is empty
+NEAR = 0.75  # difflib's ratio for one wrong letter in four; names below it are not suggested
+LONG = 120  # maximum characters of a value in a message
 
 
 class InputError(ValueError):
-    """An input that cannot be used. The message says what is wrong, and what to do.
+    """The error for an input that cannot be used. Its message says what is wrong, and what to do.
 
-    It is a `ValueError`.
+    `InputError` is a subclass of `ValueError`.
 
     Example:
         >>> import fedmuon
@@ -45,11 +45,11 @@ class InputError(ValueError):
 
 
 class NonFinite(InputError):
-    """A loss, gradient or model that is NaN or infinite."""
+    """The error for a loss, gradient or model that is NaN or infinite."""
 
 
 class OwnError(InputError):
-    """An error in a custom object; its cause is what the object raised."""
+    """The error for a failure in a custom object; its cause is the error that the object raised."""
 
 
 class Interrupted(BaseException):
@@ -63,7 +63,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-    """Let messages name Python's keywords where the command line has options."""
+    """In messages, replace options of the command line by keywords of Python."""
     try:
         yield
     except InputError as error:
@@ -72,14 +72,14 @@ def in_python() -> Iterator[None]:
 
 
 def as_keywords(said: str) -> str:
-    """A message with keywords in place of the command line's options."""
+    """Return a message with keywords in place of options of the command line."""
     for option, keyword in KEYWORDS.items():
         said = said.replace(option, keyword)
     return said
 
 
 def shown(value: Any) -> str:
-    """A value as part of a message: its repr on one line, shortened in the middle."""
+    """Format a value for a message: its repr on one line, shortened in the middle."""
     try:
         text = repr(value)
     except ValueError:  # Python does not print numbers of more than 4300 digits
@@ -93,16 +93,16 @@ def shown(value: Any) -> str:
 
 
 def plain(what: object, most: int | None = 200) -> str:
-    """Foreign text as part of a line: control characters become visible, `most` are kept."""
+    """Format untrusted text for a line: make control characters visible, and cut after `most`."""
     words = str(what) if most is None else str(what)[: most + 1]
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
     return text if most is None or len(text) <= most else f"{text[:most]}..."
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return known names that differ from `name` by a typing error or by case, the nearest first.
+    """Return known names that differ from `name` by a typing error or by case, nearest first.
 
-    Swapped letters count as a typing error in short names, too: `rnu` is near `run`.
+    Swapped letters count as a typing error, also in short names: `rnu` is near `run`.
     """
     spelt, said = {one.lower(): one for one in reversed(list(known))}, name.lower()
     swapped = [one for one in spelt if one != said and sorted(one) == sorted(said)]
@@ -111,7 +111,7 @@ def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
-    """`did you mean lr?` if a known name is near, else `use one of` and all of them."""
+    """Return `did you mean lr?` if a known name is near, else `use one of` with all names."""
     names = list(known)
     if close := near(name, names):
         return f"did you mean {close[0]}?"
@@ -119,15 +119,15 @@ def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
 
 
 def rounded_up(least: float) -> str:
-    """A positive number rounded up to three digits, so that a user who sets it sets enough."""
+    """Format a minimum, rounded up to three digits, so that the printed number is large enough."""
     digits = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(digits.create_decimal(repr(least))):g}"
 
 
-# The boundary to custom objects
+# Guards for custom objects
 
 NOT_THEIRS = {*sys.stdlib_module_names, "torch", "numpy", "fedmuon", "functorch"}
-PASSED = ("OutOfMemoryError",)  # a network is called again with fewer samples
+PASSED = ("OutOfMemoryError",)  # not wrapped: the caller tries again with fewer samples
 WANTED = {
     "task": "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)",
     "loss": "a function (outputs, targets) that returns one number for each sample",
@@ -163,7 +163,7 @@ _where: ContextVar[tuple[int, Sequence[int]] | None] = ContextVar("where", defau
 
 @contextlib.contextmanager
 def in_round(round: int, clients: Sequence[int] = ()) -> Iterator[None]:
-    """Let errors name this round, counted from 0, and these clients."""
+    """Let errors name this round (counted from 0) and these clients."""
     token = _where.set((round, clients))
     try:
         yield
@@ -173,12 +173,12 @@ def in_round(round: int, clients: Sequence[int] = ()) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """A context in which a custom object is used.
+    """A context that converts errors of a custom object to `OwnError`.
 
     Attributes:
-        kind: The slot, a key of `WANTED`.
+        kind: The kind of the object, a key of `WANTED`.
         found: The object.
-        named: The key of the config that names it, if one does.
+        named: The key of the config that names the object, or empty.
     """
 
     kind: str
@@ -198,17 +198,17 @@ class Guard:
     def calling(
         self, function: Callable[..., Any], read: Callable[[Any], Any] | None = None
     ) -> Callable[..., Any]:
-        """The function, called within the guard; `read` checks and converts its result."""
+        """Return a function that is called within the guard; `read` converts its result."""
         return _Guarded(self, function, read)
 
     def part(self, kind: str, found: Any) -> "Guard":
-        """The guard of a part of the object."""
+        """Return a guard for a part of the object."""
         return Guard(kind, found, self.named)
 
 
 @dataclass(eq=False)
 class _Guarded:
-    """A function within its guard; an object, so that copies of it copy what the function holds."""
+    """A function with its guard. It is an object, so that a deep copy also copies the function."""
 
     guard: Guard
     function: Callable[..., Any]
@@ -221,14 +221,17 @@ class _Guarded:
 
 
 def mapping(found: Any) -> dict[str, Any]:
-    """A mapping as a plain dictionary."""
+    """Convert a mapping to a dictionary; raise TypeError for another type."""
     if not isinstance(found, Mapping):
         raise TypeError(f"it returns a {type(found).__name__}, not a mapping of names to tensors")
     return dict(found)
 
 
 def object_name(found: Any) -> str:
-    """The name of a function or class, or that of an object's class, whatever the object does."""
+    """Return the name of a function or class, or of the class of another object.
+
+    No attribute of the object can make this fail.
+    """
     try:
         for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task
             if within in getattr(found, "__dict__", {}) and not isinstance(found, type):
@@ -237,12 +240,12 @@ def object_name(found: Any) -> str:
             return object_name(found[0])
         name = found.__name__ if isinstance(found, type) or callable(found) else ""
         return plain(name, 60) if name and isinstance(name, str) else type(found).__name__
-    except Exception:  # in a property of the user's
+    except Exception:  # a property of the custom object failed
         return type(found).__name__
 
 
 def _refusal(guard: Guard, error: BaseException) -> OwnError:
-    """The error that says what failed where, and what to do."""
+    """Return an error that names the object, the place of the failure, and what to do."""
     label = f"{guard.kind} {object_name(guard.found)}"
     label = f"{guard.named} ({label})" if guard.named else f"your {label}"
     try:
@@ -281,8 +284,10 @@ def _is_theirs(module: str, file: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
-    """`OwnError` that is also an error of the user's class, so that a caller who catches that
-    class, for example to end a run from a callback, gets it."""
+    """Return a subclass of `OwnError` and of the user's error class.
+
+    So a caller can catch the user's class, for example to end a run from a callback.
+    """
     if not issubclass(kind, Exception) or not _is_theirs(str(kind.__module__), ""):
         return OwnError
     own = {
@@ -294,7 +299,7 @@ def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
     try:
         both = type("OwnError", (OwnError, kind), own)
         both("tried")
-    except Exception:  # the class cannot be mixed
+    except Exception:  # the class does not support multiple inheritance
         return OwnError
     return both
 
