@@ -1,10 +1,11 @@
-"""Files that are written whole or not at all, with checksums that show damage.
+"""Files that are written completely or not at all, with checksums that detect damage.
 
-Only regular files are opened: a named pipe would wait for a writer that may never come.
+Only regular files are opened. A named pipe, for example, would wait for a writer that may never
+come.
 
-`SHA256SUMS` in a folder, as the command `sha256sum` writes it, lists every file that no longer
-changes. Every line of a file that grows ends in a checksum of its own. They find accidents, not
-forgeries.
+The file `SHA256SUMS` in a folder lists every file that no longer changes, in the format of the
+command `sha256sum`. In a file that grows, every line ends in a checksum of the line. The checksums
+detect accidental damage, but not forgery.
 """
 
 import contextlib
@@ -29,20 +30,20 @@ SUMS, PART = "SHA256SUMS", ".part"
 AFRESH = "start a new run in another folder with --out"
 KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
          stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
-# Errors of a full disk, a full quota and a limit on files -> what to do.
+# Error numbers of a full disk, a full quota and a limit on file size -> advice.
 FULL = {errno.ENOSPC: "free space there", errno.EDQUOT: "free some of your quota",
         errno.EFBIG: "raise the maximum file size (ulimit -f)"}  # fmt: skip
-STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # the caller of this process opened them
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened by the caller of this process
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None if it is not finite, because JSON has no infinity."""
+    """Return the number, or None if it is not finite, because JSON has no infinity."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 @contextlib.contextmanager
 def mendable(path: Path, doing: str) -> Iterator[None]:
-    """Turn an error of the operating system into an InputError."""
+    """Convert an error of the operating system to an InputError."""
     try:
         yield
     except OSError as error:
@@ -50,12 +51,12 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
 
 
 def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = True) -> str:
-    """The end of a message about an error of the operating system: `(WHY): WHAT TO DO`.
+    """Return the end of a message about an error of the operating system: `(WHY): WHAT TO DO`.
 
     Args:
         error: The error.
-        path: A place on the disk. Where a disk is full, the message has the free bytes of its
-            folder.
+        path: A file or folder on the disk. If the disk is full, the message states the free bytes
+            of its folder.
         elsewhere: Whether the user can choose another place.
     """
     other = ", or choose another place" if elsewhere else ""
@@ -73,19 +74,20 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
 
 
 def disk_full(path: Path | None = None) -> str:
-    """The end of a message about a full disk where only its owner chooses the place."""
+    """Return the end of a message about a full disk, if the user cannot choose another place."""
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return why_and_remedy(error, path, elsewhere=False)
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, as the `opener` of `open` or by itself.
+    """Open a regular file. The function can also be the `opener` of `open`.
 
-    Anything else is rejected without waiting for it, and named. Only its owner may read a new file.
+    A path to another kind of file is rejected without opening it. Only the owner can read a file
+    that is created.
     """
     if str(path).startswith(STREAMS):
         return os.open(path, flags)
-    try:  # first: opening a device may already do something
+    try:  # check the kind first, because opening a device may already have an effect
         kind = stat.S_IFMT(Path(path).stat().st_mode)
     except FileNotFoundError:
         kind = stat.S_IFREG
@@ -95,7 +97,7 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
         kind = stat.S_IFLNK
     if kind == stat.S_IFREG:
         handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
-        kind = stat.S_IFMT(os.fstat(handle).st_mode)  # something else may stand there since
+        kind = stat.S_IFMT(os.fstat(handle).st_mode)  # the file may have been replaced meanwhile
         if kind == stat.S_IFREG:
             return handle
         os.close(handle)
@@ -106,13 +108,13 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """The path if it is a regular file, for libraries that open files themselves."""
+    """Return the path after checking that it is a regular file, for libraries that open it."""
     os.close(regular(path))
     return path
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file."""
+    """Read the content of a regular file."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
 
@@ -120,13 +122,13 @@ def read_bytes(path: Path) -> bytes:
 def read_text(
     path: Path, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
 ) -> str:
-    """The text of a regular file; `newline` is that of `open`."""
+    """Read the text of a regular file; the options are those of `open`."""
     with open(path, encoding=encoding, errors=errors, newline=newline, opener=regular) as file:
         return file.read()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file atomically: a reader sees the old bytes or the new ones, never a part."""
+    """Replace a file atomically: a reader sees all old bytes or all new bytes."""
     with mendable(path, "write"):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         try:
@@ -141,7 +143,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
-    """Add lines at the end of a file, which only its owner may read if it is new."""
+    """Append lines to a file. Only the owner can read a file that is created.
+
+    Args:
+        path: The file.
+        lines: Lines with their line ends.
+        durable: Whether to wait until the lines are on the disk.
+    """
     with mendable(path, "write"), open(path, "a", encoding="utf-8", opener=regular) as log:
         log.write("".join(lines))
         if durable:
@@ -150,22 +158,27 @@ def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the leftovers of killed calls of `write_bytes`. Call it only while holding the
-    folder's lock."""
+    """Remove the temporary files of `write_bytes` in killed processes.
+
+    The caller must hold the lock of the folder.
+    """
     with mendable(folder, "write to"):
         for draft in folder.glob(f".*{PART}"):
             draft.unlink(missing_ok=True)
 
 
 def sealed(record: Record, home: str = "") -> str:
-    """A record as one line of JSON. Its last key, `check`, is the CRC-32 of its `home` and of all
-    before it, so that a line of another home does not pass."""
+    """Format a record as one line of JSON with a checksum.
+
+    The last key, `check`, is the CRC-32 of `home` and of the line before this key. So a line with
+    another `home` is rejected.
+    """
     body = json.dumps(record)[:-1]
     return f'{body}, "check": "{crc(home + body):08x}"}}\n'
 
 
 def unsealed(line: str, home: str = "") -> Record | None:
-    """The record of a sealed line; None if it is damaged or of another home."""
+    """Return the record of a line from `sealed`; None if it is damaged or has another `home`."""
     body, found, _ = line.rpartition(', "check": "')
     if not found or line != f'{body}{found}{crc(home + body):08x}"}}\n':
         return None
@@ -173,15 +186,15 @@ def unsealed(line: str, home: str = "") -> Record | None:
 
 
 def crc(text: str, before: int = 0) -> int:
-    """The CRC-32 of a text after another one whose CRC-32 is `before`."""
+    """Return the CRC-32 of a text that follows another text, whose CRC-32 is `before`."""
     return zlib.crc32(text.encode(), before)
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a text file, each with its end; none where there is no file.
+    """Read the complete lines of a text file, with their line ends; empty without a file.
 
-    A last line without its end is left out. Bytes that are not UTF-8 become characters that fail
-    every check.
+    A last line without a line end is omitted. Bytes that are not UTF-8 become replacement
+    characters, so the checksum of their line is wrong.
     """
     if not path.exists():
         return []
@@ -192,15 +205,15 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256 from the folder's SHA256SUMS; empty without that file."""
+    """Read file name -> SHA-256 from the SHA256SUMS of a folder; empty without that file."""
     entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
     return {name: digest for digest, _, name in entries}
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Add the sums of files that are about to be written to SHA256SUMS.
+    """Add the checksums of files to SHA256SUMS before the files are written.
 
-    Sums are written first, so that every file of ours has one.
+    The checksums are written first, so that every file of a run has a checksum.
     """
     sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
     lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]
@@ -208,7 +221,7 @@ def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
+    """Return the SHA-256 in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -231,18 +244,21 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-# Temporary run folders, which live as long as a result in them, and copies that stay
+# Temporary run folders, and copies of run folders
 
 
 class Temporary:
-    """A new folder, removed with this object or when Python ends, by the process that made it."""
+    """A temporary folder that is removed when this object is deleted or Python ends.
+
+    Only the process that created the folder removes it.
+    """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
         weakref.finalize(self, _remove, self.path, os.getpid())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Temporary":
-        return self  # copies of a result lie in the same folder
+        return self  # copies of a result share the folder
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # unpickled copies do not remove the folder
@@ -254,7 +270,7 @@ def _remove(path: Path, process: int) -> None:
 
 
 def copied(folder: Path, place: Path) -> None:
-    """Copy a folder to a new place, whole or not at all."""
+    """Copy a folder to a new place, completely or not at all."""
     if os.path.lexists(place):
         raise InputError(f"{place} already exists: choose another path, or remove it first")
     if place.resolve().is_relative_to(folder.resolve()):

@@ -1,7 +1,7 @@
-"""Numbers, arrays and tensors that a custom object holds between its calls, and their changes.
+"""Detection of undeclared state: numbers, arrays and tensors that a custom object changes.
 
-No checkpoint has a state that nobody declared. This looks where objects usually hold it: attributes
-of an instance, and variables that a function closes over.
+Checkpoints contain only declared state. This module searches the places where objects usually store
+undeclared state: attributes of an instance, and variables of a function's closure.
 """
 
 import contextlib
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-DEEP = 4  # attributes of attributes
-LARGEST = 1 << 20  # entries of an array that are compared one by one
+DEEP = 4  # maximum depth of attributes of attributes
+LARGEST = 1 << 20  # arrays with more entries are compared at a subset of their entries
 
 
 class HiddenState:
-    """The values that an object holds when this is made, by where they are."""
+    """The values that an object contains when this snapshot is created, by their places."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
         self._before = self._values()
 
     def changed(self) -> str:
-        """The place of the first value that differs from before; empty if there is none."""
+        """Return the place of the first value that has changed; empty if no value has changed."""
         for name, value in self._values().items():
             if name not in self._before or not self._before[name].same(value):
                 return f"its {name}"
@@ -37,7 +37,10 @@ class HiddenState:
 
 
 class _Value:
-    """A value, and what changes when it is written to: torch counts that, and numpy does not."""
+    """A value with a mark that changes when the value changes.
+
+    The mark of a tensor is torch's version counter. The mark of an array contains its bytes.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value, self.mark = value, None
@@ -59,7 +62,7 @@ class _Value:
 
 
 def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
-    """Numbers, arrays and tensors, by words for where they are."""
+    """Yield (place, value) for the numbers, arrays and tensors in an object."""
     if isinstance(found, Number | np.ndarray | Tensor):
         if name:
             yield name, found
@@ -69,8 +72,10 @@ def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The parts of an object in which a state may be; of a collection, arrays and tensors only: its
-    numbers may be a log of the calls."""
+    """Yield (place, part) for the parts of an object that may contain state.
+
+    For a dict or list, only arrays and tensors count, because its numbers may be a log of calls.
+    """
     if isinstance(found, MethodType):
         yield name, found.__self__
     elif isinstance(found, partial):

@@ -1,9 +1,9 @@
 """Locks of folders: one thread of one process writes to a folder at a time.
 
-The lock is the operating system's (flock), so it ends when its process ends, even if that is
-killed. The locked file names the holder, and is removed when the lock is released. The package
-`filelock` is no substitute: it does not name the holder, and does not notice that the locked folder
-was replaced.
+The operating system manages the lock (flock), so the lock ends when its process ends or is killed.
+The locked file names the process that holds the lock, and is removed when the lock is released. The
+package `filelock` is not sufficient: it does not name the process, and it does not detect that the
+locked folder was replaced.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from fedmuon.core.signals import whole
 
 LOCK, DRIVER = ".lock", ".driver.lock"
 PAUSE = 0.1
-_handles: dict[tuple[Path, int], int] = {}  # by lock and thread
+_handles: dict[tuple[Path, int], int] = {}  # (lock file, thread) -> open handle
 
 
 @contextlib.contextmanager
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of the folder, which is created if it does not exist.
+    """Hold the lock of a folder, which is created if it does not exist.
 
-    A thread may take its own lock again. If another holder keeps the lock for `patience` seconds,
-    an error names it.
+    A thread can take a lock that it already holds. If another thread or process holds the lock for
+    longer than `patience` seconds, an error names that process.
     """
     with mendable(folder, "create"):
-        file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
+        file = Path(os.path.realpath(folder), name)  # `resolve` fails for circular links
         made = not folder.exists()
     if (mine := (file, threading.get_ident())) in _handles:
         yield
@@ -45,7 +45,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
         with mendable(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
         while True:
-            with whole():  # a signal here would leave a lock that is never released
+            with whole():  # after a signal in this block, the lock would never be released
                 if (handle := _try(file)) is not None:
                     _handles[mine] = handle
                     break
@@ -55,7 +55,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
                     "another folder with --out"
                 )
             time.sleep(PAUSE)
-        words = [Path(sys.argv[0]).name, *sys.argv[1:2]]  # without options, which may be secrets
+        words = [Path(sys.argv[0]).name, *sys.argv[1:2]]  # no options, which may contain secrets
         command = shlex.join(word for word in words if not word.startswith("-"))
         with mendable(file, "lock"):
             said = f"process {os.getpid()} on {socket.gethostname()} ({command})"
@@ -82,7 +82,7 @@ def _give_back(mine: tuple[Path, int], made: bool) -> None:
 
 
 def _try(file: Path) -> int | None:
-    """A handle that holds the lock, or None if another process holds it."""
+    """Return an open handle that holds the lock, or None if another process holds the lock."""
     with mendable(file, "lock"):
         handle = regular(file, os.O_RDWR | os.O_CREAT)
         try:
@@ -100,7 +100,7 @@ def _try(file: Path) -> int | None:
 
 
 def _is_still(file: Path, handle: int) -> bool:
-    """Whether the file is the one that was opened: its holder may have removed it since."""
+    """Return whether the file is still the opened file, which its holder may have removed."""
     try:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -108,8 +108,7 @@ def _is_still(file: Path, handle: int) -> bool:
 
 
 def require_place(folder: Path) -> None:
-    """Reject a locked folder that was moved or replaced: the lock does not protect what is there
-    now."""
+    """Reject a locked folder that was moved or replaced, because the lock does not protect it."""
     place = Path(os.path.realpath(folder))
     for (file, _), handle in list(_handles.items()):
         if file.parent == place and not _is_still(file, handle):
@@ -120,7 +119,7 @@ def require_place(folder: Path) -> None:
 
 
 def _holder(file: Path) -> str:
-    """The holder of the lock, in words."""
+    """Describe the process that holds the lock."""
     try:
         return read_text(file, errors="replace").strip() or "another process"
     except OSError:
@@ -128,14 +127,16 @@ def _holder(file: Path) -> str:
 
 
 def writer(folder: Path) -> str:
-    """The process that writes to the folder now, in words; empty if there is none. A process on
-    another machine counts as alive."""
+    """Describe the process that writes to the folder now; empty if there is none.
+
+    A process on another machine is assumed to be alive.
+    """
     said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
     found = re.match(r"process (\d+) on (.+) \(", said)
     if found and found[2] == socket.gethostname():
         try:
             os.kill(int(found[1]), 0)
-        except PermissionError:  # it is alive and belongs to another user
+        except PermissionError:  # the process is alive and belongs to another user
             pass
         except (ProcessLookupError, OverflowError):
             return ""

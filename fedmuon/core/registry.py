@@ -1,8 +1,8 @@
-"""Find values by name, built-in or custom, with one call.
+"""Registries of built-in objects, and the import of custom objects that a config names.
 
 A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. The
-name is registered here, or is `package.module:object` or `./file.py:object`. The name `given`
-stands for an object that was passed in Python.
+name is registered, or it is `package.module:object` or `./file.py:object`. The name `given` stands
+for an object that was passed in Python.
 """
 
 import ast
@@ -26,17 +26,17 @@ from fedmuon.core.errors import InputError, plain
 
 Value = TypeVar("Value")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
-LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # known by their names
-USED: dict[str, list[tuple[str, Any]]] = {}  # file -> names in configs, with objects
-Stamp = tuple[tuple[str, int, int], ...]  # file, its time and size
-READ: dict[Path, tuple[Stamp, ModuleType]] = {}  # local modules, and their stamps when we read them
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # never local modules
+USED: dict[str, list[tuple[str, Any]]] = {}  # file -> (name in a config, object)
+Stamp = tuple[tuple[str, int, int], ...]  # (file, time, size)
+READ: dict[Path, tuple[Stamp, ModuleType]] = {}  # file -> (its stamp when read, its module)
 
 
 class Registry(dict[str, Callable[..., Value]], Generic[Value]):
-    """The functions that make values of one kind, by name."""
+    """The functions that create the built-in values of one kind, by name."""
 
     def add(self, name: str) -> Callable[[Maker], Maker]:
-        """Register the decorated function, which makes or is the value of that name."""
+        """Register the decorated function, which creates (or is) the value with this name."""
 
         def keep(maker: Maker) -> Maker:
             self[name] = maker
@@ -49,14 +49,14 @@ class Registry(dict[str, Callable[..., Value]], Generic[Value]):
 
 
 def import_object(name: str, key: str) -> Any:
-    """Import what a config names.
+    """Import an object that a config names.
 
     Args:
         name: `package.module:object` or `./file.py:object`.
-        key: The key of the config that has this name, for messages.
+        key: The key of the config that contains the name, for messages.
 
     Raises:
-        InputError: Where it cannot be imported, whatever the user's module raised.
+        InputError: If the object cannot be imported, for any error in the user's module.
     """
     if name == GIVEN:
         raise InputError(
@@ -92,13 +92,13 @@ def import_object(name: str, key: str) -> Any:
 
 
 def absolute_name(name: str) -> str:
-    """The name with an absolute path if it is in a file, so that it works in every folder."""
+    """Return the name with an absolute path, so that a name in a file works in every folder."""
     place, _, path = name.rpartition(":")
     return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
 
 def source_file(place: str) -> Path | None:
-    """The source of the module or file that a name begins with."""
+    """Return the source file of the module or file at the beginning of a name."""
     if place.endswith(".py"):
         return Path(place)
     file = getattr(sys.modules.get(place), "__file__", None) or ""
@@ -106,10 +106,10 @@ def source_file(place: str) -> Path | None:
 
 
 def blame(error: BaseException) -> str | None:
-    """Explain an error in an object that a config names.
+    """Return a message about an error of an object that a config names.
 
-    It was raised in the object's file, or the object was called with parameters that it does not
-    have. The answer is None for any other error.
+    Either the error was raised in the object's file, or the object was called with arguments that
+    it does not accept. For any other error, the function returns None.
     """
     why = plain(f"{type(error).__name__}: {error}")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -135,22 +135,25 @@ def blame(error: BaseException) -> str | None:
 
 
 def _attribute(one: Any, attribute: str) -> str:
-    """An attribute of the user's object as text; empty if reading it raises an error."""
+    """Return an attribute of a custom object as text; empty if reading it raises an error."""
     try:
         return str(getattr(one, attribute, ""))
     except Exception:
         return ""
 
 
-# A file of the user's as a module, and the modules that it imports from its own folder.
+# Import of a user's file as a module, and of the local modules in the same folder.
 #
-# Two folders may have modules of one name, and a module may be edited between two runs of a
-# process. So these local modules are put into `sys.modules` whenever the file imports anything, and
-# read again once one of them has changed.
+# Two folders may contain modules with the same name, and a module may be edited between two runs in
+# a process. So local modules are put into `sys.modules` whenever the file imports something. They
+# are read again after a change.
 
 
 def local_imports(file: Path) -> dict[str, Path]:
-    """Module name -> file in the same folder, for all that a file imports, directly or not."""
+    """Return module name -> file, for all modules of its folder that a file imports.
+
+    The result includes modules that other local modules import.
+    """
     found: dict[str, Path] = {}
     waiting = [file]
     while waiting:
@@ -171,8 +174,11 @@ def local_imports(file: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=256)
 def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str], ...]:
-    """The modules that a file may mean by its import statements, as it was at that time: how many
-    dots, and the name after them. `a.b` also means `a`, which is imported first."""
+    """Return (number of leading dots, name) of the modules that a file may import.
+
+    For `a.b` the result also contains `a`, which is imported first. `time` and `size` identify the
+    version of the file in the cache.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # reported when it is imported
@@ -193,8 +199,10 @@ def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str
 
 
 def stamp(file: Path) -> Stamp:
-    """The times and sizes of a file and its local imports, to detect changes; empty if there is no
-    file."""
+    """Return the times and sizes of a file and its local imports, to detect changes.
+
+    The result is empty if there is no Python file.
+    """
     if file.suffix != ".py" or not file.is_file():
         return ()
     files = dict.fromkeys([file, *local_imports(file).values()])
@@ -203,7 +211,7 @@ def stamp(file: Path) -> Stamp:
 
 
 def _read_module(path: Path) -> ModuleType:
-    """A file as a module, read once until it or a local import changes."""
+    """Import a file as a module; it is read again only if it or a local import has changed."""
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
     now = stamp(path)
     if name in sys.modules and getattr(sys.modules[name], "__fedmuon_stamp__", None) == now:
@@ -215,7 +223,7 @@ def _read_module(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))
 
     def load(name: str, *given: Any, **named: Any) -> Any:
-        """`__import__` of this file, also for what its functions import when they are called."""
+        """The `__import__` of this file, also for imports in functions that are called later."""
         if name not in local_imports(path):
             return builtins.__import__(name, *given, **named)
         with _local_modules(path):
@@ -226,7 +234,7 @@ def _read_module(path: Path) -> ModuleType:
     module.__dict__.update(__fedmuon_stamp__=now, __builtins__=own)
     try:
         with _local_modules(path):
-            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no outdated bytecode
     except BaseException:
         del sys.modules[name]
         raise
@@ -235,9 +243,9 @@ def _read_module(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _local_modules(file: Path) -> Iterator[None]:
-    """While the file imports, names of modules in its folder mean those modules."""
+    """Let the names of modules in the file's folder refer to these modules during an import."""
     ours = local_imports(file)
-    others = {}  # modules of these names that others imported
+    others = {}  # other modules with the same names in `sys.modules`
     for name in ours:
         there = sys.modules.get(name)
         if there is not None and _file_of(there) != ours.get(there.__name__):
@@ -247,14 +255,14 @@ def _local_modules(file: Path) -> Iterator[None]:
         if held is not None and held[0] == stamp(path):
             sys.modules[name] = held[1]  # the version that was read before
         elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
-            del sys.modules[name]  # read again; the caller's own module of this file stays
-    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode can be stale
+            del sys.modules[name]  # read it again; a module that the caller imported itself stays
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode can be outdated
     sys.path.insert(0, str(file.parent))
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the user's module may have removed it
+        with contextlib.suppress(ValueError):  # the user's module may have removed the entry
             sys.path.remove(str(file.parent))
         sys.dont_write_bytecode = written
         for name, path in ours.items():
@@ -274,18 +282,19 @@ def _file_of(module: ModuleType) -> Path | None:
     return Path(file).resolve() if file else None
 
 
-# The facts that an object asks for by the names of its parameters
+# The facts that an object takes as parameters, matched by name
 
 
 class Filled(partial):
-    """A function with those of its parameters filled in that have the names of facts."""
+    """A function whose parameters with the names of facts are filled in."""
 
 
 def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
-    """The object itself if it is a value, else the value that it returns for the facts.
+    """Return the object itself if it is a value, else the value that it returns for the facts.
 
-    Objects of the types `values` are values. A function that can be called with the facts alone
-    makes the value; one that needs more is the value, with the facts filled in.
+    An object of one of the types `values` is a value. A function that can be called with only the
+    facts is called, and returns the value. A function that needs more arguments is itself the
+    value, with the facts filled in.
     """
     if isinstance(found, values) or not callable(found) or _is_module(found):
         return found
@@ -300,8 +309,10 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The known facts that the object has a parameter for. A torch module takes none, because it
-    passes all arguments to its `forward`."""
+    """Return the known facts for which the object has a parameter.
+
+    A torch module takes no facts, because it passes all arguments to its `forward`.
+    """
     parameters = {} if _is_module(found) else _parameters(found)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
@@ -310,26 +321,26 @@ def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_of(found: Any, name: str) -> Any:
-    """The default of a parameter; None if it has to be given."""
+    """Return the default of a parameter; None if the parameter is required."""
     parameter = _parameters(found).get(name)
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def required_parameters(found: Any) -> list[str]:
-    """The parameters that have to be given."""
+    """Return the names of the required parameters."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = _parameters(found).items()
     return [name for name, one in parameters if one.kind in named and one.default is one.empty]
 
 
 def takes_anything(found: Any) -> bool:
-    """Whether a callable that is no class takes any number of arguments: `*given`."""
+    """Return whether a callable that is not a class takes any number of arguments: `*given`."""
     any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
     return not isinstance(found, type) and bool(any_number)
 
 
 def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
-    if not callable(found):  # inspect's error would print all of it
+    if not callable(found):  # the error of inspect would contain the whole object
         return {}
     try:
         return inspect.signature(found).parameters
@@ -343,15 +354,15 @@ def _is_module(found: Any) -> bool:
 
 
 def require_callable(found: Any, kind: str, wanted: str) -> Any:
-    """The object if it can be called; else raise `unfit`."""
+    """Return the object if it can be called; otherwise raise the error of `unfit`."""
     if not callable(found):
         raise unfit(found, kind, wanted)
     return found
 
 
 def unfit(found: Any, kind: str, wanted: str) -> InputError:
-    """The error for an object that cannot be used as a value of its kind."""
-    if isinstance(found, Filled):  # it needs more arguments than there are facts
+    """Return the error for an object that cannot be used as a value of its kind."""
+    if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(f"{said} cannot make a {kind} from the facts of a config: give {wanted}")
     return InputError(f"a {type(found).__name__} cannot be used as a {kind}: give {wanted}")

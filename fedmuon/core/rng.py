@@ -1,8 +1,8 @@
-"""Every random draw, keyed by what it is for.
+"""Random draws, each with a key for its purpose.
 
-A draw is a function of (seed, what, round, client, step, block) and of nothing else: not of the
-engine, the process, the order of clients or the number of workers. So a run and all its neighbours
-share one realization, as Assumption 4.2 of the stability note demands.
+A draw depends only on (seed, what, round, client, step, block). It does not depend on the engine,
+the process, the order of clients or the number of workers. So training on a data set and on all
+neighbouring data sets uses the same draws, as Assumption 4.2 of the Stability note requires.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw(IntEnum):
-    """The purpose of a draw. Codes are part of the file format: append, never renumber."""
+    """The purpose of a draw. Its code is part of the file format: append codes, never change one."""
 
     SYNTHETIC = 1
     SPLIT = 2
@@ -41,19 +41,24 @@ class Draw(IntEnum):
 def generator(
     seed: int, what: Draw, *, round: int = 0, client: int = 0, step: int = 0, block: int = 0
 ) -> np.random.Generator:
-    """An independent generator for one draw; `block` numbers the matrices of one model."""
+    """Return an independent generator for one draw; `block` is the index of a matrix of a model."""
     key = (int(what), round, client, step, block)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-# The finalizer of splitmix64 (Steele, Lea and Flood 2014): it maps 0, 1, 2, ... times an odd number
-# to numbers that pass tests of randomness. Products wrap around in 64 bits.
+# Constants of the finalizer of splitmix64 (Steele, Lea and Flood 2014). It maps the multiples 0, 1,
+# 2, ... of an odd number to numbers that pass tests of randomness. Products are modulo 2^64.
 STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> np.ndarray:
-    """The keys [n] of the dropout masks (`fedmuon.tasks.dropout`) of a client's samples in these
-    rows, as int64; None is all of its `size` samples."""
+    """Return the keys [n] of the dropout masks of a client's samples, as int64.
+
+    Args:
+        rng: The generator of the client's draw.
+        rows: Indices [n] of the samples; None for all samples.
+        size: The client's number of samples.
+    """
     first = rng.integers(2**64, dtype=np.uint64)
     number = np.arange(size) if rows is None else rows
     mixed = first + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(STRIDE)
@@ -71,9 +76,12 @@ class Normals(Protocol):
 
 
 def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
-    """Standard normal entries [K S, ...] in float64: one draw per client, shared by its S
-    replicas, because runs that are compared must see one realization."""
-    import torch  # accountants and bounds work without torch, which takes two seconds to import
+    """Return standard normal entries [K S, ...] in float64, with one draw per client.
+
+    The S replicas of a client share the draw, because runs that are compared must use the same
+    noise.
+    """
+    import torch  # late, because accountants and bounds do not need it
 
     each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
     return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP unwind the program, so that it can save what it has and say so."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP, so that the program can save its state before it ends."""
 
 import contextlib
 import os
@@ -17,10 +17,11 @@ Hearer = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first of these signals raise `Interrupted` in the main thread.
+    """Let the first signal raise `Interrupted` in the main thread.
 
-    A second one does what the system does, in case saving hangs: files are written whole or not at
-    all. Within another `interruptible` this changes nothing. Under nohup a hangup stays ignored.
+    A second signal has its default effect, in case saving hangs. This damages no file, because
+    files are written completely or not at all. A nested `interruptible` changes nothing. Under
+    nohup, SIGHUP remains ignored.
     """
     nested = signal.getsignal(signal.SIGINT) is _unwind
     if nested or threading.current_thread() is not threading.main_thread():
@@ -32,8 +33,10 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sent_again() -> Iterator[None]:
-    """Send a signal again whose exception Python dropped, as it does in callbacks of weak
-    references and in `__del__`."""
+    """Send a signal again if Python dropped its exception.
+
+    Python drops exceptions in callbacks of weak references and in `__del__`.
+    """
     before = sys.unraisablehook
 
     def hear(dropped: Any) -> None:
@@ -42,7 +45,7 @@ def _sent_again() -> Iterator[None]:
             return
         for end in _ours():
             signal.signal(end, _unwind)
-        # Not from here: this function's exceptions would be dropped as well.
+        # Send the signal from another thread, because exceptions in this function are dropped, too.
         threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.number)).start()
 
     sys.unraisablehook = hear
@@ -54,9 +57,9 @@ def _sent_again() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(ask: Callable[[int], None]) -> Iterator[None]:
-    """Pass the first of these signals to `ask`; a second one does what the system does.
+    """Pass the first signal to `ask`; a second signal has its default effect.
 
-    Some code, such as Ray's, does not survive an exception that a signal raises inside it.
+    Some code, such as Ray, fails if a signal raises an exception inside it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -75,7 +78,7 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Delay these signals until the block has ended."""
+    """Delay signals until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -90,10 +93,12 @@ def whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
-    """Let `hear` handle these signals. Their handlers before come back at the end, unless `unless`
-    holds a signal by then."""
+    """Let `hear` handle signals within the block.
+
+    At the end, the previous handlers are restored, unless `unless` contains a signal by then.
+    """
     found = {end: signal.getsignal(end) for end in _ours()}
-    # None is a handler that was set in C.
+    # None stands for a handler that was set in C.
     before = {end: handler for end, handler in found.items() if handler is not None}
     try:
         for end in before:
@@ -106,7 +111,7 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """The signals that end a program. Under nohup, which ignores it, a hangup does not."""
+    """Return the signals that end a program, without SIGHUP if nohup ignores it."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [end for end in ENDS if not (nohup and end == signal.SIGHUP)]
 
@@ -114,8 +119,8 @@ def _ours() -> list[signal.Signals]:
 def _unwind(number: int, frame: FrameType | None) -> None:
     ends = _ours()
     for end in ends:
-        signal.signal(end, lambda number, frame: None)  # several signals at once are one request
-    signal.raise_signal(number)  # handle signals that arrive together while a handler is set
+        signal.signal(end, lambda number, frame: None)  # signals that arrive together count once
+    signal.raise_signal(number)  # let Python handle all pending signals with this handler
     for end in ends:
         signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)

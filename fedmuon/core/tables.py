@@ -1,4 +1,4 @@
-"""Typed tables and TOML. Errors name the wrong key and say what to do."""
+"""Typed tables and TOML, with errors that name the wrong key and say what to do."""
 
 import re
 import tomllib
@@ -34,11 +34,14 @@ LIMITS = {
     "less_than": ("lt", "below"),
 }
 PLAIN = {"list_type": "give a list, such as [0, 1]", "too_short": "give at least one"}
-TINY = 1e-9  # a least number that means "above 0"
+TINY = 1e-9  # a smaller positive minimum is described as "above 0"
 
 
 class Table(BaseModel):
-    """A table. Keys are kebab-case in files; unknown keys and silent conversions are rejected."""
+    """The base class of tables.
+
+    Keys in files are kebab-case. Unknown keys are rejected, and values are not converted silently.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -52,21 +55,26 @@ class Table(BaseModel):
 def validate(
     model: type[Model], tables: Mapping[str, Any], context: Mapping[str, bool] | None = None
 ) -> Model:
-    """Make a model of nested tables.
+    """Create a model from nested tables.
+
+    Args:
+        model: The class of the model.
+        tables: The nested tables.
+        context: Information for the checks of the model.
 
     Raises:
-        InputError: If a key or value is not valid. The model's own checks may use the context.
+        InputError: If a key or a value is not valid.
     """
     try:
         return model.model_validate(dict(tables), context=context)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        odd = [one for one in found if one["type"] == "extra_forbidden"]  # says what is misspelt
+        odd = [one for one in found if one["type"] == "extra_forbidden"]  # unknown keys come first
         raise InputError(_sentence(model, (odd or found)[0])) from None
 
 
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Nested tables with `table.key=value` overrides put into them."""
+    """Apply `table.key=value` overrides to nested tables, and return the tables."""
     for text in overrides:
         name, equals, value = text.partition("=")
         table, dot, key = name.strip().partition(".")
@@ -99,7 +107,7 @@ def put(tables: dict[str, Any], name: str, value: Any) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as nested tables."""
+    """Read a TOML file as nested tables."""
     try:
         return tomllib.loads(read_text(path))
     except InputError:  # it is not a regular file
@@ -109,12 +117,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(why) from None
     except RecursionError:
         raise InputError(f"{path} is not valid TOML ({NESTED}): fix it") from None
-    except ValueError as error:  # also a number of more digits than Python reads
+    except ValueError as error:  # invalid TOML, or a number with too many digits for Python
         raise InputError(f"{path} is not valid TOML ({error}): fix that line") from None
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
-    """The message: the key, its value, and what to give instead."""
+    """Return a message with the key, its value, and a suggestion."""
     place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
     if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
@@ -147,13 +155,15 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
 
 @cache
 def attribute(model: type[BaseModel], key: str) -> str:
-    """The attribute of the model for `key` in files. Cached, because every config needs
-    hundreds."""
+    """Return the attribute of the model for a key in files.
+
+    The result is cached, because every config needs hundreds of attributes.
+    """
     return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
-    """Advice for an unknown key."""
+    """Return advice for an unknown key."""
     if where := ELSEWHERE.get(tuple(place)):
         return where
     kind: Any = model
@@ -164,7 +174,7 @@ def _suggestion(model: type[BaseModel], place: list[str]) -> str:
 
 
 def _table(kind: Any) -> Any:
-    """The type of a table, a dictionary or a list, without annotations; of a union, the first."""
+    """Return the type of a table, dictionary or list without annotations; the first of a union."""
     if get_origin(kind) is Annotated:
         return _table(get_args(kind)[0])
     if get_origin(kind) not in (Union, UnionType):
@@ -176,5 +186,5 @@ def _table(kind: Any) -> Any:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:
-    """Key as files spell it -> its type."""
+    """Return key, as in files -> type."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

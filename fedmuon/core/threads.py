@@ -1,8 +1,9 @@
-"""Work in pieces for several threads, with results that do not depend on how many there are.
+"""Work on several threads, with results that do not depend on the number of threads.
 
-The size of the work alone decides how it is cut, and one thread computes each piece. So torch's own
-threads do not wait for each other, which on a busy machine takes several times as long as the work.
-The thread that cuts work takes part in it, and a piece may be cut in turn.
+Work is divided into pieces, and each piece runs in one thread. Only the size of the work determines
+the pieces. So torch's own threads do not wait for each other, which takes several times as long as
+the work on a busy machine. The thread that divides the work also takes part in it. A piece can be
+divided again.
 """
 
 import atexit
@@ -20,21 +21,23 @@ from typing import Any, Generic, TypeVar
 import torch
 
 Found = TypeVar("Found")
-LEAST = sys.float_info.min  # half of it is subnormal
-LEAVE = 20.0  # seconds that a piece may still take when the program ends
-_here = threading.local()  # `crew`: the threads that work with this one
+LEAST = sys.float_info.min  # half of this number is subnormal
+LEAVE = 20.0  # seconds to wait for running pieces when the program ends
+_here = threading.local()  # its attribute `crew` describes the threads that help this thread
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
-    """Compute the pieces in as many threads as torch would use.
+    """Compute the pieces with the number of threads that torch would use.
 
     Args:
-        pieces: Functions, called with the settings of this thread (see `_Job`). A piece must say
-            itself whether torch records gradients.
-        apart: If false, call one after the other, each with all of torch's threads or on a device.
+        pieces: Functions, which are called with the settings of this thread (see `_Job`). A piece
+            must set by itself whether torch records gradients.
+        apart: If false, the pieces are called one after the other, each with all threads of torch,
+            or on a device.
 
     Returns:
-        The results in the order of the pieces. The first piece that fails ends the work.
+        The results in the order of the pieces. If a piece fails, no further pieces start, and its
+        error is raised.
     """
     if not apart:
         return [piece() for piece in pieces]
@@ -52,16 +55,16 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
 
 
 def parts(size: int, count: float) -> list[slice]:
-    """Cut 0 to `size` into about `count` even parts: at least one, and none empty if `size` > 0."""
+    """Divide 0 to `size` into about `count` even parts, at least 1; none is empty if `size` > 0."""
     many = max(1, min(size, round(count)))
     ends = [size * k // many for k in range(many + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 class Turns:
-    """An order among pieces of spread work, in which their results are added as by one thread.
+    """A fixed order of pieces, in which they add their results as a single thread would.
 
-    A piece waits only for those before it, and the first waits for none. So all of them end.
+    A piece waits only for earlier pieces, and the first piece does not wait. So no deadlock occurs.
     """
 
     def __init__(self) -> None:
@@ -70,7 +73,7 @@ class Turns:
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], None]]:
-        """A function that waits for the turn of the piece; the end of the block passes it on."""
+        """Yield a function that waits for the turn of a piece. The turn ends with the block."""
         turn = partial(self._wait, number)
         try:
             yield turn
@@ -91,25 +94,25 @@ class Turns:
 
 
 class PerThread(Generic[Found]):
-    """One object for each thread that asks, for example of modules, which their calls change."""
+    """A separate object for each thread, for example a module that changes when it is called."""
 
     def __init__(self, make: Callable[[], Found]) -> None:
         self._make, self._local = make, threading.local()
 
     def __call__(self) -> Found:
-        """The object of this thread."""
+        """Return the object of this thread."""
         if not hasattr(self._local, "found"):
             self._local.found = self._make()
         return self._local.found
 
     def __reduce__(self) -> tuple[type, tuple[Callable[[], Found]]]:
-        """Copies and other processes create their own objects."""
+        """Let copies, and other processes, create new objects."""
         return PerThread, (self._make,)
 
 
 @dataclass(frozen=True)
 class _Crew:
-    """The threads for work that one thread spreads, and for all that is spread within it."""
+    """The threads for the work of one thread, including work that its pieces divide again."""
 
     size: int
     others: threading.Semaphore
@@ -117,7 +120,7 @@ class _Crew:
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Let torch use one thread; yield how many it used before, and uses afterwards."""
+    """Let torch use one thread within the block; yield the number that it used before."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -128,7 +131,7 @@ def one_thread() -> Iterator[int]:
 
 @contextmanager
 def _crew() -> Iterator[_Crew]:
-    """The threads that work with this one; each uses one thread of torch's."""
+    """Yield the threads that work with this thread; in each of them, torch uses one thread."""
     if hasattr(_here, "crew"):
         yield _here.crew
         return
@@ -142,7 +145,7 @@ def _crew() -> Iterator[_Crew]:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Let operations of this thread keep the precision of their operands."""
+    """Disable autocast in this thread, so that operations keep the precision of their operands."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -151,10 +154,10 @@ def without_autocast() -> Iterator[None]:
 
 
 class _Job:
-    """Pieces that several threads take one by one.
+    """The pieces of one call of `spread`, which several threads take one by one.
 
-    Helpers get torch's settings of the thread that makes the job, which they do not inherit:
-    precision (autocast), inference mode, and whether subnormal numbers become 0.
+    Helper threads do not inherit torch's settings. So they copy them from the thread that creates
+    the job: autocast, inference mode, and whether subnormal numbers become 0.
     """
 
     def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
@@ -168,7 +171,7 @@ class _Job:
         self._change = threading.Condition()
 
     def help_elsewhere(self) -> None:
-        """Help from a thread that by itself uses neither autocast nor inference mode."""
+        """Take pieces in a helper thread, after copying torch's settings."""
         torch.set_flush_denormal(self._flushes)
         if not (self._casts or self._inference):
             self.help()
@@ -194,7 +197,10 @@ class _Job:
                     self._change.notify_all()
 
     def results(self) -> list[Any]:
-        """All results, or the first error in the order of pieces; a request to stop goes first."""
+        """Return all results, or raise an error.
+
+        A request to stop comes first; other errors follow the order of the pieces.
+        """
         with self._change:
             self._change.wait_for(lambda: self._ended == self._taken)
         for _, error in sorted(
@@ -204,7 +210,7 @@ class _Job:
         return self._found
 
     def close(self) -> None:
-        """Give out no more pieces, and free the results: offers may stay in the queue for long."""
+        """Start no more pieces, and free the results, because the job may stay in the queue."""
         with self._change:
             self._count = self._taken
             if self._ended == self._taken:
@@ -224,7 +230,7 @@ _helpers = [_Helpers()]
 
 
 def _in_a_child() -> None:
-    """A forked process has none of the threads, and none of their locks."""
+    """Reset the helpers in a forked process, which has neither the threads nor their locks."""
     _helpers[0] = _Helpers()
     if hasattr(_here, "crew"):
         torch.set_num_threads(_here.crew.size)
@@ -236,7 +242,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _offer(job: _Job) -> None:
-    """Let one more thread take part as soon as it is free."""
+    """Let one more helper thread take part in the job as soon as it is idle."""
     held = _helpers[0]
     with held.lock:
         while len(held.threads) < job.crew.size - 1:
@@ -244,13 +250,13 @@ def _offer(job: _Job) -> None:
             more = threading.Thread(target=_help_others, args=(held.jobs, ready), daemon=True)
             more.start()
             held.threads.append(more)
-            ready.wait()  # what it says of torch's threads holds for all of some libraries
+            ready.wait()  # in some libraries, its number of threads applies to the whole process
     held.jobs.put(job)
 
 
 @atexit.register
 def _end_helpers() -> None:
-    """End them before Python does: a thread that is stopped within C++ aborts the program."""
+    """End the helpers before Python does, because stopping a thread in C++ aborts the program."""
     held = _helpers[0]
     for _ in held.threads:
         held.jobs.put(None)
