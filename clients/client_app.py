@@ -1,6 +1,6 @@
-"""The ClientApp.
+"""The ClientApp of fedmuon.
 
-It imports torch only for training, so a query for a partition is answered without waiting for it.
+The app imports torch only for training, so that it answers partition queries quickly.
 """
 
 import importlib
@@ -19,30 +19,30 @@ def _training() -> Any:
 
 
 def query(message: Message, context: Context) -> Message:
-    """The partition of this node: node ids are random, partition ids are not."""
+    """Reply with the partition of this node, because node ids are random."""
     return answer(message, {"who": ConfigRecord({"partition": partition(context)})})
 
 
 def key(message: Message, context: Context) -> Message:
-    """A public key for the mask of this node's next reply."""
+    """Reply with a public key for the mask of this node's next reply."""
     return _training().key(message, context)
 
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """One client's round of local steps."""
+    """Reply with the result of one client's local steps."""
     return _training().train_together([message], [context], fetch)[0]
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """The model's loss on one client's own samples."""
+    """Reply with the model's loss on one client's samples."""
     return _training().evaluate(message, context, fetch)
 
 
 class Clients(ClientApp):
-    """A ClientApp that can answer for many clients at once in one process.
+    """A ClientApp that can answer messages to many clients in one batch.
 
     Args:
-        fetch: Returns the objects that the caller passed in Python.
+        fetch: A function that returns the custom objects that were passed in Python.
     """
 
     def __init__(self, fetch: Fetch = nothing) -> None:
@@ -54,11 +54,15 @@ class Clients(ClientApp):
         self.evaluate()(partial(evaluate, fetch=fetch))
 
     def load(self) -> None:
-        """Import what training needs, before a message waits for it."""
+        """Import the modules for training, so that no message has to wait for the import."""
         _training()
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """Replies to messages of one round, which share their content."""
+        """Return the replies to the messages of one round, which share their content.
+
+        Raises:
+            InputError: If the messages differ in their content.
+        """
         first = messages[0]
         if any(one.content is not first.content for one in messages[1:]):
             raise InputError(

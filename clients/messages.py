@@ -1,4 +1,4 @@
-"""Read messages in a client, without importing what training needs."""
+"""Reading of messages in a client, without importing torch."""
 
 import math
 from collections.abc import Callable
@@ -11,16 +11,15 @@ from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.tables import Scalar
 
-MEASURED = "measured"  # the record of what a client measured
+MEASURED = "measured"  # name of the record with a client's measurements
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
-Fetch = Callable[
-    [], UserObjects
-]  # the objects that the caller passed in Python, the same each time
+# A function that returns the custom objects that were passed in Python, always the same objects.
+Fetch = Callable[[], UserObjects]
 
 
 def nothing() -> UserObjects:
-    """No objects: the config names everything that a client needs."""
+    """Return no custom objects, because the config names everything that a client needs."""
     return NOTHING
 
 
@@ -28,9 +27,9 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
     """Unpack a request.
 
     Returns:
-        The config (hashable), the round, the number of replicas, the data sets that they see
-        (`Neighbours.rows`, None if all see the same), the factor of the step size (None if there is
-        no schedule), and a digest of how the samples were dealt.
+        The config (hashable); the round; the number of replicas; the data sets of the replicas
+        (`Neighbours.rows`, or None if all replicas use the same data); the factor of the step size
+        (None without a schedule); a digest of the partition of the samples.
     """
     flat: dict[str, Any] = dict(message.content.config_records["config"])
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
@@ -49,7 +48,7 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
 
 
 def partition(context: Context) -> int:
-    """The partition that this node holds."""
+    """Return the partition of this node."""
     if "partition-id" not in context.node_config:
         raise InputError(
             "this SuperNode has no partition-id: start it with --node-config 'partition-id=0'"
@@ -58,5 +57,5 @@ def partition(context: Context) -> int:
 
 
 def answer(message: Message, records: dict) -> Message:
-    """The reply with these records."""
+    """Return the reply to a message, with these records."""
     return Message(RecordDict(records), reply_to=message)

@@ -1,13 +1,14 @@
-"""A client's own states between rounds: with the server where it simulates the nodes, else on the
-node's disk.
+"""The states that a client stores between rounds.
 
-A state is known by the round that the client took part in. The server says of which round the
-client's state must be, and which checkpoints it may return to, so a run that is resumed reads what
-was there at its checkpoint. A node that does not have that state reports an error, and never starts
+A server that simulates its nodes stores these states. Otherwise each node stores them on its disk.
+
+A state is identified by the last round in which the client took part. The server sends the round of
+the required state, and the checkpoints to which it may return. So a resumed run reads the states
+of its checkpoint. If a node does not have the required state, it reports an error. It never starts
 again silently.
 
-Each run has an id of its own, so a run never reads the states of another one, even of the same
-config. A node that begins another run removes states that were not used for a week.
+Each run has a unique id, so a run never reads the states of another run, even with the same config.
+When a node starts another run, it removes states that were not used for a week.
 """
 
 import os
@@ -24,25 +25,25 @@ from fedmuon.federated.client_states import ClientStates, flat_states, nested_st
 from fedmuon.federated.wire import distrusted
 from fedmuon.optim.chain import States
 
-MEMORY = "memory"  # the record of a message
-PREFIX = "fedmuon-state-"  # followed by the round: the record of a context
-FOLDER = "state-dir"  # a key of a node's config
+MEMORY = "memory"  # name of the record in a message
+PREFIX = "fedmuon-state-"  # beginning of the name of the record in a context; the round follows
+FOLDER = "state-dir"  # key of a node's config
 UNUSED = 7 * 86400.0  # seconds after which the states of another run are removed
 
 
 def state_record(states: States, round: int) -> RecordDict:
-    """The state of a context that holds these states after that round."""
+    """Return the state of a context that contains these states after a round."""
     return RecordDict({f"{PREFIX}{round}": ArrayRecord(flat_states(states))})
 
 
 def states_of(held: RecordDict, round: int) -> States:
-    """The states after that round."""
+    """Return the states after a round from the state of a context."""
     record = held.array_records[f"{PREFIX}{round}"]
     return nested_states(dict(record.to_torch_state_dict()))
 
 
 class Memory:
-    """The states that a message asks for, and their place."""
+    """The client states that a message requires, and the place where they are stored."""
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
         with distrusted():
@@ -55,10 +56,10 @@ class Memory:
         self._last = None if last < 0 else last
 
     def recall(self, round: int) -> States:
-        """The client's states before a round; empty before its first.
+        """Return the client's states before a round; empty before the client's first round.
 
         Raises:
-            InputError: The node does not have them.
+            InputError: If the node does not have the states.
         """
         if self._last is None:
             return {}
@@ -74,19 +75,24 @@ class Memory:
             ) from None
 
     def keep(self, own: States) -> None:
-        """Keep the client's states after the round that uses its reply, and what the server's
-        checkpoints need."""
+        """Store the client's states after the round that uses its reply.
+
+        States that the server's checkpoints need are kept, too.
+        """
         if self._with_server:
             self._context.state = state_record(own, self._round)
             return
         store = self._store()
-        # The server may ask again from the state before, if it does not get or take this reply.
+        # If the reply is lost or rejected, the server may repeat the request from the old state.
         store.checkpoints = (*self._saved, 0 if self._last is None else self._last + 1)
         store.write(self.client, self._round, own)
         store.flush()
 
     def _store(self) -> ClientStates:
-        """The node's files of this client in this run, without what the server did not take."""
+        """Return the node's stored states of this client in this run.
+
+        States of replies that the server did not use are removed.
+        """
         given = str(self._context.node_config.get(FOLDER, ""))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         place = Path(given) if given else Path(home, "fedmuon")
@@ -105,7 +111,7 @@ class Memory:
 
 
 def _forget_unused(place: Path, of_client: str) -> None:
-    """Remove the client's states of runs that it has not served for long; other runs may go on."""
+    """Remove the client's states of runs that were not active for a week."""
     for other in place.glob(f"{'[0-9a-f]' * 16}{of_client}"):
         if other.is_dir() and time.time() - other.stat().st_mtime > UNUSED:
             shutil.rmtree(other, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Answer messages in a client: unpack them, call the core, mask and pack the reply.
+"""Answers to messages in a client: unpack a message, train or evaluate, mask and pack the reply.
 
-Clients store nothing between rounds except what can be computed again, the samples of the
-partitions that this process has served and the objects that the config describes, and a recipe's
-persistent states (`stored_states.py`). Under distributed trust a client also holds the private key
-of its mask, from the question for its public key until its reply.
+Between rounds, a client process stores only two things. The first is a cache that can be computed
+again: the samples of the partitions, and the objects that the config describes. The second is the
+persistent states of an optimizer (`stored_states.py`). With distributed trust, a client also stores
+the private key of its mask, from the request for its public key until its reply.
 """
 
 import faulthandler
@@ -46,20 +46,20 @@ from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.tasks.base import Params
 
-KEPT = "fedmuon-key"  # the record of the private key in the node's memory
+KEPT = "fedmuon-key"  # name of the record with the private key in the node's context
 
 
 def key(message: Message, context: Context) -> Message:
-    """Reply with a fresh public key; the node stores the private one in place of any other."""
+    """Reply with a new public key. The node stores the private key, and replaces an earlier key."""
     private, public = distributed.key_pair()
     context.state[KEPT] = ConfigRecord({"private": private})
     return answer(message, {"who": ConfigRecord({"partition": partition(context), "key": public})})
 
 
 def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
-    """Add the client's mask of this round to the reply, and forget its key.
+    """Add the client's mask of this round to the reply, and delete its private key.
 
-    Each client of the cohort must have a public key of its own: fewer clients would add fewer
+    The clients of the cohort must have different public keys, because fewer clients would add fewer
     shares of noise.
     """
     assert recipe.client_level is not None
@@ -85,8 +85,8 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
 def deadline(seconds: float) -> Iterator[None]:
     """End this worker process if a message takes longer than its time to live.
 
-    A simulation waits for its workers, so a client that hangs must not keep it from ending. The
-    watchdog works even if Python hangs.
+    A simulation waits for its workers, so without this limit a hanging client would block its end.
+    The limit works even if Python hangs.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -98,7 +98,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def train_together(
     messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
 ) -> list[Message]:
-    """Reply to messages with the same content; the core trains their clients as one batch."""
+    """Reply to messages with the same content, whose clients are trained as one batch."""
     numbers = [partition(context) for context in contexts]
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
@@ -115,7 +115,7 @@ def train_together(
         if recipe.compression is not None and recipe.compression.down:
             with distrusted():
                 sent = read_broadcast(recipe, sent, first_model(task, plan.seed, stack))
-        if factor is not None:  # only the server calls the user's schedule
+        if factor is not None:  # only the server calls a custom schedule
             plan = replace(plan, factor=lambda round: factor)
         pairs = list(zip(numbers, shards, strict=True))
         memories = [
@@ -124,7 +124,7 @@ def train_together(
             if recipe.keeps_states
         ]
         own = {one.client: one.recall(round) for one in memories}
-        measured = stack == 1 and setup.measured  # no neighbours
+        measured = stack == 1 and setup.measured  # without neighbouring data sets
         found = client_updates(recipe, task, plan, pairs, sent, own, measured)
         found = compressed(recipe, sent, found, own)
         for one, reply in zip(memories, found if memories else (), strict=True):
@@ -148,9 +148,10 @@ def train_together(
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """Measure the model on this client's own samples, per replica.
+    """Reply with the losses and metrics of the model on this client's samples, per replica.
 
-    A private client raises an error, because the ledger would not count the measurement.
+    Raises:
+        InputError: If the run is private, because the ledger would not count the measurement.
     """
     number = partition(context)
     with distrusted():
@@ -181,13 +182,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
-    """The objects of one client, cached for its next rounds."""
+    """Return the objects of one client, cached for its next rounds."""
     return build_worker(_config(config, own), client)
 
 
 @lru_cache(maxsize=2)
 def _config(config: FlatConfig, own: UserObjects) -> Config:
-    """The config of a message, parsed once per process, which also sets the threads of torch."""
+    """Return the config of a message, cached per process; also set torch's number of threads."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         return unflatten(dict(config)).with_objects(own)
@@ -196,7 +197,11 @@ def _config(config: FlatConfig, own: UserObjects) -> Config:
 def _arrays(
     message: Message, client: LocalClient, stack: int, states: bool = True
 ) -> tuple[Params, States]:
-    """The model and, if wanted, the states, if there are bytes for all replicas."""
+    """Return the model and, with `states`, the states of a message.
+
+    Raises:
+        InputError: If the message has too few bytes for its number of replicas.
+    """
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})

@@ -1,8 +1,8 @@
-"""The size of a round's messages, found by serializing those of the first round.
+"""The size of a round's messages, measured by serializing the messages of the first round.
 
-On Ray messages are pickled. Content that all clients of a call share is sent once per call or, if
-it is large, once per machine. Through a SuperLink each message is a tree of objects, and every
-client reads its whole message.
+On Ray, messages are pickled. Content that all messages of a call share is sent once per call or, if
+it is large, once per machine. In a SuperLink, each message is a tree of objects, and every client
+reads its complete message.
 """
 
 import pickle
@@ -20,12 +20,12 @@ from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, we
 from fedmuon.server.ray.worker_pool import apart, large
 from fedmuon.server.strategy import FedMuonStrategy
 
-SAMPLE = 1024  # maximum number of messages that are serialized; the others have the same size
+SAMPLE = 1024  # maximum number of serialized messages; further messages have the same size
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a round, to the clients and back."""
+    """The bytes of a round: to the clients (down) and back (up)."""
 
     down: int
     up: int
@@ -34,7 +34,7 @@ class Sizes:
 def on_ray(
     config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
 ) -> Sizes:
-    """Bytes of a round on workers that get one call each."""
+    """Return the bytes of a round on Ray workers that get one call each."""
     ids = node_ids(config.federation.clients, config.federation.seed)
     partitions = {node: place for place, node in enumerate(ids)}
     messages = requests(config, experiment, state, ids)
@@ -50,7 +50,7 @@ def on_ray(
     down = shared + _scaled(bare, calls, call)
     arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
     replies = [_reply(experiment, state, one, partitions) for one in arrived]
-    if calls == len(messages):  # the reply to a single message has an id, too
+    if calls == len(messages):  # in a call with one message, the reply also has an id
         for reply in replies:
             numbered(reply)
     up = _scaled(replies, calls, lambda some: [(one, None) for one in some], len(messages))
@@ -58,7 +58,7 @@ def on_ray(
 
 
 def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
-    """Bytes of a round of a deployment."""
+    """Return the bytes of a round of a deployment."""
     messages = requests(config, experiment, state)
     client = messages[0].metadata.dst_node_id
     reply = _reply(experiment, state, messages[0], {client: client})
@@ -68,8 +68,10 @@ def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes
 def requests(
     config: Config, experiment: Experiment, state: ServerState, ids: Sequence[int] = ()
 ) -> list[Message]:
-    """The messages of the first round, to nodes with these ids or, without ids, with the numbers of
-    their partitions."""
+    """Return the messages of the first round.
+
+    The nodes have these ids or, without ids, the numbers of their partitions.
+    """
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: ids[client] if ids else client for client in clients}
@@ -82,7 +84,7 @@ def requests(
 
 
 def questions(nodes: Iterable[int]) -> list[Message]:
-    """The first question to each node: which partition it holds."""
+    """Return the first query to each node, which asks for its partition."""
     identify()
     return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
 
@@ -90,7 +92,7 @@ def questions(nodes: Iterable[int]) -> list[Message]:
 def _reply(
     experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
 ) -> Message:
-    """A reply with the size of a client's reply, but other numbers."""
+    """Return a reply with the size of a client's reply, but with other numbers."""
     like = returned_like(experiment.recipe, state.params, state.states)
     stack = len(next(iter(state.params.values())))
     client = partitions[message.metadata.dst_node_id]
@@ -105,7 +107,7 @@ def _reply(
 def _scaled(
     messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
 ) -> int:
-    """Bytes of `count` messages (all by default) in so many calls, extrapolated from some."""
+    """Return the bytes of `count` messages (default: all) in `calls` calls, extrapolated."""
     count, each = count or len(messages), -(-len(messages) // calls)
     some = list(messages[: min(SAMPLE, each)])
     whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))

@@ -1,4 +1,4 @@
-"""Messages to nodes and back: with a deadline, with public keys, and with readable errors."""
+"""Exchange of messages with nodes: deadlines, partitions, public keys, and readable errors."""
 
 import contextlib
 import logging
@@ -15,23 +15,23 @@ from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between polls; small rounds should not wait
-KEY, KEY_LENGTH = f"{MessageType.QUERY}.key", 32  # the question for a public key; its bytes
-OWN, SENTENCE = "OwnError: ", 800  # how a reason begins if a custom object is at fault
+KEY, KEY_LENGTH = f"{MessageType.QUERY}.key", 32  # query for a public key; bytes of a key
+OWN, SENTENCE = "OwnError: ", 800  # prefix of an error in a custom object; maximum characters
 FRAMES, LINES, WIDTH = 3, 20, 200  # limits of a traceback: calls, lines, characters per line
 
 
 @runtime_checkable
 class Numbered(Protocol):
-    """A grid that knows which node holds a partition, and does not need polling."""
+    """A grid that knows the node of each partition, and does not need polling."""
 
-    retried: dict[str, str]  # messages since the last push that were sent again -> why
+    retried: dict[str, str]  # id of a message that was sent again since the last push -> reason
 
     def node_of(self, partition: int) -> int:
-        """The node that holds a partition."""
+        """Return the node of a partition."""
         ...
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
-        """The replies that have arrived, after waiting at most so long for one."""
+        """Wait at most this number of seconds for a reply, and return the replies so far."""
         ...
 
     def forget(self, message_ids: Iterable[str]) -> None:
@@ -41,22 +41,23 @@ class Numbered(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A grid whose owner keeps the contexts' states; elsewhere nodes keep their own."""
+    """A grid whose owner stores the states of contexts. With other grids, each node stores its
+    state."""
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set what the context of a node holds, for the next message to it."""
+        """Set the state of a node's context for the next message to the node."""
         ...
 
     def collect_state(self, partition: int) -> RecordDict:
-        """Take what the context of a node holds after its last answer out of the grid."""
+        """Remove from the grid, and return, the state of a node's context after its last reply."""
         ...
 
 
 def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[int, Message]:
     """Send messages and collect the replies.
 
-    A reply is matched by the message that it answers, because the SuperLink answers in place of a
-    node that is late.
+    A reply is matched by the id of the message that it answers, because the SuperLink replies in
+    place of a late node.
 
     Args:
         grid: Flower's grid.
@@ -64,7 +65,7 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
         deadline: Seconds to wait for replies.
 
     Returns:
-        Index of a message -> its reply, if there is one.
+        Index of a message -> its reply. Messages without a reply are missing.
     """
     waiting = {one: number for number, one in enumerate(grid.push_messages(messages)) if one}
     replies: dict[int, Message] = {}
@@ -78,7 +79,7 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
             found = list(grid.pull_messages(set(waiting)))
         for reply in found:
             number = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if number is not None:  # no message is answered twice
+            if number is not None:  # ignore further replies to the same message
                 replies[number] = reply
         pause = FIRST_PAUSE if found else min(1.5 * pause, LAST_PAUSE)
     if isinstance(grid, Numbered):
@@ -89,13 +90,14 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
 def meet(
     grid: Grid, known: dict[int, int], wanted: Iterable[int], patience: float
 ) -> dict[int, int]:
-    """Ask the nodes that are not yet known which partition they hold.
+    """Ask unknown nodes for their partitions.
 
-    A node that left is forgotten. If it returns under another id, it takes its partition over. No
-    node takes a partition that another one holds.
+    A node that left is removed. If it returns with another id, it gets its partition back. A node
+    never replaces another node that still has the partition.
 
     Returns:
-        Partition -> node id, complete for `wanted` unless patience ends first.
+        Partition -> node id. All partitions in `wanted` are included, unless `patience` seconds
+        pass first.
     """
     wanted, end = set(wanted), time.monotonic() + patience
     nodes, asked = dict(known), set(known.values())
@@ -110,7 +112,10 @@ def meet(
 
 
 def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
-    """Partition -> node id for the nodes that answer; no partition that two of them claim."""
+    """Return partition -> node id for the nodes that reply.
+
+    A partition that two nodes claim is left out.
+    """
     asked = list(nodes)
     questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in asked]
     claims: list[tuple[int, int]] = []
@@ -127,10 +132,12 @@ def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, 
 def public_keys(
     grid: Grid, clients: Sequence[int], nodes: Mapping[int, int], deadline: float
 ) -> ConfigRecord:
-    """Ask each client at its node for a fresh public key for its mask.
+    """Ask the node of each client for a new public key for the client's mask.
 
-    The server sends all of them to each client. A sum of masked replies needs every client, so an
-    InputError ends the round if one gives no key.
+    The server sends all public keys to each client.
+
+    Raises:
+        InputError: If a client sends no key, because a sum of masked replies needs every client.
     """
     refusal = (
         "client {} sent no key for its mask ({}), but the sum needs the masks of all clients. "
@@ -158,7 +165,7 @@ def public_keys(
 
 
 def reason(reply: Message) -> str:
-    """Why a reply is an error, without what Flower and Ray wrap around it."""
+    """Return the reason of an error reply, without the text that Flower and Ray add."""
     text = (reply.error.reason or "").strip() or "it failed"
     inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
     most = SENTENCE if OWN in inner else 200
@@ -166,15 +173,15 @@ def reason(reply: Message) -> str:
 
 
 def raised(message: Message, error: BaseException) -> str:
-    """The reason that a worker replies with: a line with the error, then the end of its traceback.
+    """Return the reason of an error reply: a line with the error, then the end of the traceback.
 
-    The traceback names the round if the message does, as messages of Flower's strategies do.
+    The text includes the round if the message does, as messages of Flower's strategies do.
     """
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
     what = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     head = plain(": ".join(filter(None, (type(error).__name__, what))), WIDTH)
-    if isinstance(error, OwnError):  # its text says where it was raised
+    if isinstance(error, OwnError):  # its message already contains the place
         head, place = f"{OWN}{plain(what, SENTENCE)}", ""
     records = message.content.config_records.values() if message.has_content() else ()
     found = [one["server-round"] for one in records if "server-round" in one]
@@ -185,16 +192,17 @@ def raised(message: Message, error: BaseException) -> str:
 
 
 class Failures:
-    """The errors in replies to a grid: the first is shown with its traceback, others are counted.
+    """The errors in replies to a grid.
 
-    Every reply keeps only the line with the error.
+    The first error is logged with its traceback, and later errors are counted. In every reply, only
+    the line with the error remains.
     """
 
     def __init__(self, shown: bool) -> None:
         self._shown, self._count = shown, 0
 
     def take(self, reply: Message, partition: int | None) -> None:
-        """Cut the reason of a reply to one line, and show the rest if it is the first error."""
+        """Shorten the reason of an error reply to one line; log the rest of the first error."""
         if not reply.has_error():
             return
         line, *below = (reply.error.reason or "").split("\n")
@@ -210,7 +218,7 @@ class Failures:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Log how many more there were."""
+        """Log the number of later errors."""
         if self._count > 1:
             logging.getLogger("fedmuon").warning("%d more replies were errors", self._count - 1)
         self._count = 0

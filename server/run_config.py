@@ -1,7 +1,7 @@
 """Flower's run config: the tables of an experiment, the folder of its results, and options.
 
-Flower rejects a key that is not in the app's pyproject.toml. The names of the user's options are
-not known beforehand, so all of them may stand in one key, `options`, as JSON.
+Flower rejects keys that are not in the app's pyproject.toml. The names of the user's options are
+not known in advance, so one key, `options`, can contain all of them as JSON.
 """
 
 import json
@@ -18,14 +18,14 @@ OUT, OPTIONS = "out", "options"
 
 
 def packed(config: Config, out: Path) -> dict[str, Any]:
-    """The content of a file for `flwr run --run-config`."""
+    """Return the content of a file for `flwr run --run-config`."""
     tables = nested(config)
     options = {name: keys.pop(OPTIONS) for name, keys in tables.items() if OPTIONS in keys}
     return {OUT: str(out), OPTIONS: json.dumps(options) if options else "", **tables}
 
 
 def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
-    """The config of a run config as Flower passes it, with the engine that really runs it."""
+    """Convert Flower's run config to a config with the engine that really runs it."""
     flat: dict[str, Any] = {
         key: value for key, value in run_config.items() if key not in (OUT, OPTIONS)
     }
@@ -42,8 +42,10 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
 
 
 def require_noise(config: Config, folder: Path) -> None:
-    """Reject a new private run without noise. Flower's run config sets every key, so noise = 0 may
-    not be a choice of the user."""
+    """Reject a new private run without noise.
+
+    Flower's run config sets every key, so noise = 0 may be a default that the user did not choose.
+    """
     if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
             f"{noise_advice(config)} Under Flower, noise = 0 counts as not set, because the run "

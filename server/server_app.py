@@ -1,4 +1,4 @@
-"""The ServerApp of `flwr run`: from a run config to a run directory, round by round."""
+"""The ServerApp of `flwr run`, which runs the experiment of a run config in a run folder."""
 
 import os
 import time
@@ -27,12 +27,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config describes; log the user's errors in one line."""
+    """Run the experiment that the run config describes; log an InputError in one line."""
     out = str(context.run_config.get(OUT, ""))
     folder = Path(out or Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id)))
     try:
         with stopping.on_signals(), held(folder):
-            # The engine that really runs it.
+            # Set the engine that really runs the experiment.
             kind = "ray" if isinstance(grid, InMemoryGrid) else "deployment"
             config = unpacked(context.run_config, kind)
             require_noise(config, folder)
@@ -47,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def await_nodes(config: Config, grid: Grid) -> None:
-    """Under the policy `strict`, wait until there are enough SuperNodes for the experiment."""
+    """With the policy `strict`, wait until there are enough SuperNodes for the experiment."""
     wanted, patience = config.federation.clients, config.faults.patience
     if config.faults.policy != "strict":
         return

@@ -1,4 +1,4 @@
-"""A request to stop, passed from a signal handler to the thread that waits for clients."""
+"""Requests to stop, which a signal handler passes to the thread that waits for clients."""
 
 import contextlib
 import signal
@@ -10,25 +10,25 @@ from flwr.supercore.exit import add_exit_handler
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.signals import told
 
-SAVING = 20.0  # seconds within which a state is saved
+SAVING = 20.0  # maximum seconds to wait until the state is saved
 _asked: list[int] = []
 _event = threading.Event()
 
 
 def ask(number: int) -> None:
-    """Interrupt the next wait, as this signal would."""
+    """Request to stop: the next `pause` raises Interrupted with this signal number."""
     _asked.append(number)
     _event.set()
 
 
 def forget() -> None:
-    """Drop all requests: a new run begins."""
+    """Remove all requests, at the start of a new run."""
     _event.clear()
     _asked.clear()
 
 
 def pause(seconds: float) -> None:
-    """Sleep; raise Interrupted if somebody asked to stop or the program is about to end."""
+    """Sleep, and raise Interrupted if there is a request to stop or the program is ending."""
     if _event.wait(seconds):
         raise Interrupted(_asked[0])
     if not threading.main_thread().is_alive():
@@ -37,8 +37,10 @@ def pause(seconds: float) -> None:
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[None]:
-    """Turn the signals that end Flower's process into requests to stop, and these into an
-    InputError: Flower reports errors, but does not know interrupts."""
+    """Convert the signals that end Flower's process to requests to stop.
+
+    At the end, a request becomes an InputError, because Flower reports errors but not interrupts.
+    """
     forget()
     ended = threading.Event()
 
@@ -48,9 +50,9 @@ def on_signals() -> Iterator[None]:
 
     try:
         if threading.current_thread() is threading.main_thread():
-            with told(lambda number, frame: ask(number)):  # a deployment: handle them ourselves
+            with told(lambda number, frame: ask(number)):  # in a deployment, handle signals here
                 yield
-        else:  # a simulation, where Flower handles signals: its exit waits until the state is saved
+        else:  # in a simulation, Flower handles signals; its exit waits until the state is saved
             add_exit_handler(leave, run_before_force_exit=True)
             yield
     except Interrupted:

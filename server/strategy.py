@@ -1,8 +1,8 @@
-"""The server's half of a round over Flower: messages out, replies in, the core in between.
+"""The server's part of a round with Flower: send messages, read replies, compute the next state.
 
-Flower's node ids are random, so each node is asked once which partition it holds, and clients are
-sampled as indices from the plan. A fault is named, counted, and retried or recorded. It never
-changes the schedule silently.
+The plan samples clients as indices. Flower's node ids are random, so the server asks each node once
+for its partition. A fault is named and counted, and the request is repeated or the fault is
+recorded. A fault never changes the schedule silently.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,29 +44,29 @@ from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, pu
 from fedmuon.tasks.base import split_statistics
 
 MOST_METRICS, LONGEST_NAME = 100, 100  # limits for the measurements of a client
-PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
+PAUSE = 2.0  # added seconds before each further attempt, so that a killed worker can restart
 
 
 class RoundFailed(InputError):
-    """A round that the fault policy does not accept; the run can be resumed at its start."""
+    """The error for a round that the fault policy rejects; the run can resume from its start."""
 
 
 @dataclass
 class FedMuonStrategy(Strategy):
-    """Any optimizer of the core as a Flower strategy; `state` is the server's, round by round."""
+    """A Flower strategy for every optimizer of fedmuon; `state` is the current server state."""
 
     config: Config
     experiment: Experiment
     state: ServerState
     nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
-    keeps_states: bool = False  # whether the grid gives clients' states to the server
+    keeps_states: bool = False  # whether the grid passes client states to the server
     keys: ConfigRecord | None = None  # public keys of the round's clients, if replies are masked
-    counts_in: int = 0  # the round whose update uses the replies; with FedBuff, they begin earlier
+    counts_in: int = 0  # the round whose update uses the replies; FedBuff's replies begin earlier
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
-        """The remaining rounds under the config's fault policy: the engine of a run."""
+        """Yield the remaining rounds, with the config's fault policy."""
         self.keeps_states, recipe = isinstance(grid, Stateful), self.experiment.recipe
-        # The server tests personal models, for which it needs what belongs to the clients.
+        # The server tests personal models, so it needs the client states.
         lacking = recipe.keeps_states and not self.keeps_states
         if lacking and tests_personal_models(self.config, recipe):
             raise RoundFailed(
@@ -93,7 +93,7 @@ class FedMuonStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. Flower counts rounds from 1, the plan from 0."""
+        """Return the messages of a round. Flower counts rounds from 1, and the plan from 0."""
         if self.experiment.recipe.keeps_states:
             raise InputError(
                 "this recipe stores states of clients, which Flower's own round loop does not "
@@ -116,7 +116,7 @@ class FedMuonStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """The next state; all replies must be valid."""
+        """Compute the next state from replies, which must all be valid."""
         holders = {node: client for client, node in self.nodes.items()}
         sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
         self.state, _ = next_state(self.experiment, self.state, sound)
@@ -125,13 +125,13 @@ class FedMuonStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No messages: the server has the test samples and evaluates by itself."""
+        """Return no messages, because the server evaluates the model on its test samples."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing to aggregate."""
+        """Return None, because no client evaluates."""
         return None
 
     def summary(self) -> None:
@@ -140,7 +140,7 @@ class FedMuonStrategy(Strategy):
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
 
     def _remember(self, grid: Grid, replies: list[Reply]) -> None:
-        """Keep the clients' own states if the grid hands them out, else the round they are of."""
+        """Store the client states if the grid provides them, otherwise only their round."""
         recipe, memory, round = (
             self.experiment.recipe,
             self.experiment.client_states,
@@ -153,13 +153,12 @@ class FedMuonStrategy(Strategy):
             memory.write(reply.client, round, own)
 
     def arrays(self) -> ArrayRecord:
-        """The content of messages to participants: the model, and the states that the optimizer
-        sends."""
+        """Return the arrays for participants: the model and the states that the optimizer sends."""
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
     def messages(self, kind: str, clients: Sequence[int]) -> list[Message]:
-        """The same records for every client; each array is serialized only once."""
+        """Return messages with the same records for every client; each array is serialized once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
         request["dealt"] = self.experiment.shards.partition_digest
@@ -188,7 +187,11 @@ class FedMuonStrategy(Strategy):
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
     def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
-        """The valid replies of the participants; under `strict` all of them, or RoundFailed."""
+        """Return the valid replies of the participants, and the faults.
+
+        Raises:
+            RoundFailed: If a reply is missing and the policy is `strict`, or if all are missing.
+        """
         table, faults, missing = self.config.faults, [], clients
         replies: dict[int, Reply] = {}
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
@@ -218,7 +221,10 @@ class FedMuonStrategy(Strategy):
     def _attempt(
         self, grid: Grid, clients: list[int], attempt: int
     ) -> tuple[dict[int, Reply], list[Fault]]:
-        """Ask clients once; one without a valid reply is a fault, and its node is forgotten."""
+        """Send one request to each client.
+
+        A client without a valid reply is a fault. Its node is removed from the known nodes.
+        """
         table, found = self.config.faults, {}
         self._meet(grid, clients)
         asked = [client for client in clients if client in self.nodes]
@@ -249,8 +255,10 @@ class FedMuonStrategy(Strategy):
         return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
-        """Find the nodes of clients, at first waiting for all clients to appear, and collect the
-        public keys of this attempt if replies are masked."""
+        """Find the nodes of clients, and collect public keys if replies are masked.
+
+        The first call waits until the nodes of all clients have appeared.
+        """
         table = self.config.faults
         if isinstance(grid, Numbered):
             self.nodes = {client: grid.node_of(client) for client in clients}
@@ -264,10 +272,11 @@ class FedMuonStrategy(Strategy):
             self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
     def _read(self, message: Message, client: int) -> Reply:
-        """The reply in a message that may contain anything.
+        """Read and check a client's reply, which may contain anything.
 
         Raises:
-            InputError: If it is not of this client and round, has other shapes, or is not finite.
+            InputError: If the reply is for another client or round, or its arrays have wrong shapes
+                or are not finite.
         """
         if message.has_error():
             raise InputError(reason(message))
@@ -283,7 +292,7 @@ class FedMuonStrategy(Strategy):
             record = content.array_records["arrays"]
             params, states = received({name: one.data for name, one in record.items()}, *like)
             found = [one for tree in (params, *states.values()) for one in tree.values()]
-            # Clipping turns values that are not finite into 0; an error would reveal them.
+            # Clipping replaces values that are not finite by 0. An error would reveal them.
             clipped = recipe.client_level is not None
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
                 raise InputError("it returned values that are not finite")
@@ -291,7 +300,7 @@ class FedMuonStrategy(Strategy):
             if loss.shape != (len(found[0]),):
                 raise InputError("it did not return one loss per replica")
             if recipe.compression is not None and recipe.compression.up:
-                learned, _ = split_statistics(self.state.params)  # reading it rejects odd positions
+                learned, _ = split_statistics(self.state.params)  # decoding rejects bad positions
                 decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
             size = self.experiment.shards.size(client)
             steps = self.experiment.plan.steps_of(size)
@@ -300,7 +309,7 @@ class FedMuonStrategy(Strategy):
 
 
 def _metrics(content: RecordDict) -> Mapping[str, float]:
-    """The measurements in a client's reply."""
+    """Read and check the measurements in a client's reply."""
     if MEASURED not in content.metric_records:
         raise InputError(
             "it sent no measurements, which [output] clients = true needs: install the same "
@@ -317,15 +326,15 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class FlowerEngine:
-    """An engine whose clients are behind a grid."""
+    """An engine whose clients are reached through a Flower grid."""
 
     config: Config
     grid: Grid
 
     def __call__(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
-        """The remaining rounds."""
+        """Yield the remaining rounds."""
         return FedMuonStrategy(self.config, experiment, state).rounds(self.grid)
 
     def memory(self) -> list[Record]:
-        """The maximum memory of each worker; empty if the grid has none of its own."""
+        """Return the maximum memory of each worker; empty if the grid has no workers."""
         return self.grid.memory() if isinstance(self.grid, Measured) else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw(IntEnum):
-    """The purpose of a draw. Its code is part of the file format: append codes, never change one."""
+    """The purpose of a draw. Its code is part of the file format: add codes, never change one."""
 
     SYNTHETIC = 1
     SPLIT = 2

@@ -1,1 +1,1 @@
-"""Flower's Grid on Ray: grid.py sends, worker_pool.py starts actors, worker.py is an actor."""
+"""A Flower Grid on Ray: `grid` sends messages, `worker_pool` starts actors of `worker`."""

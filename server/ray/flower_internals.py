@@ -1,4 +1,4 @@
-"""The internal parts of Flower that a Grid of another kind needs."""
+"""Internal parts of Flower that our implementation of a Grid needs."""
 
 import copy
 import secrets
@@ -23,23 +23,23 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
 RUN = 1
-SERVER = SUPERLINK_NODE_ID  # the node that sends a server's messages
+SERVER = SUPERLINK_NODE_ID  # the sender of a server's messages
 
 
 def identify() -> None:
-    """Set the sender of messages in this process, as Flower requires before the first one."""
+    """Set the sender of messages in this process, as Flower requires before the first message."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = RUN, RUN, SERVER
 
 
 def numbered(message: Message) -> str:
-    """Give the message an id, as a SuperLink would."""
+    """Set the id of a message, as a SuperLink would, and return the id."""
     name = str(uuid4())
     message.metadata.__dict__["_message_id"] = name
     return name
 
 
 def with_content(message: Message, content: RecordDict | None) -> Message:
-    """A copy of the message with other content, or none, that can get its own id."""
+    """Return a copy of a message with other content or None; the copy can have another id."""
     found = copy.copy(message)
     found.__dict__["_content"] = content
     found.__dict__["_metadata"] = copy.copy(message.metadata)
@@ -47,7 +47,7 @@ def with_content(message: Message, content: RecordDict | None) -> Message:
 
 
 def refusal(message: Message, why: str, raised: bool = False) -> Message:
-    """An error in place of a node's reply."""
+    """Return an error reply in place of a node's reply."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
     reply = Message(Error(code, why), reply_to=message)
     numbered(reply)
@@ -55,8 +55,8 @@ def refusal(message: Message, why: str, raised: bool = False) -> Message:
 
 
 def expired(message: Message) -> Message:
-    """The error that a SuperLink replies with when a message's time to live is over."""
-    # Loads the SuperLink's database, which only a late reply needs.
+    """Return the error reply of a SuperLink to a message whose time to live has ended."""
+    # This module loads the SuperLink's database, which only a late reply needs.
     from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
 
     metadata = message.metadata
@@ -64,9 +64,9 @@ def expired(message: Message) -> Message:
 
 
 def node_ids(count: int, seed: int | None) -> list[int]:
-    """Distinct node ids, one per partition, reproducible with a seed.
+    """Return distinct node ids, one per partition; a seed makes them reproducible.
 
-    A SuperLink draws them in the same way: 8 random bytes, but neither 0 nor its own id.
+    A SuperLink draws ids in the same way: 8 random bytes, but neither 0 nor its own id.
     """
     if seed is None:
         seed = secrets.randbits(64)
@@ -83,7 +83,7 @@ def node_ids(count: int, seed: int | None) -> list[int]:
 
 
 def flat(run_config: dict[str, Any] | None) -> UserConfig:
-    """The run config as Flower passes it to apps: nested tables become dotted keys."""
+    """Convert a run config as Flower does for apps: nested tables become keys with dots."""
     try:
         return flatten_dict(run_config)
     except ValueError as error:
@@ -96,11 +96,14 @@ def flat(run_config: dict[str, Any] | None) -> UserConfig:
 def context(
     node: int, place: tuple[()] | tuple[int, int], state: RecordDict | None, config: UserConfig
 ) -> Context:
-    """The context of an app; a ClientApp's `place` is its partition and how many there are."""
+    """Return the context of an app.
+
+    For a ClientApp, `place` contains its partition and the number of partitions.
+    """
     own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=False))
     return Context(RUN, node, own, RecordDict() if state is None else state, dict(config))
 
 
 def weight(message: Message) -> int:
-    """Bytes of the objects into which a SuperLink splits a message."""
+    """Return the bytes of the objects into which a SuperLink splits a message."""
     return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())

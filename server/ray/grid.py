@@ -1,15 +1,15 @@
-"""Flower's Grid on Ray actors: messages go directly to a worker, and replies directly back.
+"""A Flower Grid on Ray actors, which sends messages directly to workers.
 
-Flower's own simulation stores messages in a table that it scans, one message per node and scan.
-Here one call hands the messages of many clients to a worker, and content that they share is sent
-once per call. A node that was never asked takes about 100 bytes. A node gets one message at a time,
-even if several threads of a server send messages.
+Flower's own simulation stores messages in a table and scans the table, with one message per node
+and scan. This grid sends the messages of many clients to a worker in one call. Content that the
+messages share is sent once per call. A node without messages takes about 100 bytes. A node gets one
+message at a time, even if several threads of a server send messages.
 
-A worker that dies, or does not answer in time, is replaced. Its messages are sent again one by one,
-so that a client at fault does not affect others. Clients that had already answered in that call do
-so twice, from the state that they had before. A message's time to live counts from when a worker
-takes it, so waiting for a worker costs a client nothing. When it is over, the reply is the error
-MESSAGE_UNAVAILABLE, as from a SuperLink.
+If a worker dies or does not answer in time, it is replaced. Its messages are sent again one by one,
+so that a faulty client does not affect other clients. Clients that had already answered in the
+failed call answer again, from their earlier state. A message's time to live starts when a worker
+takes the message, so that waiting for a worker does not count. After the time to live, the reply is
+the error MESSAGE_UNAVAILABLE, as from a SuperLink.
 """
 
 import math
@@ -53,27 +53,26 @@ from fedmuon.server.ray.worker_pool import (
 
 
 class RayGrid(Grid):
-    """A Flower Grid whose ClientApps run in worker processes of the connected Ray.
+    """A Flower Grid whose ClientApps run in worker processes of the connected Ray cluster.
 
-    Node ids are random numbers of 64 bits, as in Flower. `node_of` tells which node holds a
-    partition.
+    Node ids are random 64-bit numbers, as in Flower. `node_of` returns the node of a partition.
 
     Args:
         client_app: The app of the clients.
         num_supernodes: Number of nodes.
-        workers: Number of worker processes; as many as fit by default.
-        most: Maximum number of workers, for example the messages of a round.
+        workers: Number of worker processes. By default, as many as fit on the machines.
+        most: Maximum number of workers, for example the number of messages in a round.
         pieces: Maximum number of calls per worker and round, for apps that take one message at a
             time. Several calls balance the load.
         resources: Options of Ray's actors.
         run_config: Flower's run config.
-        again: Whether messages are sent again if their worker was lost with several of them. Set it
-            to False if a client must not answer twice.
-        shows_errors: Whether the first error of a client is logged with its traceback, and the
-            others are counted.
-        seed: Makes node ids reproducible. Without it they differ from grid to grid.
-        spare: Idle workers of earlier grids with the same resources. They are used first, and
-            workers that are idle at the end are added. Without it, all workers end.
+        again: Whether messages are sent again if a call with several messages fails. Set it to
+            False if a client must not answer twice.
+        shows_errors: Whether the first error of a client is logged with its traceback, and later
+            errors are counted.
+        seed: Random seed of the node ids. Without a seed, the ids differ from grid to grid.
+        spare: Idle workers of earlier grids with the same resources. The grid uses these workers
+            first, and adds its idle workers at the end. By default, all workers end.
 
     Example:
         >>> from fedmuon.flower import RayGrid, shared_ray
@@ -107,15 +106,16 @@ class RayGrid(Grid):
         held = (client_app, num_supernodes, flat(run_config))
         wanted = {"num_cpus": 1.0, **(resources or {})}
         self._pool = WorkerPool(wanted, workers, most or num_supernodes, held, spare)
-        self._each: dict[str, float] = {}  # message type -> seconds that one took lately
+        self._each: dict[str, float] = {}  # message type -> seconds of a recent message
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
-        self._wanted: set[str] = set()  # messages whose replies are awaited
+        self._wanted: set[str] = set()  # ids of messages that wait for a reply
         self._done: dict[str, Message] = {}
         self._states: dict[int, RecordDict] = {}
-        self._change = threading.RLock()  # held to read or change any of these
+        self._change = threading.RLock()  # protects the attributes above
         self._closed = False
-        self.retried: dict[str, str] = {}  # messages since the last push sent again -> why
+        # Id of a message that was sent again since the last push -> reason.
+        self.retried: dict[str, str] = {}
 
     def __enter__(self) -> "RayGrid":
         return self
@@ -137,7 +137,7 @@ class RayGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run, as Flower knows it."""
+        """The run, as a record of Flower."""
         return self._run
 
     def create_message(
@@ -148,48 +148,50 @@ class RayGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message to a node."""
+        """Create a message to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes, which are always there, ordered by partition."""
+        """Return the ids of all nodes, ordered by partition. All nodes are always available."""
         return list(self._ids)
 
     @property
     def workers(self) -> int:
-        """How many workers there are, or are about to be."""
+        """The number of workers, including workers that are starting."""
         return len(self._pool.all)
 
     @property
     def absent(self) -> int:
-        """How many workers have not begun, or are about to begin again."""
+        """The number of workers that are starting or restarting."""
         asked = sum(not batch.messages for _, batch in self._running.values())
         return len(self._pool.absent) + asked
 
     def memory(self) -> list[Record]:
-        """The maximum memory of each worker that answers within a few seconds, in bytes, with Ray's
-        id of its node and the number of its process."""
+        """Return the maximum memory in bytes of each worker that answers within a few seconds.
+
+        A record also contains Ray's id of the worker's node, and the process id.
+        """
         return self._pool.memory()
 
     def node_of(self, partition: int) -> int:
-        """The node that holds a partition, without asking all nodes."""
+        """Return the node of a partition, without a query to the nodes."""
         return self._ids[partition]
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set what the context of a node holds, for the next message to it."""
+        """Set the state of a node's context for the next message to the node."""
         with self._change:
             self._states[self._ids[partition]] = state
 
     def collect_state(self, partition: int) -> RecordDict:
-        """Take what the context of a node holds after its last answer out of the grid."""
+        """Remove from the grid, and return, the state of a node's context after its last reply."""
         with self._change:
             return self._states.pop(self._ids[partition], None) or RecordDict()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages to the workers; returns their ids."""
+        """Send messages to the workers, and return the ids of the messages."""
         seen: set[int] = set()
         sent: list[Message] = []
-        for one in messages:  # a message that is there twice is two messages
+        for one in messages:  # an object that occurs twice is sent as two messages
             sent.append(with_content(one, one.content) if id(one) in seen else one)
             seen.add(id(one))
         with self._change:
@@ -211,7 +213,7 @@ class RayGrid(Grid):
                             "ids from get_node_ids()",
                         )
                     )
-            # An even share of the messages for each worker, or several smaller batches.
+            # Each worker gets an even share of the messages, or several smaller batches.
             workers = max(1, self.workers)
             types = {one.metadata.message_type for one in known}
             each = max((self._each.get(one, math.inf) for one in types), default=0.0)
@@ -221,11 +223,11 @@ class RayGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that have arrived."""
+        """Return the replies that have arrived."""
         return self.pull_within(message_ids, 0.0)
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
-        """The replies that have arrived, after waiting at most so long for one."""
+        """Wait at most this number of seconds for a reply, and return the replies so far."""
         names = list(message_ids)
         self._wait(0.0 if any(name in self._done for name in names) else seconds)
         with self._change:
@@ -234,7 +236,7 @@ class RayGrid(Grid):
             return [self._done.pop(name) for name in found]
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Drop the replies to these messages, and do not send those that wait for a worker."""
+        """Drop the replies to these messages, and do not send messages that wait for a worker."""
         with self._change:
             self._wanted.difference_update(message_ids)
             self._done = {name: one for name, one in self._done.items() if name in self._wanted}
@@ -253,11 +255,11 @@ class RayGrid(Grid):
         return replies
 
     def _wait(self, seconds: float) -> None:
-        """Wait at most so long until any reply arrives; several threads may do so."""
+        """Wait at most this number of seconds until any reply arrives. Several threads may wait."""
         with self._change:
             now = time.monotonic()
             for worker, batch in list(self._running.values()):
-                if batch.end < now and not batch.ended:  # longer than its messages live
+                if batch.end < now and not batch.ended:  # the time to live has ended
                     batch.ended = True
                     ray.kill(worker, no_restart=False)
             for worker, tries in self._pool.due():
@@ -277,13 +279,13 @@ class RayGrid(Grid):
             self._pool.complain()
 
     def _dispatch(self) -> None:
-        """Give the next batches to idle workers."""
+        """Send the next batches to idle workers."""
         shared: dict[int, Any] = {}
         while self._pool.idle and (batch := self._next()):
             self._ask(self._pool.idle.pop(), batch, shared)
 
     def _next(self) -> Batch | None:
-        """The first batch none of whose nodes has a message now."""
+        """Remove and return the first batch whose nodes all have no message at a worker."""
         busy = [batch.nodes for _, batch in self._running.values() if batch.messages]
         for place, batch in enumerate(self._queue):
             if all(batch.nodes.isdisjoint(nodes) for nodes in busy):
@@ -292,10 +294,13 @@ class RayGrid(Grid):
         return None
 
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
-        """Make one call; large content that several calls share is in Ray's store once."""
+        """Send a batch to a worker in one call.
+
+        Large content that several calls share is stored in Ray's store once.
+        """
         batch.start = time.monotonic()
         ttl = min(message.metadata.ttl for message in batch.messages)
-        # Half of the time is kept for asking one by one where the whole batch is late.
+        # Reserve half of the time to send the messages one by one if the whole batch is late.
         batch.end = batch.start + ttl / (2 if self._can_split(batch) else 1)
         content, sent = apart(batch.messages)
         if content is not None and large(content):
@@ -308,8 +313,10 @@ class RayGrid(Grid):
         self._running[asked] = (worker, batch)
 
     def _take(self, place: Any) -> None:
-        """Store the replies of one call, unless another thread has done so. Messages of a failed
-        call are sent again one by one, or are answered with an error."""
+        """Store the replies of one call, unless another thread has done so.
+
+        If the call failed, its messages are sent again one by one, or get an error as reply.
+        """
         if place not in self._running:
             return
         worker, batch = self._running.pop(place)
@@ -329,7 +336,7 @@ class RayGrid(Grid):
             self._store(reply)
 
     def _again(self, batch: Batch, error: RayError) -> None:
-        """Send the messages of a failed call again, or answer them with an error."""
+        """Send the messages of a failed call again, or store an error as their reply."""
         if self._can_split(batch):
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
@@ -341,7 +348,7 @@ class RayGrid(Grid):
             self._store(expired(message) if batch.late else refusal(message, why(error)))
 
     def _can_split(self, batch: Batch) -> bool:
-        """Whether its messages are sent again one by one if its worker fails."""
+        """Return whether the messages of a batch are sent again one by one if the call fails."""
         return len(batch.messages) > 1 and self._asks_again
 
     def _still_wanted(self, batch: Batch) -> list[Message]:

@@ -1,4 +1,4 @@
-"""An actor of Ray: a process of its own that calls `clients/` to answer for clients."""
+"""An actor of Ray: a separate process that calls a ClientApp to answer for clients."""
 
 import contextlib
 import copy
@@ -16,24 +16,24 @@ from fedmuon.runs.provenance import memory
 from fedmuon.server.messaging import raised
 from fedmuon.server.ray.flower_internals import context, identify, numbered, refusal, with_content
 
-NODE = 12  # digits of Ray's id of a node that tell it from others
+NODE = 12  # digits of Ray's node id that are enough to distinguish nodes
 
 
 @runtime_checkable
 class Together(Protocol):
-    """A ClientApp that can answer several messages at once; it may not change them."""
+    """A ClientApp that can answer several messages together; it must not change the messages."""
 
     def load(self) -> None:
-        """Import what answering needs."""
+        """Import the modules that are needed to answer messages."""
         ...
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """A reply to each message."""
+        """Return a reply to each message."""
         ...
 
 
 class Worker:
-    """An actor that answers for any client."""
+    """An actor that can answer messages to any client."""
 
     def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
@@ -47,15 +47,17 @@ class Worker:
             app.load()
 
     def ready(self, *held: Any) -> tuple[list[Message], dict[int, RecordDict]]:
-        """Return an empty answer as soon as it can answer; for another grid if it is handed the
-        app, the number of nodes and the config of that one."""
+        """Return an empty answer as soon as the worker can answer.
+
+        To use the worker in another grid, pass the app, the number of nodes and the config of that
+        grid.
+        """
         if held:
             self._serve(*held)
         return [], {}
 
     def memory(self) -> Record:
-        """The maximum memory of this process so far, where it is, and how many messages it has
-        answered."""
+        """Return the maximum memory of this process, its node and id, and its number of replies."""
         node = ray.get_runtime_context().get_node_id()[:NODE]
         return {"node": node, "pid": os.getpid(), "replies": self._replies, **memory()}
 
@@ -69,13 +71,13 @@ class Worker:
         """Answer messages.
 
         Args:
-            content: The content that all messages share; None if they have their own.
+            content: The content that all messages share; None if each message has its content.
             messages: The messages.
             states: Node -> its stored state, if any.
             partitions: Node -> its partition.
 
         Returns:
-            A reply to each, and the new states.
+            A reply to each message, and the new states.
         """
         self._partitions = partitions
         if content is not None:
@@ -87,8 +89,10 @@ class Worker:
         return replies, states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
-        """Replies to all, or none if that fails. The messages are then sent one by one to find the
-        client at fault."""
+        """Return replies to all messages, or an empty list if this fails.
+
+        The messages are then answered one by one, to find the faulty client.
+        """
         if not isinstance(self._app, Together):
             return []
         found = [self._context(message, states) for message in messages]
@@ -101,7 +105,7 @@ class Worker:
         return []
 
     def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
-        """The app's reply, or its error; the state changes only with a reply."""
+        """Return the app's reply, or its error. The state changes only if there is a reply."""
         own, node = message, message.metadata.dst_node_id
         found = self._context(message, states)
         if not isinstance(self._app, Together):  # other apps may change their message
@@ -110,7 +114,7 @@ class Worker:
         try:
             reply: Any = self._app(own, found)
         except Exception as error:
-            traceback.print_exc()  # into Ray's log
+            traceback.print_exc()  # appears in Ray's log
             return refusal(message, raised(message, error), raised=True)
         asked = message.metadata.message_id
         is_message = isinstance(reply, Message)

@@ -1,4 +1,4 @@
-"""The workers of a Grid on Ray, and the batches of messages that they get."""
+"""The workers of a Grid on Ray, and the batches of messages that the workers get."""
 
 import contextlib
 import logging
@@ -27,13 +27,13 @@ from fedmuon.core.files import Record
 from fedmuon.server.ray.flower_internals import with_content
 from fedmuon.server.ray.worker import Worker
 
-TRIES, PAUSE = 4, 0.1  # failed calls in a row after which a worker is given up; seconds between
-LOOK = 5.0  # seconds between looks for machines that have joined
+TRIES, PAUSE = 4, 0.1  # consecutive failed calls before a worker is abandoned; seconds between them
+LOOK = 5.0  # seconds between checks for new machines
 PATIENCE = 15.0  # seconds without any worker, after which a warning is logged
 MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
-NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}  # an option of Ray -> a resource of its machines
-DIRECT = "RAY_max_direct_call_object_size"  # bytes that Ray sends with a call, if set
-WORTH = 0.05  # seconds of work that justify a call
+NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}  # option of an actor -> resource of a machine
+DIRECT = "RAY_max_direct_call_object_size"  # environment variable: maximum bytes sent in a call
+WORTH = 0.05  # minimum seconds of work per call
 
 Resources = dict[str, float]
 
@@ -42,9 +42,9 @@ class WorkerPool:
     """Actors of one kind, each of which takes one call at a time.
 
     Attributes:
-        all: Every actor.
+        all: All actors.
         idle: Actors without a call.
-        absent: Actors that do not answer yet: when to ask, whom, and how often that failed.
+        absent: Actors that do not answer yet: (time to ask, actor, number of failures).
     """
 
     def __init__(
@@ -55,8 +55,16 @@ class WorkerPool:
         held: tuple[Any, ...],
         spare: list[Any] | None = None,
     ) -> None:
-        """Start `asked` actors, or as many as fit but at most `most`, with the arguments `held`;
-        first those that are `spare`, to which the idle ones return at the end."""
+        """Start actors.
+
+        Args:
+            resources: Options of Ray's actors.
+            asked: Number of actors; None starts as many as fit.
+            most: Maximum number of actors if `asked` is None.
+            held: Arguments of each actor.
+            spare: Idle actors of earlier pools, which are used first. At the end, idle actors of
+                this pool are added.
+        """
         if not ray.is_initialized():
             raise InputError(
                 "Ray is not connected: call ray.init() first, or let fedmuon.flower.simulate "
@@ -82,7 +90,7 @@ class WorkerPool:
         self.grow()
 
     def close(self) -> None:
-        """End all actors, or all that are at work."""
+        """End all actors; with `spare`, end only busy actors and add idle actors to `spare`."""
         keeps = [] if self._spare is None else self.idle
         for worker in self.all:
             if worker in keeps:
@@ -94,7 +102,7 @@ class WorkerPool:
         self.all, self.idle, self.absent = [], [], []
 
     def grow(self) -> None:
-        """Start the actors that were asked for, or that fit on the machines that are there now."""
+        """Start missing actors: the requested number, or as many as fit on the current machines."""
         if (now := time.monotonic()) < self._looked + LOOK:
             return
         self._looked = now
@@ -108,13 +116,13 @@ class WorkerPool:
             self.expect(worker)
 
     def expect(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
-        """Use the worker when it answers, or a new one if it died.
+        """Use a worker when it answers, or replace it if it died.
 
-        After a few deaths in a row a worker is given up. The last one raises the error.
+        A worker is abandoned after a few consecutive failures. If no worker is left, the error is
+        raised.
         """
-        unsure = isinstance(
-            error, ActorUnavailableError
-        )  # the next call will show whether it is dead
+        # The next call will show whether the actor is dead.
+        unsure = isinstance(error, ActorUnavailableError)
         again = (tries := tries - unsure) < TRIES
         if died(error) and not unsure:
             self.all.remove(worker)
@@ -128,18 +136,20 @@ class WorkerPool:
             raise error
 
     def ask(self, worker: Any) -> Any:
-        """Ask an actor to answer as soon as it can; one of an earlier pool is handed the arguments
-        of this one."""
+        """Ask an actor to answer as soon as it is ready.
+
+        An actor of an earlier pool gets the arguments of this pool.
+        """
         return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
-        """The absent actors to ask now, and how often that failed; they are no longer absent."""
+        """Return the absent actors to ask now, and their failures; they are no longer absent."""
         now, absent = time.monotonic(), self.absent
         self.absent = [one for one in absent if one[0] > now]
         return [(worker, tries) for at, worker, tries in absent if at <= now]
 
     def complain(self) -> None:
-        """Log once that no worker has begun for long."""
+        """Log a warning once if no worker has started for a long time."""
         if time.monotonic() < self._begun + PATIENCE:
             return
         self.has_begun()
@@ -153,13 +163,13 @@ class WorkerPool:
         )
 
     def has_begun(self) -> None:
-        """Note that a worker answers, so that nothing is logged."""
+        """Record that a worker has answered, so that no warning is logged."""
         self._begun = math.inf
 
     def memory(self) -> list[Record]:
-        """The maximum memory of each actor that answers within a few seconds, in bytes."""
+        """Return the maximum memory in bytes of each actor that answers within a few seconds."""
         found: list[Record] = []
-        with contextlib.suppress(RayError):  # a diagnosis: no finished run may fail by it
+        with contextlib.suppress(RayError):  # a failed diagnosis must not fail a finished run
             asked = [worker.memory.remote() for worker in self.all]
             ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
             for one in ready:
@@ -169,18 +179,18 @@ class WorkerPool:
 
 
 def died(error: BaseException | None) -> bool:
-    """Whether a worker's process died, unless it failed to load the app."""
+    """Return whether a worker's process died, but not because it failed to load the app."""
     ended = (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError)
     return isinstance(error, ended) and not getattr(error, "actor_init_failed", False)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an object found no room in Ray's store, nor on the disk that Ray would move it to."""
+    """Return whether Ray's object store and the disk for its overflow are both full."""
     return isinstance(getattr(error, "cause", error), ObjectStoreFullError | OutOfDiskError)
 
 
 def why(error: RayError) -> str:
-    """Why a worker does not reply."""
+    """Describe why a worker does not reply."""
     kind = type(error).__name__
     if is_full(error):
         return f"Ray's object store is full, and so is the disk that it moves objects to ({kind})"
@@ -190,7 +200,7 @@ def why(error: RayError) -> str:
 
 
 def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> None:
-    """Reject workers that none of the machines could ever hold."""
+    """Reject workers that do not fit on any machine."""
     if any(_room(one, resources) for one in machines):
         return
     there = "; ".join(wanted({name: one.get(name, 0.0) for name in NAMES.values()})
@@ -202,12 +212,12 @@ def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> N
 
 
 def wanted(resources: Mapping[str, float]) -> str:
-    """Resources in words."""
+    """Format resources, such as `CPU = 1 and GPU = 0.5`."""
     return " and ".join(f"{NAMES.get(name, name)} = {each:g}" for name, each in resources.items())
 
 
 def _room(machine: Mapping[str, float], resources: Resources) -> int:
-    """How many workers with these resources fit on a machine."""
+    """Return the number of workers with these resources that fit on a machine."""
     rooms = [
         machine.get(NAMES.get(name, name), 0.0) // need for name, need in resources.items() if need
     ]
@@ -220,28 +230,31 @@ def _machines() -> list[Mapping[str, float]]:
 
 @dataclass
 class Batch:
-    """Messages of one call to a worker, when it was made, and when it must be answered."""
+    """The messages of one call to a worker, the time of the call, and its deadline."""
 
     messages: list[Message]
     start: float = 0.0
     end: float = math.inf
-    tries: int = 0  # failed calls to a worker that is absent
-    ended: bool = False  # whether its worker was ended because it took too long
+    tries: int = 0  # number of failed calls to an absent worker
+    ended: bool = False  # whether the worker was killed because it took too long
 
     @property
     def late(self) -> bool:
-        """Whether its time is up."""
+        """Whether the deadline has passed."""
         return self.ended or self.end < time.monotonic()
 
     @cached_property
     def nodes(self) -> frozenset[int]:
-        """The nodes that get the messages: a node has one message at a time."""
+        """The nodes that get the messages."""
         return frozenset(message.metadata.dst_node_id for message in self.messages)
 
 
 def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
-    """Split messages, in order, into batches of `size`; a batch has more if they are for one node,
-    which has a state from message to message."""
+    """Split messages, in order, into batches of `size` messages.
+
+    A batch is larger if one node has several messages, because the node's state passes from message
+    to message.
+    """
     by_node: dict[int, list[Message]] = {}
     for message in messages:
         by_node.setdefault(message.metadata.dst_node_id, []).append(message)
@@ -256,14 +269,23 @@ def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
 
 
 def calls(share: float, each: float, most: int) -> int:
-    """In how many calls a worker gets its share of the messages, of `each` seconds per message:
-    several balance the load, but each costs some milliseconds."""
+    """Return the number of calls in which a worker gets its share of the messages.
+
+    Several calls balance the load, but each call costs some milliseconds.
+
+    Args:
+        share: Number of messages per worker.
+        each: Seconds per message.
+        most: Maximum number of calls.
+    """
     return max(1, math.ceil(min(most, share * each / WORTH)))
 
 
 def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
-    """Split messages that share their content into the content and messages without it; None and
-    the messages as they are if they do not."""
+    """Split messages into their shared content and messages without content.
+
+    If the messages do not share their content, return None and the unchanged messages.
+    """
     content = messages[0].content
     if any(one.content is not content for one in messages[1:]):
         return None, list(messages)
@@ -271,7 +293,7 @@ def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]
 
 
 def large(content: RecordDict) -> bool:
-    """Whether Ray would copy the content into its store for each call: once is enough."""
-    direct = int(os.environ.get(DIRECT, 102_400))  # Ray's default
+    """Return whether the content is so large that Ray would copy it into its store in each call."""
+    direct = int(os.environ.get(DIRECT, 102_400))  # 102,400 is Ray's default
     records = content.array_records.values()
     return sum(len(array.data) for record in records for array in record.values()) > direct
