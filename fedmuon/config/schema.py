@@ -386,7 +386,7 @@ Compressor = Literal[Downlink, "power"]  # `power` needs factors of the last mes
 
 
 class Data(Table):
-    """Samples, and how their labels differ between clients."""
+    """Samples: source, sizes, scaling, and differences between clients."""
 
     name: Annotated[Text, AfterValidator(_named("data.name"))] = key(
         "mnist5k",
@@ -553,7 +553,7 @@ class TaskTable(Table):
         "Number of positions of the decoder, at least `data.context`. 0 means `data.context`; "
         "GPT-2 has 1024.",
         read_if=DECODER_TASK,
-        values="0, or `data.context` and more",
+        values="0, or at least `data.context`",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
@@ -1011,7 +1011,7 @@ class Privacy(Table):
 
 
 class Engine(Table):
-    """Where the computation runs, and in which precision."""
+    """Place and precision of the computation."""
 
     name: Literal["inline", "ray", "deployment"] = key(
         "inline",
@@ -1036,8 +1036,8 @@ class Engine(Table):
     )
     cpus_per_client: Positive = key(
         1.0,
-        "Number of CPUs per worker, which is also its number of threads (at least 1). As many "
-        "workers start as fit on the machines.",
+        "Number of CPUs per worker, which is also its number of threads (at least 1). There is at "
+        "most one worker per client of a round, and no more than fit on the machines.",
         read_if=RAY_ENGINE,
     )
     gpus_per_client: Amount = key(
@@ -1068,8 +1068,8 @@ class Compression(Table):
     )
     downlink: Downlink = key(
         "none",
-        "How the server compresses the model and the states that it sends. The server's own "
-        "model stays exact until clients return theirs.",
+        "How the server compresses the model and the states that it sends. The server keeps its "
+        "exact model until it computes the next model from the replies.",
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
         0.1, "k / d, the share of entries or rows that are sent.", read_if=OF_A_SHARE
@@ -1100,7 +1100,7 @@ class Compression(Table):
 
 
 class Faults(Table):
-    """What happens if a participant gives no valid reply (engines `ray` and `deployment`)."""
+    """Handling of participants without a valid reply (engines `ray` and `deployment`)."""
 
     policy: Literal["strict", "drop"] = key(
         "strict",
@@ -1132,9 +1132,10 @@ class Devices(Table):
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
         "none has no clock. synchronous waits for all clients of a round. deadline uses the "
-        "first `per-round` replies of `select` clients, or those that arrive within `deadline`. "
-        "fedbuff keeps `per-round` clients at work and updates the model after every `buffer` "
-        "replies, including replies that started from an older model (Nguyen et al. 2022).",
+        "first `per-round` replies of `select` clients, or the replies that arrive within "
+        "`deadline`. fedbuff keeps `per-round` clients busy and updates the model after every "
+        "`buffer` replies, including replies that started from an older model (Nguyen et al. "
+        "2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
@@ -1271,7 +1272,7 @@ class Stability(Table):
         "derivatives; training then runs on the `trials` worst and on as many random ones "
         "(`predicted.csv`). all: each sample is replaced once (the census).",
     )
-    delta: Chance = key(0.05, "δ, the probability with which the bound may fail.")
+    delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
         "Lipschitz constant of the orthogonalizer. paper: the constant published in the Stability "
@@ -1326,8 +1327,8 @@ class Output(Table):
     )
     clients: bool = key(
         False,
-        "Write `clients.jsonl`: for each client and each round it took part in, its losses, "
-        "drift, momentum and cosine to the mean update. Not available in private runs.",
+        "Write `clients.jsonl`: for each round and each participant, the losses, drift, momentum "
+        "and cosine to the mean update. Not available in private runs.",
     )
     options: Options = ()
 

@@ -72,8 +72,8 @@ NAMES: dict[str, dict[str, str]] = {
         "column": "by a column of your table that contains the client of each sample",
     },
     "task.name": {
-        "matrix": "matrix X, scores softmax(X'u), loss 1 - p_y; all constants are proved "
-        "(Stability note)",
+        "matrix": "classifier X with scores p = softmax(X'u) and loss 1 - p_y; all constants are "
+        "proved (Stability note)",
         "network": "network with cross-entropy; its constants are estimated",
     },
     "task.model": {
@@ -99,7 +99,7 @@ NAMES: dict[str, dict[str, str]] = {
         "muloco": "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         "fedprox": "local SGD, pulled towards the received model (Li et al. 2020)",
         "fedper": "local SGD; named parameters never leave the client (Arivazhagan et al. 2019)",
-        "ditto": "local SGD, and a personal model per client, pulled towards the server's "
+        "ditto": "local SGD, and a personal model per client, pulled towards the server's model "
         "(Li et al. 2021)",
         "fednova": "local SGD; each update is normalized by its number of steps (Wang et al. 2020)",
         "scaffold": "local SGD corrected by control variates (Karimireddy et al. 2020)",
@@ -130,14 +130,14 @@ NAMES: dict[str, dict[str, str]] = {
         "warm-up": "linear increase to lr in the first rounds",
     },
     "orthogonalizer.name": {
-        "smoothed-polar": "sigma / sqrt(sigma^2 + lambda); Lipschitz constant 1 / sqrt(lambda) "
-        "(Stability note)",
+        "smoothed-polar": "singular values become sigma / sqrt(sigma^2 + lambda); Lipschitz "
+        "constant 1 / sqrt(lambda) (Stability note)",
         "newton-schulz": "polynomial steps towards the polar factor (Stability note, "
         "Newton-Schulz convergence)",
         "gaussian-smoothed-sign": "polar factor of M + σ H, with one Gaussian H per call "
         "(Stability note)",
         "exact-sign": "the exact polar factor; it has no Lipschitz constant",
-        "clipped-sign": "min(sigma / gamma, 1) (Stability note)",
+        "clipped-sign": "singular values become min(sigma / gamma, 1) (Stability note)",
         "randomized-polar": "polar factor of a random sketch of low rank (Nesterov Muon)",
     },
     "output.callback": {
