@@ -925,11 +925,10 @@ class Privacy(Table):
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
-        "Correlation of the noise between steps, as in DP-FTRL: the noise of a step cancels part "
-        "of the noise of earlier steps. This reduces the noise of sums of gradients "
-        "(sqrt-toeplitz and blt), or of the momentum that dp-muon orthogonalizes (momentum and "
-        "blt-momentum). blt and blt-momentum use a few buffers that are optimized for the number "
-        "of steps. Correlated noise needs one client and one process. The run cannot be resumed, "
+        "Correlation of the noise between steps (DP-FTRL): each step cancels part of the earlier "
+        "noise. This reduces the noise of sums of gradients (sqrt-toeplitz, blt), or of the "
+        "momentum of dp-muon (momentum, blt-momentum). The blt forms use a few buffers, optimized "
+        "for the number of steps. The run needs one client and one process. It cannot be resumed, "
         "because past noise is only in memory.",
         read_if=CYCLIC_LOTS,
     )
@@ -1266,11 +1265,11 @@ class Stability(Table):
     trials: Count = key(10, "Number of neighbouring data sets.", read_if=DRAWN_NEIGHBOURS)
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "How a sample of the data is replaced. own: a random sample, by a sample drawn like the "
-        "client's own. any: a random sample, by a sample drawn like those of any client. worst: "
-        "all replacements of a sample by one of up to 2,048 held-out samples are ranked by "
-        "derivatives; training then runs on the `trials` worst and on as many random ones "
-        "(`predicted.csv`). all: each sample is replaced once (the census).",
+        "How a sample is replaced. own: a random sample, by one drawn like the client's own. any: "
+        "a random sample, by one drawn like those of any client. worst: all replacements by up to "
+        "2,048 held-out samples are ranked by derivatives; training then runs on the `trials` "
+        "worst and on as many random ones (`predicted.csv`). all: each sample is replaced once "
+        "(the census).",
     )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
