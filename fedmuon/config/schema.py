@@ -927,9 +927,9 @@ class Privacy(Table):
         "none",
         "Correlation of the noise between steps (DP-FTRL): each step cancels part of the earlier "
         "noise. This reduces the noise of sums of gradients (sqrt-toeplitz, blt), or of the "
-        "momentum of dp-muon (momentum, blt-momentum). The blt forms use a few buffers, optimized "
-        "for the number of steps. The run needs one client and one process. It cannot be resumed, "
-        "because past noise is only in memory.",
+        "momentum of dp-muon (momentum, blt-momentum). The blt forms use a few optimized buffers. "
+        "The run needs one client and one process. It cannot be resumed, because past noise is "
+        "only in memory.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
