@@ -19,7 +19,7 @@ from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
 from fedmuon.server.strategy import FlowerEngine
 
-SIMULATED_PATIENCE = 5.0  # seconds; simulated nodes are available at once
+SIMULATED_PATIENCE = 5.0  # seconds; simulated nodes are available immediately
 PAUSE = 0.1
 
 app = ServerApp()

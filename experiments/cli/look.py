@@ -119,7 +119,7 @@ def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:
-    """Print tables of the run's clients, and write a figure of them if a path is given."""
+    """Print tables of the run's clients, and write a figure of the clients to a path."""
     from fedmuon.experiments.inspect.clients import client_tables, last_of_each  # scipy
 
     records = client_records(run.path)
@@ -148,7 +148,9 @@ def ls(
     ] = "run",
     reverse: Annotated[bool, Option("--reverse", help="Sort from largest to smallest.")] = False,
 ) -> None:  # fmt: skip
-    """List the runs in a folder and its subfolders, and how to resume unfinished ones.
+    """List the runs in a folder and its subfolders, with the state of each run.
+
+    For an unfinished run, the command that resumes it is printed.
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
@@ -174,7 +176,7 @@ def ls(
 
 
 def _print_states(runs: Sequence["RunStatus"]) -> None:
-    """Print why runs are not finished, and how to resume them."""
+    """Print the state of each unfinished or damaged run, and the command to resume it."""
     for run in runs if not style.as_json else ():
         if run.damage or not run.ended:
             state = f"damaged: {run.damage}" if run.damage else run.state

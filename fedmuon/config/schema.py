@@ -1249,7 +1249,7 @@ C_HP = ("explicit", "sharp", "variance")
 
 
 def _constant(value: float | str) -> float | str:
-    """Accept C_hp: a positive number of the user's own, or the name of a proved form."""
+    """Accept C_hp: a positive number, or the name of a proved form."""
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
@@ -1455,7 +1455,7 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     if private:
         why = "carries clipping, noise and lots in its mechanism"
         names = [f"privacy.{key}" for key in NEEDS["privacy"] if key != "delta"]
-        names.append("output.checkpoint-every")  # a private run keeps every round
+        names.append("output.checkpoint-every")  # a private run saves every round
     else:
         why = "has no mechanism to read it"
         at_client_level = config.privacy.level == "client"

@@ -286,7 +286,7 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 class Filled(partial):
-    """A function whose parameters with the names of facts are filled in."""
+    """A function with facts filled in for the parameters that have their names."""
 
 
 def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
@@ -349,7 +349,7 @@ def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_module(found: Any) -> bool:
-    torch = sys.modules.get("torch")  # without torch there are no modules
+    torch = sys.modules.get("torch")  # before torch is imported, nothing is a module
     return torch is not None and isinstance(found, torch.nn.Module)
 
 
