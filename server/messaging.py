@@ -41,8 +41,7 @@ class Numbered(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A grid whose owner stores the states of contexts. With other grids, each node stores its
-    state."""
+    """A grid that lets the server store the states of contexts. Otherwise, nodes store them."""
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
         """Set the state of a node's context for the next message to the node."""

@@ -15,7 +15,7 @@ from fedmuon.core.choices import NAMES
 
 HEAD = '''"""The tables of a config as types, from which editors complete keys and names.
 
-`make reference` makes this file from the declarations in `schema.py`.
+`make reference` generates this file from the declarations in `schema.py`.
 """
 
 # ruff: noqa: UP013

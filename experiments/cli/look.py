@@ -150,7 +150,7 @@ def ls(
 ) -> None:  # fmt: skip
     """List the runs in a folder and its subfolders, with the state of each run.
 
-    For an unfinished run, the command that resumes it is printed.
+    For each unfinished run, the list also shows the command that resumes it.
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
@@ -270,8 +270,8 @@ def report(
     """Write a report page with figures and a verdict for each claim.
 
     The page is one self-contained HTML file. It shows suites, runs of `fedmuon stability`, and
-    plain runs. The report leaves out damaged folders, prints a warning for each of them, and ends
-    with exit code 2. It also prints a warning for each unfinished folder.
+    plain runs. If folders are damaged, the command leaves them out, prints a warning for each of
+    them, and ends with exit code 2. It also prints a warning for each unfinished folder.
 
     Example: [bold]fedmuon report runs/A1[/]
     """

@@ -1,4 +1,4 @@
-"""Descriptions of config keys: default, values, meaning, and what uses a key.
+"""Descriptions of config keys: default, values, meaning, and when a key has an effect.
 
 They are derived from the declarations in `schema.py`.
 """

@@ -994,7 +994,7 @@ class Privacy(Table):
     @model_validator(mode="before")
     @classmethod
     def _with_adjacency(cls, keys: Any) -> Any:
-        """With a public population or rate, the adjacency is add-remove unless it is set."""
+        """Set adjacency to add-remove if it is not set and a population or rate is public."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
 
@@ -1346,7 +1346,7 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "stability": Stability,
     "output": Output,
 }
-FIELDS: dict[str, dict[str, Any]] = {  # table -> key, as in files -> pydantic FieldInfo
+FIELDS: dict[str, dict[str, Any]] = {  # table -> key (as in files) -> pydantic FieldInfo
     table: {field.alias or name: field for name, field in model.model_fields.items()}
     for table, model in TABLES_OF_A_CONFIG.items()
 }

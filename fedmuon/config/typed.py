@@ -1,6 +1,6 @@
 """The tables of a config as types, from which editors complete keys and names.
 
-`make reference` makes this file from the declarations in `schema.py`.
+`make reference` generates this file from the declarations in `schema.py`.
 """
 
 # ruff: noqa: UP013

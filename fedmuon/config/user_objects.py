@@ -139,7 +139,10 @@ def guard(config: Config, kind: str) -> Guard:
 
 
 def facts_for(config: Config, kind: str) -> dict[str, Any]:
-    """Return parameter name -> value, for keys of the object's table and then its options."""
+    """Return the facts that an object can take: parameter name -> value.
+
+    The facts are keys of the object's table, the seed, the number of rounds, and the options.
+    """
     table, _ = NAMED[kind]
     held = getattr(with_defaults(config), PLACE[kind])
     keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))

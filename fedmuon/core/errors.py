@@ -63,7 +63,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-    """In messages, replace options of the command line by keywords of Python."""
+    """In error messages, replace options of the command line by keyword arguments of Python."""
     try:
         yield
     except InputError as error:
@@ -72,7 +72,7 @@ def in_python() -> Iterator[None]:
 
 
 def as_keywords(said: str) -> str:
-    """Return a message with keywords in place of options of the command line."""
+    """Replace options of the command line in a message by keyword arguments of Python."""
     for option, keyword in KEYWORDS.items():
         said = said.replace(option, keyword)
     return said

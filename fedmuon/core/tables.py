@@ -186,5 +186,5 @@ def _table(kind: Any) -> Any:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:
-    """Return key, as in files -> type."""
+    """Return key (as in files) -> type."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

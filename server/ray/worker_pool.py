@@ -143,7 +143,7 @@ class WorkerPool:
         return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
-        """Return the absent actors to ask now, and their failures; they are no longer absent."""
+        """Remove the absent actors that must be asked now, and return them with their failures."""
         now, absent = time.monotonic(), self.absent
         self.absent = [one for one in absent if one[0] > now]
         return [(worker, tries) for at, worker, tries in absent if at <= now]
