@@ -305,8 +305,8 @@ def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
 
 
 def require_at_most(most: float, **given: float | None) -> None:
-    """Reject numbers that are too large to compute with."""
+    """Reject numbers above a maximum."""
     for name, value in given.items():
         if value is not None and abs(value) > most:
-            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # floats end there
+            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # maximum of a float
             raise InputError(f"{name} = {text} is too large: the maximum is {most:g}")
