@@ -5,7 +5,7 @@
     result = fedmuon.run({"federation": {"rounds": 10}}, data=(inputs, labels), task=module)
     result.plot()
 
-Names are loaded when they are first used.
+Each name is imported when it is first used.
 """
 
 import sys
@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# One name for users: in a source tree and in Flower's bundle the other packages lie beside this
-# folder; installed, they lie in it.
+# Users import every package as `fedmuon.<name>`. In an installed copy, the packages are inside this
+# folder. In a source tree and in a Flower app bundle, they are in its parent folder.
 if not (Path(__file__).parent / "clients").exists():
     __path__.append(str(Path(__file__).parent.parent))
 
@@ -92,7 +92,10 @@ _MODULES = {
 
 
 class _PublicModules(MetaPathFinder, Loader):
-    """Lets `import fedmuon.links` find `fedmuon.optim.links`: public paths outlive the layout."""
+    """Import finder that maps a public path to a module, such as `fedmuon.links` to `optim.links`.
+
+    Public paths therefore stay valid when files move.
+    """
 
     def find_spec(
         self, fullname: str, path: Any = None, target: ModuleType | None = None
@@ -107,12 +110,12 @@ class _PublicModules(MetaPathFinder, Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """It is loaded already, under its own name, which it keeps."""
+        """Do nothing but restore the specification: the module was loaded under its full name."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
-if not any(type(one).__name__ == "_PublicModules" for one in sys.meta_path):  # else reloaded
+if not any(type(one).__name__ == "_PublicModules" for one in sys.meta_path):  # added only once
     sys.meta_path.append(_PublicModules())
 
 __all__ = [
@@ -162,7 +165,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public object of that name, kept for the next time."""
+    """Import the public object with this name and store it, so that the next access is fast."""
     if name == "__version__":
         from importlib.metadata import version
 

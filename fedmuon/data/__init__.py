@@ -1,4 +1,4 @@
-"""Samples: sources, partitions over clients, and data sets that differ in one sample."""
+"""Read data sets, split them over clients, and create neighbours that differ in one sample."""
 
 from fedmuon.data.readers import available, load, read
 

@@ -1,6 +1,7 @@
-"""Train samples of all clients in one array, of which each client is a slice, and test samples.
+"""The training samples of all clients in one array, and the held-out samples.
 
-Memory is proportional to n plus one offset per client, so a million clients are possible.
+Each client's samples are consecutive rows of the array. Memory is proportional to the number of
+samples plus one offset per client, so a million clients are possible.
 """
 
 from dataclasses import dataclass
@@ -12,37 +13,38 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source
 
-NONE = np.empty(0, np.int64)  # indices of no samples
+NONE = np.empty(0, np.int64)  # an empty index array
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Mapped samples of N clients and the held-out test samples.
+    """The normalized training samples of N clients, and the held-out samples.
 
     Attributes:
-        inputs: Train samples [n, d], sorted by client, and within a client in the order of
-            `train_index`.
-        labels: Their labels [n].
-        offsets: [N + 1]; client i has the rows offsets[i] to offsets[i + 1].
+        inputs: Train samples [n, d], sorted by client. The samples of one client keep their order
+            in `train_index`.
+        labels: Labels [n] of the train samples.
+        offsets: Offsets [N + 1]; client i has the rows from offsets[i] to offsets[i + 1] - 1.
         test_inputs: Test samples [m, d].
-        test_labels: Their labels [m].
-        validation_inputs: Validation samples [v, d], by which settings are chosen.
-        validation_labels: Their labels [v].
-        order: [n], the entry of `train_index` for each row.
-        train_index: [n], the train samples as indices into the source.
-        test_index: [m], the test samples as indices into the source.
-        validation_index: [v], the validation samples as indices into the source.
-        source_size: The number of samples of the source, without those of its public center.
-        public: The number of these, which come after them.
-        client: [n], the client of each entry of `train_index`.
+        test_labels: Labels [m] of the test samples.
+        validation_inputs: Validation samples [v, d], which are used to choose settings.
+        validation_labels: Labels [v] of the validation samples.
+        order: Permutation [n]; row r is the train sample `train_index[order[r]]`.
+        train_index: Indices [n] of the train samples in the source.
+        test_index: Indices [m] of the test samples in the source.
+        validation_index: Indices [v] of the validation samples in the source.
+        source_size: Number of samples in the source, without the samples of its public center.
+        public: Number of samples of the public center. In the source, they follow all other
+            samples.
+        client: The client [n] of each entry of `train_index`.
         client_test_inputs: The clients' own test samples [t, d], sorted by client.
-        client_test_labels: Their labels [t].
-        client_test_index: [t], the same samples as indices into the source.
-        client_test_offsets: [N + 1]; client i has those from offset i to offset i + 1.
-        shape: Shape of a stored sample, before it was flattened.
-        vocabulary: That of the source.
-        stored: The dtype in which inputs were stored.
-        classes: How many classes the labels have; 0 for real targets.
+        client_test_labels: Labels [t] of the clients' own test samples.
+        client_test_index: Indices [t] of the clients' own test samples in the source.
+        client_test_offsets: Offsets [N + 1] of each client's rows in `client_test_inputs`.
+        shape: Shape of one sample in the source, before it was flattened.
+        vocabulary: Size of the source's vocabulary; 0 if samples are not text.
+        stored: The dtype of the inputs in the source.
+        classes: Number of classes; 0 for real-valued targets.
     """
 
     inputs: np.ndarray
@@ -70,36 +72,36 @@ class FederatedData:
 
     @property
     def sizes(self) -> np.ndarray:
-        """n_i, the number of samples of each client [N]."""
+        """The number of samples n_i of each client, [N]."""
         return np.diff(self.offsets)
 
     def rows_of(self, index: np.ndarray) -> np.ndarray:
-        """The rows of train samples [T] that are given as indices into the source."""
+        """Return the rows of `inputs` with these train samples [T], which index the source."""
         there = self.train_index[self.order]
         sorted_by = np.argsort(there)
         return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
 
     def samples(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs [n_i, d] and labels [n_i] of client i, as views."""
+        """Return the inputs [n_i, d] and labels [n_i] of client i, without copying them."""
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.inputs[rows], self.labels[rows]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Client i's own test samples as indices into the source."""
+        """Return the indices of client i's own test samples in the source."""
         first, end = self.client_test_offsets[i : i + 2]
         return self.client_test_index[first:end]
 
 
 class Dealt(NamedTuple):
-    """Which samples train and which are held out, as indices into the source.
+    """The samples chosen for training and for each held-out set, as indices in the source.
 
     Attributes:
         train: Train samples [n].
-        client: The client [n] of each.
+        client: The client [n] of each train sample.
         test: Test samples [m].
         validation: Validation samples [v].
         client_test: The clients' own test samples [t].
-        tested: The client [t] of each of these.
+        tested: The client [t] of each entry of `client_test`.
     """
 
     train: np.ndarray
@@ -110,7 +112,9 @@ class Dealt(NamedTuple):
     tested: np.ndarray = NONE
 
     def with_client_test(self, share: float, rng: np.random.Generator) -> "Dealt":
-        """Hold out a share of each client's samples: at least one, and not the last.
+        """Move a share of each client's train samples to the client's own test samples.
+
+        A client with several samples holds out at least one and keeps at least one.
 
         Raises:
             InputError: If no client has two samples.
@@ -134,13 +138,13 @@ class Dealt(NamedTuple):
 def federate(
     source: Source, dealt: Dealt, normalize: str = "unit", clients: int | None = None
 ) -> FederatedData:
-    """Give each client its samples, and map the chosen samples only.
+    """Collect each client's samples, and normalize only the samples that are used.
 
     Args:
         source: The samples.
-        dealt: Which of them train, on which client, and which are held out.
-        normalize: How a sample is mapped, see `flat_rows`.
-        clients: N, needed if the last clients have no samples; otherwise N is max(client) + 1.
+        dealt: The samples chosen for training, with their clients, and the held-out samples.
+        normalize: Name of the normalization, see `flat_rows`.
+        clients: N. Set it if the last clients have no samples; by default N is max(client) + 1.
     """
     order, sizes = np.argsort(dealt.client, kind="stable"), np.bincount(dealt.client)
     clients = max(clients or 0, len(sizes))
@@ -186,13 +190,13 @@ def split(
     seed: int,
     validation: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw disjoint indices [train], [test] and [validation] into the source, in random order.
+    """Draw disjoint indices [train], [test] and [validation] in the source, in random order.
 
-    If the source has an official test part and the numbers of train and test samples fit, test
-    samples come from it, and train samples from the part before it. Otherwise both come from all
-    samples together. With the same seed and kind of split, a larger number extends the smaller draw
-    and does not change the other part. Validation samples are those drawn after the train samples,
-    so their number changes neither part.
+    If the source has an official test part that is large enough, test samples come from that part,
+    and train samples come from the samples before it. Otherwise, both come from the whole source.
+    With the same seed and the same kind of split, a larger number only adds samples and does not
+    change the other part. Validation samples are drawn after the train samples, so their number
+    changes neither part.
 
     Args:
         source_labels: Labels of all samples.
@@ -213,7 +217,7 @@ def split(
     if official_test is not None and train <= official_test and test <= n - official_test:
         before, after = everything[:official_test], everything[official_test:]
     elif train or test:
-        before = after = everything  # to draw both from
+        before = after = everything  # train and test samples both come from the whole source
     else:
         raise InputError(
             "[data] train and test are both 0, and the source has no split of its own: set at "
@@ -234,12 +238,12 @@ def split(
 
 
 def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
-    """The validation samples: the first of those that are neither train nor test samples.
+    """Return the first `validation` of the samples that are in neither the train nor the test part.
 
     Args:
-        rest: The samples left.
-        validation: How many are asked for.
-        train: How many train, where that can be lowered.
+        rest: The samples that are in neither part.
+        validation: Number of validation samples.
+        train: Number of train samples; the error message suggests a smaller number if one exists.
     """
     if validation > len(rest):
         fits = train + len(rest) - validation

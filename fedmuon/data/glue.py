@@ -1,9 +1,10 @@
-"""GLUE's tasks SST-2, MNLI, QNLI and QQP, in folders of .tsv files, as windows with labels.
+"""The GLUE tasks SST-2, MNLI, QNLI and QQP, read from .tsv files as labelled windows of tokens.
 
-A folder has train.tsv and dev.tsv (dev_matched.tsv for MNLI), as published. The held-out part is
-dev, because GLUE publishes no labels of its test part. A sample is `sentence END END ...`, or
-`sentence END sentence END END ...` for tasks with two, T + 1 tokens long. Longer samples are cut
-at T tokens: each sentence loses tokens at its end, the longer one first.
+A folder contains the published files train.tsv and dev.tsv (dev_matched.tsv for MNLI). The
+held-out part is dev, because GLUE does not publish the labels of its test part. A sample is
+`sentence END END ...`, or `sentence END sentence END END ...` for tasks with two sentences. It is
+T + 1 tokens long. Longer samples are cut to T tokens: the longer sentence is shortened first,
+always at its end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from fedmuon.data.text import tokens_of
 
 
 class Form(NamedTuple):
-    """The columns of a task's sentences and labels, its labels in order, and its held-out file."""
+    """The columns of a task's sentences and label, its labels in order, and its held-out file."""
 
     sentences: tuple[str, ...]
     label: str
@@ -40,16 +41,16 @@ Row = tuple[tuple[str, ...], int]  # sentences, label
 
 
 def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") -> Source:
-    """Read windows [n, T + 1] of the train part and then of the held-out part, with their labels.
+    """Read labelled windows [n, T + 1] of the train part, followed by those of the held-out part.
 
     Args:
-        name: One of `FORMS`.
-        folder: The task's folder.
-        context: T.
-        tokenizer: Folder of a tokenizer, or empty for bytes.
+        name: A key of `FORMS`.
+        folder: Folder with the files of the task.
+        context: T, the number of tokens that are read.
+        tokenizer: Folder of a tokenizer; if empty, tokens are bytes.
 
     Raises:
-        InputError: If a file is missing or of another form.
+        InputError: If a file is missing or has another format.
     """
     tokens, place = tokens_of(tokenizer), Path(folder).expanduser()
     parts = [[*read_rows(name, place / file)] for file in ("train.tsv", FORMS[name].held_out)]
@@ -65,7 +66,7 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
 
 
 def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
-    """Sentences that fit into T tokens with an END after each, without the ends that do not."""
+    """Shorten the sentences so that all of them, each followed by END, fit into T tokens."""
     sizes, room = [len(one) for one in sentences], context - len(sentences)
     if room < len(sentences):
         raise InputError(
@@ -78,10 +79,10 @@ def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
 
 
 def read_rows(name: str, file: Path) -> Iterator[Row]:
-    """Yield the sentences and the label of each line. Quotes mean nothing, as in GLUE's files.
+    """Yield the sentences and the label of each line. A quotation mark is an ordinary character.
 
-    Lines of MNLI whose annotators did not agree (`-`), and the few of QQP that lack a question or a
-    label, are left out.
+    MNLI lines on whose label the annotators did not agree (`-`) are skipped. The few QQP lines
+    without a question or a label are skipped too.
     """
     form = FORMS[name]
     try:

@@ -1,6 +1,6 @@
-"""Replace-one neighbours: data sets that differ from the base in one sample of one client.
+"""Replace-one neighbours: data sets that differ from the base data set in one sample.
 
-A neighbour is three numbers and one row, so hundreds of them need only one copy of the data.
+A neighbour is stored as three numbers and one row, so hundreds of them share one copy of the data.
 """
 
 import math
@@ -15,21 +15,21 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import Source
 
 Law = Literal["own", "any"]
-Pool = list[np.ndarray]  # held-out samples of each label
+Pool = list[np.ndarray]  # the held-out samples of each label
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """S data sets. In number s, sample replacement[s] of the source replaces a client's sample.
+    """S data sets. In data set s, sample replacement[s] of the source replaces one client sample.
 
-    An unchanged data set has client, position and replacement -1, and a row and a label of zeros.
+    The unchanged data set has client, position and replacement -1. Its row and label are zero.
 
     Attributes:
         client: The client [S] whose sample is replaced, int64.
-        position: The position [S] of the replaced sample within the client, int64.
-        replacement: The replacement [S], as an index into the source, int64.
-        inputs: Mapped replacements [S, d].
-        labels: Their labels [S, ...].
+        position: The position [S] of the replaced sample among the client's samples, int64.
+        replacement: The index [S] of the replacement in the source, int64.
+        inputs: Normalized replacements [S, d].
+        labels: Labels [S, ...] of the replacements.
     """
 
     client: np.ndarray
@@ -40,12 +40,12 @@ class Neighbours:
 
     @property
     def rows(self) -> np.ndarray:
-        """(client, position, replacement) of every data set, [S, 3], as `of` takes them."""
+        """The array [S, 3] of (client, position, replacement), which `of` accepts."""
         return np.stack([self.client, self.position, self.replacement], 1)
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
-        """Make the data sets from rows [S, 3]; a row of -1 is the unchanged one."""
+        """Create the data sets from rows [S, 3]; a row of -1 is the unchanged data set."""
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
@@ -55,25 +55,27 @@ class Neighbours:
         return cls(client, position, replacement, inputs, labels)
 
     def repeated(self, times: int) -> "Neighbours":
-        """Repeat the S data sets, [times S]."""
+        """Repeat the S data sets, so that there are times * S."""
         return Neighbours(*(np.concatenate([values] * times) for values in vars(self).values()))
 
 
 def draw(
     data: FederatedData, source: Source, trials: int, seed: int, law: Law = "own"
 ) -> np.ndarray:
-    """Draw random neighbours as (client, position, replacement) [trials, 3] int64.
+    """Draw random neighbours: an int64 array [trials, 3] of (client, position, replacement).
 
-    Trial t draws the sample to replace uniformly from all n. Then it draws a label, and a held-out
-    sample of that label: one that is in no part, or a test sample if no such sample has the label.
-    Trial t depends on (seed, t) alone, not on `trials`.
+    Trial t first draws the sample to replace, uniformly from all n train samples. Next, it draws a
+    label. Then it draws a held-out sample with that label. This is a sample that no part uses, or a
+    test sample if every sample with this label is used. Trial t depends only on (seed, t), not on
+    `trials`.
 
     Args:
         data: The base data set.
         source: The source of its samples.
         trials: Number of neighbours.
         seed: Seed of the draws.
-        law: Whether a label is drawn from the `own` labels of the client or from `any` client's.
+        law: Draw the label from the client's labels (`own`) or from the labels of all clients
+            (`any`).
 
     Raises:
         InputError: If no held-out sample has a drawn label.
@@ -90,8 +92,8 @@ def draw(
 def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
     """Replace each of the n samples once, [n, 3]; neighbour t replaces row t of `data`.
 
-    Replacements are drawn as in `draw` and depend on (seed, t) alone. Another block of the
-    generator makes them independent of those of `draw`.
+    Replacements are drawn as in `draw` and depend only on (seed, t). They use a separate random
+    stream, so they are independent of the draws of `draw`.
     """
     pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)
@@ -102,25 +104,25 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
 
 
 def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbours:
-    """The unchanged data set, followed by the drawn neighbours [T, 3]: S = T + 1."""
+    """Return S = T + 1 data sets: the unchanged one, followed by the T drawn neighbours [T, 3]."""
     return Neighbours.of(source, np.concatenate([[[-1, -1, -1]], drawn]), normalize)
 
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
-    """Every sample that `draw` could draw to replace a sample of a client."""
+    """Return every sample that `draw` can choose to replace a sample of this client."""
     pool = _pool(data, source)
     return np.concatenate([pool[y] for y in np.unique(classes_of(data.samples(client)[1]))])
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
-    """The class of each sample [n]; all samples with real targets have the same class."""
+    """Return the class of each sample [n]; with real-valued targets, every class is 0."""
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
 def _pool(data: FederatedData, source: Source) -> Pool:
-    """The held-out samples of each label: unused ones, or test samples if none is unused.
+    """Return the replacements of each label: unused samples, or test samples if none is unused.
 
-    No train sample is among them, so a replacement is never the sample that it replaces.
+    They contain no train sample, so a replacement always differs from the sample it replaces.
     """
     unused = np.ones(len(source.labels), bool)
     for used in (data.train_index, data.test_index, data.validation_index, data.client_test_index):
@@ -137,7 +139,7 @@ def _pool(data: FederatedData, source: Source) -> Pool:
 def _replacement(
     data: FederatedData, pool: Pool, client: int, rng: np.random.Generator, law: Law = "own"
 ) -> int:
-    """Draw a label from the client's own or from everybody's, and a held-out sample of it."""
+    """Draw a label from the labels that `law` selects, then a held-out sample with that label."""
     labels = classes_of(data.samples(client)[1] if law == "own" else data.labels)
     label = int(labels[rng.integers(len(labels))])
     if not len(pool[label]):

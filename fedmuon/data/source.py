@@ -1,4 +1,4 @@
-"""A source of samples, and the map that is applied to every single sample."""
+"""The class of data sources, and the normalization that maps each sample separately."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,24 +9,24 @@ from fedmuon.core.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
 PIXELS, TOKENS = "pixels", "tokens"
-CHUNK = 512  # rows mapped at once, so that temporaries fit a cache
+CHUNK = 512  # number of rows mapped at once, so that temporary arrays fit into a cache
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled samples in the order of the source, as they were stored.
+    """Labelled samples in the order of the source, with their stored values.
 
     Attributes:
         name: Name of the source.
-        inputs: Samples [n, ...] in their native shape and dtype.
-        labels: Labels [n] int64 in [0, classes), or real targets [n, ...].
-        classes: Number of classes; 0 for real targets.
-        official_test: Index of the first sample of the source's own test part, if it has one.
-        where: Where the samples come from, for messages.
-        vocabulary: V if samples are windows of tokens 0 to V - 1, else 0.
+        inputs: Samples [n, ...] in their original shape and dtype.
+        labels: Labels [n] int64 in [0, classes), or real-valued targets [n, ...].
+        classes: Number of classes; 0 for real-valued targets.
+        official_test: Index of the first sample of the source's official test part, if it has one.
+        where: The place of the samples, for messages.
+        vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1; otherwise 0.
         owner: The owner [n] of each sample, if known.
-        center: What is subtracted from every sample [d] before it is scaled, if anything.
-        public: The number of samples after the last one here, of which `center` is the mean.
+        center: The vector [d] that is subtracted from every sample before scaling, if any.
+        public: The number of public samples whose mean is `center`. They come after these samples.
 
     Raises:
         InputError: If shapes, labels or values are unsuitable.
@@ -44,15 +44,16 @@ class Source:
     public: int = 0
 
     def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Its samples, or the chosen ones in their order, as rows [m, d]: see `flat_rows`."""
+        """Return all samples, or the chosen ones in order, as rows [m, d]; see `flat_rows`."""
         return flat_rows(self.inputs, normalize, chosen, self.center)
 
     def with_public_center(self, count: int) -> "Source":
-        """The source without the last `count` samples of its own test part, whose mean is
-        subtracted from all others: it is known before any training sample is.
+        """Subtract the mean of public samples: the last `count` samples of the official test part.
+
+        These samples are removed from the source. Their mean is known before any training sample.
 
         Raises:
-            InputError: If the source has no test part of its own, or not so many samples in it.
+            InputError: If the source has no official test part, or it has too few samples.
         """
         held = 0 if self.official_test is None else len(self.labels) - self.official_test
         if count >= held:
@@ -71,7 +72,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if problem := self._problem():
-            same = self.name == self.where  # samples that are passed in Python
+            same = self.name == self.where  # then the samples were passed in Python
             raise InputError(f"{'data' if same else f'{self.name} ({self.where})'} {problem}")
 
     def _problem(self) -> str:
@@ -106,7 +107,7 @@ class Source:
 
 
 def type_of(array: np.ndarray) -> str:
-    """The type of its values in a message."""
+    """Return the type of an array's values, as shown in a message."""
     return "str" if array.dtype.kind == "U" else str(array.dtype)
 
 
@@ -116,11 +117,12 @@ def flat_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Flatten raw samples [m, ...], or the chosen ones in their order, to [m, d].
+    """Flatten samples [m, ...], or the chosen ones in their order, to rows [m, d].
 
-    Each row is mapped separately. `pixels` divides uint8 images by 255, in float32, and keeps other
-    samples. `tokens` are numbers below 2^24, which float32 represents exactly. For other values of
-    `normalize`, see `unit_rows`. `center` [d] is subtracted first, in the units of `pixels`.
+    Each row is mapped separately. `pixels` divides uint8 images by 255, in float32, and leaves
+    other values unchanged. `tokens` converts to float32, which represents integers below 2^24
+    exactly. For other values of `normalize`, see `unit_rows`. The vector `center` [d] is subtracted
+    first, in the units of `pixels`.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen, center)
@@ -141,16 +143,17 @@ def unit_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Map raw samples [m, ...], or the chosen ones in their order, into the unit ball.
+    """Map samples [m, ...], or the chosen ones in their order, into the unit ball.
 
-    Each row is mapped separately. With a scale taken from many samples, one replaced sample would
-    move all the others, and a replace-one neighbour would differ in more than one row.
+    Each row is mapped separately. If the scale were computed from many samples, replacing one
+    sample would change all the others, and a replace-one neighbour would differ in more than one
+    row.
 
     Args:
-        raw: Samples [m, ...]; uint8 images are divided by 255 first.
-        normalize: `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2).
-        chosen: Indices of the rows to map; None maps all.
-        center: What is subtracted from each row [d] first.
+        raw: Samples [m, ...]; uint8 images are first divided by 255.
+        normalize: `unit` maps u to u / ||u||_2 (zero stays zero); `ball` to u / max(1, ||u||_2).
+        chosen: Indices of the rows to map; None maps all rows.
+        center: The vector [d] that is first subtracted from each row, if any.
 
     Returns:
         Rows [m, d] float64 with ||u||_2 <= 1.
@@ -169,17 +172,18 @@ def unit_rows(
 
 
 def _into_ball(rows: np.ndarray, normalize: str, center: np.ndarray | None = None) -> np.ndarray:
-    """Move rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
+    """Map rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
 
-    A sum of d squares in any order, its root and the divisions by it have a relative error below
-    (d/2 + 4) 2^-53. So dividing by a norm enlarged by twice that is enough.
+    Rounding in the sum of d squares, the root and the divisions causes a relative error below
+    (d/2 + 4) 2^-53, whatever the order of the sum. Dividing by a norm that is enlarged by twice
+    this error is therefore sufficient.
     """
     u = rows.astype(np.float64)
     if rows.dtype == np.uint8:
         u /= 255
     if center is not None:
         u -= center
-    # Scale by a power of two, which is exact: squares of 1e200 or 1e-200 are out of range.
+    # Scale by a power of two, which is exact. Squares of 1e200 or 1e-200 would be out of range.
     _, exponent = np.frexp(np.abs(u).max(axis=1, keepdims=True))
     scale = np.ldexp(1.0, exponent - 1)
     scaled = u / scale

@@ -1,7 +1,7 @@
-"""Text as windows of tokens: Python's own documentation, local files, tables with sentences.
+"""Text as windows of tokens: Python's documentation, local files, and tables with sentences.
 
-Tokens are bytes, or those of a tokenizer in a local folder. A sample is T + 1 consecutive tokens:
-each of the first T is read, and the one after it is predicted.
+Tokens are bytes, or the tokens of a tokenizer in a local folder. A sample is T + 1 consecutive
+tokens. For each of the first T tokens, the model predicts the next one.
 """
 
 import csv
@@ -21,18 +21,19 @@ from fedmuon.core.files import read_bytes, read_text
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source
 
-BYTES = 256  # size of the vocabulary of bytes
+BYTES = 256  # vocabulary size if tokens are bytes
 GROUPS = 10
-HELD_OUT = 5  # one byte out of this many is for testing
+HELD_OUT = 5  # one fifth of the bytes is held out for testing
 
 
 def pydoc(context: int = 64) -> Source:
-    """Read the topics of `help()` in the running Python, as windows [n, T + 1].
+    """Read the topics of Python's `help()` as windows [n, T + 1].
 
-    Labels are ten groups of topics, of about equal length. Topics quote each other, so a repeated
-    paragraph is left out. Otherwise test windows could occur in the train part.
+    The labels are ten groups of topics with about the same length. Topics quote each other, so
+    repeated paragraphs are removed. Otherwise, text of the test part could also be in the train
+    part.
     """
-    # Imported here: half a megabyte of text, which only this source needs.
+    # Imported here: these are 500 kB of text, which only this source needs.
     from pydoc_data import topics
 
     held: list[list[bytes]] = [[] for _ in range(GROUPS)]
@@ -43,7 +44,7 @@ def pydoc(context: int = 64) -> Source:
 
 
 def text(folder: str | Path = "", context: int = 64) -> Source:
-    """Read a text file, whose ten parts are the labels, or a folder with one label per file."""
+    """Read a text file, whose ten parts are its labels, or a folder with one label per file."""
     files = text_files(folder) if folder else []
     if not files:
         raise InputError(
@@ -58,7 +59,7 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
 
 
 def text_files(folder: str | Path) -> list[Path]:
-    """The file itself, or the visible files of a folder, sorted by name."""
+    """Return the file itself, or the visible files in a folder, sorted by name."""
     place = Path(folder).expanduser()
     if place.is_file():
         return [place]
@@ -69,7 +70,7 @@ def text_files(folder: str | Path) -> list[Path]:
 def windows(tokens: np.ndarray, context: int) -> np.ndarray:
     """Cut tokens [l] into consecutive windows [(l - 1) // T, T + 1].
 
-    A window begins with the last token of the window before it, which is predicted only there.
+    Neighbouring windows share one token: the last of a window, which is the first of the next one.
     """
     count = max(0, (len(tokens) - 1) // context)
     return tokens[np.arange(count)[:, None] * context + np.arange(context + 1)]
@@ -89,7 +90,7 @@ def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
-    """Windows of the first four fifths of each group, and then of the last fifths, for testing.
+    """Cut the first four fifths of each group into train windows, and the rest into test windows.
 
     Train and test windows share no byte.
     """
@@ -111,19 +112,19 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A vocabulary whose last token, END, occurs in no text; `pieces` is None for bytes."""
+    """A vocabulary whose last token, END, occurs in no text; `pieces` is None for byte tokens."""
 
     vocabulary: int
     pieces: Any = None
 
     @property
     def end(self) -> int:
-        """The token END."""
+        """The number of the token END."""
         return self.vocabulary - 1
 
     @property
     def newlines(self) -> list[int]:
-        """The tokens whose text has a line break."""
+        """The tokens whose text contains a line break."""
         if self.pieces is None:
             return [ord("\n"), ord("\r")]
         return [k for k in range(self.end) if {"\n", "\r"} & {*self.pieces.decode([k])}]
@@ -135,15 +136,15 @@ class Tokens:
         return self.pieces.encode(text, add_special_tokens=False)
 
     def prompt(self, table: str) -> list[int]:
-        """The tokens that a sentence about a table follows."""
+        """Return the tokens of a table and END, after which its sentence begins."""
         return [*self.encode(table), self.end]
 
     def window(self, pair: "Pair") -> list[int]:
-        """The tokens of a table and its sentence, each with END."""
+        """Return the tokens of a table and of its sentence, each followed by END."""
         return [*self.prompt(pair.table), *self.encode(f" {pair.sentence}"), self.end]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Convert tokens up to the first END to text, without [PAD]; invalid UTF-8 is marked."""
+        """Convert tokens before the first END to text, without [PAD]. Invalid UTF-8 is marked."""
         kept = [token for token in tokens if token < self.vocabulary]
         kept = kept[: kept.index(self.end)] if self.end in kept else kept
         text = bytes(kept).decode(errors="replace") if self.pieces is None else (
@@ -154,7 +155,7 @@ class Tokens:
 
 @lru_cache(maxsize=2)
 def tokens_of(folder: str) -> Tokens:
-    """The tokens of GPT-2's tokenizer in a local folder, or bytes; nothing is downloaded."""
+    """Return the GPT-2 tokens of a tokenizer in a local folder, or bytes. Nothing is downloaded."""
     if not folder:
         return Tokens(BYTES + 1)
     try:
@@ -181,21 +182,21 @@ def tokens_of(folder: str) -> Tokens:
     return Tokens(len(pieces), pieces)
 
 
-# Tables and sentences about them, in the files of E2E and DART, as windows of tokens.
+# The files of E2E and DART contain tables and sentences about them. Each pair becomes a window.
 #
 # E2E is CSV with the columns mr and ref. DART is a JSON list of {"tripleset": [[subject, relation,
-# object], ...], "annotations": [{"source": ..., "text": ...}, ...]}. The names of the files contain
-# train, dev or test.
+# object], ...], "annotations": [{"source": ..., "text": ...}, ...]}. The file names contain train,
+# dev or test.
 #
 # A sample is `table END sentence END END ...`, T + 1 tokens long (DP-Muon, Appendix: `source <bos>
-# target <eos>`). The tokens to predict begin after the first END and end with the second.
+# target <eos>`). The model predicts the tokens after the first END, up to and including the second.
 
 PARTS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A table as text, one sentence about it, and the number of fields of the table."""
+    """A table as text, one sentence about it, and the number of fields in the table."""
 
     table: str
     sentence: str
@@ -205,17 +206,17 @@ class Pair:
 def table_text(
     name: str, folder: str | Path, context: int, tokenizer: str = "", pad_token: bool = False
 ) -> Source:
-    """Read windows [n, T + 1] of the train part, and of the test part (or dev if it is missing).
+    """Read windows [n, T + 1] of the train part, followed by the test part (or dev if missing).
 
-    Pairs that do not fit into a window are left out, as in DP-Muon. Labels are numbered by the
-    number of fields of the table. END is the last token of the tokenizer.
+    Pairs that do not fit into a window are skipped, as in DP-Muon. The labels number the different
+    field counts of the tables. END is the last token of the tokenizer.
 
     Args:
         name: `e2e` or `dart`.
         folder: Folder with the files.
-        context: T.
-        tokenizer: Folder of a tokenizer, or empty for bytes.
-        pad_token: Whether windows are filled up with the token after END, or with END.
+        context: T, the number of tokens that are read.
+        tokenizer: Folder of a tokenizer; if empty, tokens are bytes.
+        pad_token: Fill up windows with the token after END instead of END.
     """
     tokens, parts = tokens_of(tokenizer), corpus(name, folder)
     held_out = parts.get("test") or parts.get("dev") or []
@@ -239,7 +240,7 @@ def table_text(
 def pair_windows(
     pairs: Sequence[Pair], tokens: Tokens, context: int, pad_token: bool = False
 ) -> tuple[np.ndarray, list[bool]]:
-    """The windows [n, T + 1] of the pairs that fit into one, and which pairs these are."""
+    """Return the windows [n, T + 1] of all pairs that fit, and whether each pair fits."""
     windows = [tokens.window(pair) for pair in pairs]
     fit = [len(window) <= context + 1 for window in windows]
     rows = np.full((sum(fit), context + 1), tokens.end + pad_token, np.uint32)
@@ -249,7 +250,7 @@ def pair_windows(
 
 
 def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
-    """Read the pairs of each part that has a file; the part train is required."""
+    """Read the pairs of each part that has a file; the train part is required."""
     files = table_files(name, folder)
     if "train" not in files:
         raise InputError(
@@ -260,7 +261,7 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
 
 
 def table_files(name: str, folder: str | Path) -> dict[str, Path]:
-    """The file of each part in a folder: the first by name."""
+    """Return the file of each part in a folder. If several match, use the first by name."""
     place = Path(folder).expanduser()
     found = sorted(place.glob(f"*{SUFFIXES[name]}")) if place.is_dir() else []
     parts = {part: [file for file in found if part in file.stem.lower()] for part in PARTS}
@@ -268,7 +269,7 @@ def table_files(name: str, folder: str | Path) -> dict[str, Path]:
 
 
 def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """Map each table to its sentences, in the order of the file."""
+    """Map each table to its sentences, in file order."""
     found: dict[str, list[str]] = {}
     for pair in pairs:
         found.setdefault(pair.table, []).append(pair.sentence)
@@ -276,7 +277,7 @@ def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def read_e2e(file: Path) -> Iterator[Pair]:
-    """Yield the rows of a CSV file: name[The Punter], food[Thai] with one sentence."""
+    """Yield the rows of a CSV file, such as `name[The Punter], food[Thai]` with one sentence."""
     rows = csv.DictReader(io.StringIO(_text(file), newline=""))
     try:
         if not {"mr", "ref"} <= set(rows.fieldnames or ()):
@@ -298,7 +299,7 @@ def read_e2e(file: Path) -> Iterator[Pair]:
 
 
 def read_dart(file: Path) -> Iterator[Pair]:
-    """Yield the annotations of a JSON list, each with its triples (DP-Muon, Appendix)."""
+    """Yield each annotation in a JSON list, with its triples (DP-Muon, Appendix)."""
     try:
         entries = json.loads(_text(file))
     except ValueError:
@@ -336,15 +337,15 @@ READERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"e2e": read_e2e, "dart":
 SUFFIXES = {"e2e": ".csv", "dart": ".json"}
 
 
-# Synthetic tables and sentences in the file formats of E2E and DART, if the corpora are missing.
+# Synthetic tables and sentences in the file formats of E2E and DART, for use without the corpora.
 #
-# They contain nothing from the corpora. A private run can learn `restaurants`, with `lodgings`,
-# which has other names and wordings, as public data.
+# They contain no text of the corpora. For example, `lodgings` can be the public data when a private
+# run learns `restaurants`: it has other names and wordings.
 
 SHARES = {"train": 0.8, "dev": 0.1, "test": 0.1}  # shares of the tables
-LEAST_TABLES, MOST_TABLES = 10, 5000  # each part has one, and more different tables exist
+LEAST_TABLES, MOST_TABLES = 10, 5000  # each part gets a table, and all tables can differ
 SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "po", "ra", "su", "ti", "vel", "zan")
-# Domain -> field -> its values, and two wordings of each.
+# For each domain and field: the possible values, and two wordings.
 DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
     "restaurants": {
         "name": ((), ("{} serves", "At {} you eat")),
@@ -364,19 +365,19 @@ DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
 def make_text(
     folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
 ) -> list[Path]:
-    """Write made-up-train, -dev and -test with one or two sentences per table.
+    """Write the files made-up-train, -dev and -test, with one or two sentences per table.
 
-    No table is in two parts.
+    Each table is in only one part.
 
     Args:
-        folder: Where to write.
+        folder: The output folder.
         form: `e2e` or `dart`.
         tables: Number of tables.
         domain: `restaurants` or `lodgings`.
         seed: Seed of all draws.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
         InputError: If an option is out of range or the folder is not writable.
@@ -408,7 +409,7 @@ def make_text(
     return list(contents)
 
 
-Entry = tuple[dict[str, str], list[str]]  # fields in order, name first; sentences
+Entry = tuple[dict[str, str], list[str]]  # the fields in order, starting with name; the sentences
 
 
 def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
@@ -419,7 +420,7 @@ def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
 
     known, found = DOMAINS[domain], dict[str, Entry]()
     while len(found) < tables:
-        # A name, the first field, and each of the others with probability 1/2.
+        # Draw a name, the first field, and each other field with probability 1/2.
         name = "".join(pick(SYLLABLES) for _ in range(2)).capitalize()
         _, first, *others = known
         chosen = [first, *(field for field in others if rng.random() < 0.5)]
