@@ -1,4 +1,4 @@
-"""A user's own samples as a source: arrays, tensors, torch Datasets, tables, or files of these."""
+"""The user's own samples as a source: arrays, tensors, torch Datasets, tables, or files."""
 
 import contextlib
 import csv
@@ -21,9 +21,9 @@ MEND = (
     "give (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
     "dicts"
 )
-LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the entry with the label
-MOST = 10  # names in a message
-KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # floats of numpy
+LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the label's entry
+MOST = 10  # maximum number of names in a message
+KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # the float types that numpy has
 DENSE = "convert it to a dense array with {}, if it fits into memory"
 
 
@@ -33,15 +33,15 @@ def pair_of(
     """Convert the argument `name` to inputs and labels.
 
     Args:
-        data: (inputs, labels), a Bunch of scikit-learn, a table with a column of labels, or a
-            sequence of pairs or dicts, such as a torch Dataset or one of Hugging Face.
-        name: Name of the argument, for errors.
-        target: The column of a table, or the entry of dicts, that holds the labels. Dicts need it
+        data: (inputs, labels), a scikit-learn Bunch, a table with a column of labels, or a sequence
+            of pairs or dicts, such as a torch Dataset or a Hugging Face data set.
+        name: Name of the argument, for error messages.
+        target: The table column or dict entry that contains the labels. It is required for dicts,
             unless one entry has a usual name.
-        like: Names that the inputs must have, if they have names, and their order.
+        like: Names that the inputs must have, in this order, if the inputs have names.
 
     Raises:
-        InputError: If the samples are of another kind.
+        InputError: If the samples are not in one of these forms.
     """
     if _has_columns(data):
         return _parts_of_table(data, name, target, like)
@@ -61,7 +61,7 @@ def pair_of(
 
 
 def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[tuple[str, Any]]:
-    """Named values in the order of other samples' names; other names are rejected."""
+    """Return the named values in the order of `like`, and reject other names."""
     if named.keys() != {*like}:
         lost = [one for one in like if one not in named]
         more = [one for one in named if one not in like]
@@ -78,7 +78,7 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
 
 
 def _names_of(data: Any, target: str) -> list[str]:
-    """The names of the inputs of samples that passed `pair_of`; none where they have none."""
+    """Return the input names of samples that `pair_of` accepted; empty if the inputs have none."""
     if _has_columns(data):
         return [name for name, _ in _columns(data) if name != target]
     if _is_sequence(data):
@@ -93,7 +93,7 @@ def _names_of(data: Any, target: str) -> list[str]:
 
 
 def _parts(data: Any, name: str) -> tuple[Any, Any]:
-    """The entries of a pair or a Bunch."""
+    """Return the two entries of a pair or a Bunch."""
     if _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         raise InputError(
             f"{name} is only a {type(data).__name__}, which does not tell which values are "
@@ -118,7 +118,7 @@ def _is_pair(found: Any) -> bool:
 
 
 def _is_sequence(data: Any) -> bool:
-    """Whether it is a sequence of samples; a list of two may be (inputs, labels)."""
+    """Return whether this is a sequence of samples. A list of two may be (inputs, labels)."""
     if isinstance(data, tuple | list):
         shown = data[:2] if len(data) == 2 else data[:1]
         dicts = bool(shown) and all(isinstance(one, Mapping) for one in shown)
@@ -134,7 +134,7 @@ def _is_sequence(data: Any) -> bool:
 def _parts_of_items(
     data: Any, name: str, target: str, like: Sequence[str] = ()
 ) -> tuple[list[Any], list[Any]]:
-    """The inputs and the labels of a sequence of pairs or dicts."""
+    """Return the inputs and the labels of a sequence of pairs or dicts."""
     items = [data[number] for number in range(len(data))]
     dicts = bool(items) and isinstance(items[0], Mapping)
     if target and not dicts:
@@ -164,7 +164,7 @@ def _parts_of_items(
 
 
 def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any], Any]:
-    """The keys of a dict that are its inputs, and the key of its label."""
+    """Return the keys of the inputs in a dict, and the key of the label."""
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
@@ -187,7 +187,7 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
 
 
 def _listed(names: Iterable[Any]) -> str:
-    """Names in a sentence: the first ten, and how many more there are."""
+    """List names in a sentence: the first ten, and the number of further names."""
     every = [str(one) for one in names]
     more = f" and {len(every) - MOST} more" if len(every) > MOST else ""
     return f"{', '.join(every[:MOST])}{more}"
@@ -202,7 +202,7 @@ def as_array(part: Any, what: str) -> np.ndarray:
     if _has_columns(part):
         return _stacked(_columns(part), what)
     if isinstance(part, Iterable) and not hasattr(part, "__array__"):
-        part = [  # numpy would read wrong values, or none
+        part = [  # numpy would read wrong values, or fail
             as_array(one, what) if _is_tensor(one) or _is_image(one) or _problem(one) else one
             for one in part
         ]
@@ -215,7 +215,7 @@ def as_array(part: Any, what: str) -> np.ndarray:
 
 
 def _unlike(part: Any) -> str:
-    """Which sample has another shape than the first; empty if none has."""
+    """Name the first sample whose shape differs from sample 0; empty if all shapes agree."""
     with contextlib.suppress(Exception):  # errors of any library, also for ragged input
         shapes = [np.shape(one) for one in part]
         for number, shape in enumerate(shapes):
@@ -228,20 +228,22 @@ def _unlike(part: Any) -> str:
 
 
 def _is_image(part: Any) -> bool:
-    """Whether it is an image of PIL."""
+    """Return whether this is a PIL image."""
     return hasattr(part, "getbands") and hasattr(part, "convert")
 
 
 def _of_image(image: Any) -> np.ndarray:
-    """The pixels [channels, rows, columns] of an image; colours by number become red, green and
-    blue, and bits become 0 and 255."""
+    """Return the pixels [channels, rows, columns] of an image.
+
+    Palette colours are converted to red, green and blue, and bits to 0 and 255.
+    """
     image = image.convert({"P": "RGB", "PA": "RGBA", "1": "L"}.get(image.mode, image.mode))
     pixels = np.asarray(image)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def _problem(part: Any) -> str:
-    """Why numpy would read wrong values; empty if it would not."""
+    """Return why numpy would read wrong values; empty if it reads the right values."""
     if _is_sparse(part):
         return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
@@ -257,7 +259,7 @@ def _is_tensor(part: Any) -> bool:
 
 
 def _of_tensor(part: Any, what: str) -> np.ndarray:
-    """The values of a tensor. Floats that numpy lacks become float32, which is exact."""
+    """Return a tensor's values. Float types that numpy lacks become float32, which is exact."""
     if problem := storage_problem(part):
         raise InputError(f"{what} are {problem}")
     try:
@@ -265,7 +267,7 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
         if part.is_floating_point() and str(part.dtype) not in KNOWN:
             part = part.float()
         return part.numpy()
-    except (RuntimeError, TypeError, ValueError) as error:  # subclasses and rare types
+    except (RuntimeError, TypeError, ValueError) as error:  # tensor subclasses and rare dtypes
         raise InputError(
             f"{what} are a tensor of type {part.dtype} that numpy cannot read "
             f"({str(error).splitlines()[0]}): convert it to torch.float32"
@@ -273,7 +275,7 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
 
 
 def storage_problem(tensor: Any) -> str:
-    """Why the entries of a tensor cannot be read, and what to do; empty if they can."""
+    """Return why a tensor's entries cannot be read, and what to do; empty if they can be read."""
     if tensor.is_nested:
         return "a nested tensor, whose rows may differ in length: pad it to one shape"
     if tensor.is_meta:
@@ -286,12 +288,12 @@ def storage_problem(tensor: Any) -> str:
 
 
 def _is_sparse(part: Any) -> bool:
-    """Whether it is a sparse matrix of scipy or similar."""
+    """Return whether this is a sparse matrix of scipy or a similar library."""
     return hasattr(part, "toarray") and hasattr(part, "nnz")
 
 
 def _has_columns(part: Any) -> bool:
-    """Whether it is a table with named columns, as those of pandas, polars and pyarrow."""
+    """Return whether this is a table with named columns (pandas, polars, pyarrow or similar)."""
     return not isinstance(part, Mapping) and (
         hasattr(part, "__dataframe__")
         or (hasattr(part, "columns") and hasattr(part, "to_numpy"))
@@ -300,7 +302,7 @@ def _has_columns(part: Any) -> bool:
 
 
 def _columns(frame: Any) -> list[tuple[str, Any]]:
-    """The columns of a table of any library, by name; a name may occur twice."""
+    """Return the columns of a table of any library, with their names. A name may occur twice."""
     if hasattr(frame, "items"):  # pandas
         named = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
@@ -318,7 +320,7 @@ def _columns(frame: Any) -> list[tuple[str, Any]]:
 def _stacked(
     columns: list[tuple[str, Any]], what: str, mend: str = "encode it as numbers, or drop it"
 ) -> np.ndarray:
-    """The numbers [rows, columns] of named columns; `mend` says what to do with words."""
+    """Stack numeric columns to [rows, columns]; `mend` says how to fix a non-numeric column."""
     if not columns:
         raise InputError(f"{what} are a table without columns: give at least one column")
     found = []
@@ -338,7 +340,7 @@ def _stacked(
 def _parts_of_table(
     frame: Any, name: str, target: str, like: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs and the column of labels of a table."""
+    """Return the inputs and the label column of a table."""
     columns = _columns(frame)
     names = [one for one, _ in columns]
     if not target:
@@ -361,17 +363,17 @@ def _parts_of_table(
     return inputs, _stacked(labels, f"the labels of {name}", mend)[:, 0]
 
 
-# Sources.
+# Sources
 
 
 def as_source(data: Any, test: Any = None, where: str = "given", target: str = "") -> Source:
     """Convert the arguments `data` and `test` to a source.
 
     Args:
-        data: A Source, or samples as in `pair_of`.
-        test: Samples that become the official test part; not with a Source.
-        where: Where the samples come from, for messages.
-        target: The column or entry that holds the labels, see `pair_of`.
+        data: A Source, or samples in any form that `pair_of` accepts.
+        test: Samples that become the official test part. A Source does not allow this argument.
+        where: The place of the samples, for messages.
+        target: The column or entry that contains the labels, see `pair_of`.
 
     Raises:
         InputError: If the samples are unsuitable.
@@ -425,7 +427,7 @@ def _arrays(
 
 
 def digest(source: Source) -> str:
-    """A hash of the samples, by which a resumed run recognizes them."""
+    """Return a hash of the samples. A resumed run uses it to check that its data are unchanged."""
     found = hashlib.sha256()
     for array in (source.inputs, source.labels):
         found.update(f"{array.dtype} {array.shape}".encode())
@@ -436,9 +438,9 @@ def digest(source: Source) -> str:
 def npz(
     folder: str = "", inputs: str = "inputs", label: str = "labels", client: str = ""
 ) -> Source:
-    """Read an .npz file with an array of inputs and one of labels.
+    """Read an .npz file with an array of inputs and an array of labels.
 
-    `client` names an array with the owner of each sample, for the partition `column`.
+    If `client` is set, it names an array with the owner of each sample, for the partition `column`.
     """
     path = _file(folder, "npz")
     try:
@@ -452,7 +454,7 @@ def npz(
 
 
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .csv file with a header: a column of labels, perhaps one of clients, and inputs."""
+    """Read a .csv file with a header, a label column, input columns and perhaps a client column."""
     path = _file(folder, "csv")
     try:
         rows = list(csv.reader(io.StringIO(read_text(path))))
@@ -467,7 +469,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
 
 
 def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .parquet file like a .csv file; needs pyarrow."""
+    """Read a .parquet file with the columns of a .csv file. This requires pyarrow."""
     path = _file(folder, "parquet")
     try:
         # Imported here: pyarrow is optional.
@@ -493,13 +495,13 @@ def _from_columns(
     client: str,
     inputs: str | None = None,
 ) -> Source:
-    """A source of named columns, or of the array `inputs` and the columns of labels and clients."""
+    """Make a source from named columns, or from the array `inputs`, and from labels and clients."""
     asked = [label] if inputs is None else [label, inputs]
     for name in [*asked, client] if client else asked:
         if name not in columns:
             raise InputError(f"{path} has no column {name!r}: choose one of {', '.join(columns)}")
     labels, owners = columns[label], _codes(columns[client]) if client else None
-    if labels.dtype.kind not in "iuf":  # words are numbered in alphabetical order
+    if labels.dtype.kind not in "iuf":  # number words in alphabetical order
         labels = _codes(labels)
     if inputs is not None:
         held = columns[inputs]
@@ -525,7 +527,7 @@ def _file(folder: str, suffix: str) -> Path:
 
 
 def _numbers(column: tuple[str, ...]) -> np.ndarray:
-    """The column as integers, else as reals, else as words."""
+    """Convert a column to integers, or else to floats; otherwise keep it as words."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(column).astype(kind)
@@ -535,5 +537,5 @@ def _numbers(column: tuple[str, ...]) -> np.ndarray:
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
-    """Number the distinct values in their order."""
+    """Number the distinct values in sorted order."""
     return np.unique(column, return_inverse=True)[1].astype(np.int64)

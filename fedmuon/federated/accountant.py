@@ -1,16 +1,18 @@
-"""The privacy account of a run: noise for a target, a ledger ahead of every round, a summary.
+"""The privacy account of a run: the noise for a target, the ledger, and the summary.
 
-`RunAccountant` does what every private run needs. What depends on the unit that is protected is in
-two strategies:
+`RunAccountant` does the work that every private run needs. Two strategies do the work that depends
+on the protected unit:
 
-- `PerExample`: each client has its own account, because it has its own samples and its own rounds.
-  A round in which it takes part makes E releases, at rate lot / n_i or at a public rate. The
-  schedule is public, so it amplifies nothing.
-- `PerClient`: a round makes one release, and a whole client is a part of it. Poisson cohorts are
-  drawn alike, so that one account, `EVERYONE`, holds for every client: one release a round at rate
-  K / N. With a public schedule, and under local or distributed trust, each client has its own
-  account: a release at rate 1 in each of its rounds. Under distributed trust only the noise shares
-  of the clients that are assumed honest count.
+- `PerExample`: Each client has its own account, because it has its own samples and its own rounds.
+  In each round with this client, E steps make E releases, at rate lot / n_i or at a public rate.
+  The schedule of clients is public, so it does not amplify privacy.
+- `PerClient`: A round makes one release, in which a whole client is one record. In Poisson cohorts,
+  all clients have the same chance, so one account, `EVERYONE`, is valid for every client. It has
+  one release per round, at rate K / N. With a public schedule, and with local or distributed trust,
+  each client has its own account, with a release at rate 1 in each of its rounds. With distributed
+  trust, only the noise shares of the clients assumed honest count.
+
+A round is written to the ledger before it starts.
 """
 
 import dataclasses
@@ -60,7 +62,7 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
-AIMED = 1e-4  # share of a target that is left for lots that are cut
+AIMED = 1e-4  # share of a target epsilon that is left for lots that are cut
 LOW_BITS = (
     "The noise has floating-point values. Epsilon does not cover what their low bits can reveal."
 )
@@ -69,19 +71,19 @@ DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released. Publishing them would cost privacy that the ledger does not count."
 )
-# Only these files may be published: they contain noise, or follow from files that do.
+# Only these files may be published, because they contain noise or follow from files that do.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
-cached_noise_for = cache(noise_for)  # takes a second, and the runs of a suite repeat it
+cached_noise_for = cache(noise_for)  # a search takes a second, and the runs of a suite repeat it
 
 
 class Demand(NamedTuple):
-    """Poisson releases that spend the same as all releases of one client in the run.
+    """Poisson releases that spend the same epsilon as all releases of one client in the run.
 
     Attributes:
-        noise: The config's noise multiplier, as the account counts it.
-        factor: The run's noise over the account's noise.
+        noise: The noise multiplier in the config, in the units of the account.
+        factor: The run's noise divided by the account's noise.
         rate: Sampling probability.
-        steps: How many releases.
+        steps: Number of releases.
     """
 
     noise: float
@@ -92,7 +94,7 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True)
 class PerExample:
-    """Accounts of the examples of each client."""
+    """The accounts of the examples of each client."""
 
     config: Config
     experiment: Experiment
@@ -101,7 +103,7 @@ class PerExample:
 
     @property
     def ledger_about(self) -> tuple[str, Record | None]:
-        """How the rates of the ledger are known, and further facts that hold for all its lines."""
+        """The source of the rates in the ledger, and further facts that hold for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
         fixed_order, most = self.released.fixed_order, self.released.max_lot
         if most:
@@ -109,7 +111,7 @@ class PerExample:
         return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
-        """The number of blocks of a release, each clipped to the bound."""
+        """Return the number of blocks in a release; each block is clipped to the bound."""
         return self.released.clipping.blocks(params)
 
     def require_possible(self) -> None:
@@ -127,7 +129,7 @@ class PerExample:
                 raise InputError(ONE_CLIENT)
 
     def cut(self) -> float:
-        """An upper bound on the probability that one of a client's lots exceeds the maximum."""
+        """Bound the probability that any lot of one client exceeds the maximum."""
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
@@ -145,9 +147,9 @@ class PerExample:
         )
 
     def demands(self) -> list[Demand]:
-        """The demands of those clients that spend most."""
+        """Return the demands of the clients that can spend most."""
         mechanism, steps = self.released, self.experiment.plan.steps
-        worst = hardest(  # at noise 1, because all clients have the same noise
+        worst = hardest(  # with noise 1, because all clients use the same noise
             Event(mechanism.rate(int(self.sizes[client])), 1.0, int(rounds))
             for client, rounds in enumerate(rounds_taken(self.experiment))
             if rounds
@@ -155,19 +157,19 @@ class PerExample:
         found = []
         for one in worst:
             factor, rate, many = 1.0, one.sampling_probability, one.count * steps
-            if mechanism.fixed_order is not None:  # all lots are one release of all samples
+            if mechanism.fixed_order is not None:  # all lots are one release
                 factor, rate, many = mechanism.fixed_order.alike(many, round(1 / rate)), 1.0, 1
             found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
         return found
 
     def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
-        """The releases of a round: participants, their rates, the noise, steps."""
+        """Return the releases of a round: participants, their rates, the noise, and the steps."""
         chosen = self.experiment.plan.participants(number).tolist()
         rates = [self.released.rate(int(self.sizes[client])) for client in chosen]
         return chosen, rates, self.released.noise, self.experiment.plan.steps
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
-        """The summary: the settings, then what was spent."""
+        """Return the summary: the settings, followed by the spent privacy."""
         mechanism = self.released
         settings = {
             "noise": mechanism.noise,
@@ -185,7 +187,7 @@ class PerExample:
         return settings | spent
 
     def notes(self) -> list[str]:
-        """A note on clients that have fewer samples than a lot."""
+        """Return a note if some clients have fewer samples than a lot."""
         few = int((self.sizes < self.released.lot).sum())
         if not few or self.released.public_rate:
             return []
@@ -199,7 +201,7 @@ class PerExample:
 
 @dataclass(frozen=True)
 class PerClient:
-    """Accounts of whole clients."""
+    """The accounts of whole clients."""
 
     config: Config
     experiment: Experiment
@@ -208,7 +210,7 @@ class PerClient:
 
     @property
     def ledger_about(self) -> tuple[str, dict[str, str | int]]:
-        """Where the rates of the ledger are from, and what else holds for all its lines."""
+        """The source of the rates in the ledger, and further facts that hold for all its lines."""
         level = self.released
         about: dict[str, str | int] = {
             "unit": "client",
@@ -222,25 +224,25 @@ class PerClient:
         return "public", about
 
     def blocks(self, params: Params) -> int:
-        """An update is clipped as a whole."""
+        """Return 1, because an update is clipped as a whole."""
         return 1
 
     def demands(self) -> list[Demand]:
-        """The demand of a client that takes part most often."""
+        """Return the demand of a client that takes part most often."""
         level, plan = self.released, self.experiment.plan
         rounds = plan.rounds if level.poisson else int(rounds_taken(self.experiment).max())
         factor = (1 + ROUNDING) / level.counted if level.shared else 1.0
         return [Demand(self.config.privacy.noise * level.counted, factor, level.rate, rounds)]
 
     def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
-        """The release of a round, in a new cohort if it is begun again."""
+        """Return the release of a round. A repeated round draws a new cohort."""
         level, plan = self.released, self.experiment.plan
         plan.forget(number)
         chosen = [EVERYONE] if level.poisson else plan.participants(number).tolist()
         return chosen, [level.rate] * len(chosen), level.noise * level.counted, 1
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
-        """The summary: the settings, what was spent, and the unit."""
+        """Return the summary: the settings, the spent privacy, and the protected unit."""
         level = self.released
         settings = {
             "noise": level.noise,
@@ -252,7 +254,7 @@ class PerClient:
         return settings | spent | self.ledger_about[1]
 
     def notes(self) -> list[str]:
-        """Notes on secret draws."""
+        """Return notes on random draws that must stay secret."""
         if self.released.seed is not None:
             return []
         return [REPLAY, COHORTS] if self.released.poisson else [REPLAY]
@@ -261,7 +263,7 @@ class PerClient:
 def unit_of(
     config: Config, experiment: Experiment, sizes: np.ndarray
 ) -> PerExample | PerClient | None:
-    """The strategy for the unit that a run protects; None if it is not private."""
+    """Return the strategy for the unit that a run protects; None if the run is not private."""
     recipe = experiment.recipe
     if recipe.client_level is not None:
         return PerClient(config, experiment, sizes, recipe.client_level)
@@ -273,23 +275,24 @@ def unit_of(
 def with_noise(
     config: ResolvedConfig, experiment: Experiment, sizes: np.ndarray, params: Params
 ) -> ResolvedConfig:
-    """Set the least noise that keeps every client within [privacy] epsilon.
+    """Set the smallest noise that keeps every client within [privacy] epsilon.
 
     Args:
-        config: If it gives both a noise and an epsilon, the noise must meet epsilon.
+        config: The config. If it sets both a noise and an epsilon, the noise must meet epsilon.
         experiment: The run before its noise is known.
-        sizes: Samples of each client [N].
+        sizes: Number of samples of each client [N].
         params: The model's parameters.
 
     Returns:
-        The config with its noise; the same object if nothing is to be found.
+        The config with its noise; the same object if no noise has to be found.
 
     Raises:
-        InputError: If lots or noise cannot be used, or the given noise spends more than epsilon.
+        InputError: If lots or noise cannot be used, or if the noise set in the config spends more
+            than epsilon.
     """
     if (unit := unit_of(config, experiment, sizes)) is None:
         return config
-    if isinstance(unit, PerExample):  # at client level, the checks of the config suffice
+    if isinstance(unit, PerExample):  # client-level runs are already checked with their config
         unit.require_possible()
     privacy, adjacency = config.privacy, unit.released.adjacency
     if not privacy.epsilon:
@@ -318,8 +321,7 @@ def with_noise(
 def require_accountable(
     config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
 ) -> None:
-    """Reject a private run before anything is written, if a release or the end of the run would
-    fail."""
+    """Reject a private run before it writes anything, if a later release or its end would fail."""
     if (unit := unit_of(config, experiment, sizes)) is None:
         return
     delta = delta_of(config, sizes, experiment.recipe.mechanism)
@@ -333,12 +335,15 @@ def require_accountable(
     rates = {mechanism.rate(int(size)) for size in sizes}
     tensors = list(fresh.params.values())
     require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
-    if mechanism.quantile is not None:  # its count must leave some of the noise for the sums
+    if mechanism.quantile is not None:  # the private count must leave some noise for the sums
         mechanism.quantile.of_sums(mechanism.noise, blocks)
 
 
 def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut: float) -> float:
-    """The epsilon of the client that spends most, by the plan; `cut` is as in `account_cut`."""
+    """Return the epsilon that the plan spends for the client that spends most.
+
+    The argument `cut` has the same meaning as in `account_cut`.
+    """
     adjacency = unit.released.adjacency
     answers = [
         account_cut(
@@ -354,9 +359,10 @@ def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut:
 
 
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
-    """The delta of lots without a maximum size; rejects a maximum that leaves less than half of it.
+    """Return the delta that remains for the releases after a reserve for lots that are cut.
 
-    Rounds that are repeated after an interruption need some of the other half.
+    Reject a maximum lot that leaves less than half of delta. Rounds that are repeated after an
+    interruption need part of the other half.
     """
     left = delta_left(delta, cut, epsilon)
     if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
@@ -378,10 +384,10 @@ def require_counted(
     delta: float,
     tensors: Sequence[Tensor],
 ) -> None:
-    """Reject releases that the accountant does not cover, and noise that does not fit the lattice
+    """Reject releases that the accountant does not support, and noise that does not fit the lattice
     of these tensors."""
     counted, shared = 1.0, False
-    if isinstance(released, ClientLevel):  # shares of noise have a lattice of their own
+    if isinstance(released, ClientLevel):  # noise shares have another lattice
         counted, shared = released.counted, released.shared
     if 0 < released.noise * counted < LEAST_NOISE:
         raise InputError(_too_little(released))
@@ -394,13 +400,13 @@ def require_counted(
 
 
 def _too_little(released: Mechanism | ClientLevel) -> str:
-    """The message for too little noise: the keys that set it, and values that are enough."""
+    """Return the message for too little noise: the keys that set it, and sufficient values."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
             f"[privacy] noise = {released.noise:g} is too small for the accountant: set noise = "
             f"{LEAST_NOISE:g} or more, or 0"
         )
-    wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares of it
+    wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares
     share = rounded_up(wanted / released.cohort)
     few = (
         f", because only {released.shares} of {released.cohort} shares of it count (honest = "
@@ -414,12 +420,13 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
 
 
 def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """The number of clients, or of examples of a client, that an epsilon protects.
+    """Return the number of clients, or of examples of one client, that an epsilon protects.
 
     Args:
-        config: It may give a public population of examples.
-        sizes: Samples of each client [N]. Without a public population, the largest client counts.
-        mechanism: The user's own mechanism, whose public population comes before the config's.
+        config: The config. It may set a public population of examples.
+        sizes: Number of samples of each client [N]. Without a public population, the function
+            returns the size of the largest client.
+        mechanism: The user's own mechanism. Its public population overrides that of the config.
     """
     if config.privacy.level == "client":
         return float(config.federation.clients)
@@ -427,20 +434,20 @@ def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = N
 
 
 def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """[privacy] delta; if that is 0, n^-1.1 of the n that are `protected` (DiSK), at most 1e-5.
+    """Return [privacy] delta. If that is 0, return n^-1.1 for n = `protected` (DiSK), at most 1e-5.
 
-    The maximum is for small clients: a delta near 1 / n protects nobody.
+    The maximum of 1e-5 matters for small clients: a delta near 1 / n protects nobody.
     """
     return config.privacy.delta or min(MOST_DELTA, protected(config, sizes, mechanism) ** -1.1)
 
 
 def rounds_taken(experiment: Experiment) -> np.ndarray:
-    """How often each client takes part [N]."""
+    """Return the number of rounds in which each client takes part [N]."""
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
 
 def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int, Answer]:
-    """Each client's epsilon at delta. Equal spending is computed once."""
+    """Return each client's epsilon at delta. Clients with equal spending share one computation."""
     adjacency, sampling = ledger.about["adjacency"], ledger.about["sampling"]
 
     @cache
@@ -456,13 +463,13 @@ def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int,
 
 
 def client_name(client: int) -> int | str:
-    """The name of a ledger's client in messages."""
+    """Return the name of a client in messages."""
     return EACH if client == EVERYONE else client
 
 
 @dataclass(frozen=True)
 class RunAccountant:
-    """The account of a private run; open it before the first release."""
+    """The account of a private run. Open it before the first release."""
 
     unit: PerExample | PerClient
     ledger: Ledger
@@ -478,23 +485,23 @@ class RunAccountant:
         state: ServerState,
         head: str | None = None,
     ) -> "RunAccountant":
-        """Open the account of a private run, or begin it.
+        """Open the account of a private run, or create it.
 
         Args:
-            path: The ledger's file. It must know all rounds before `state`.
+            path: The ledger file. It must contain all rounds before `state`.
             config: The config with its noise.
             experiment: The run.
-            sizes: Samples of each client [N].
-            state: The state from which the run goes on.
-            head: The ledger's head when that state was saved.
+            sizes: Number of samples of each client [N].
+            state: The state from which the run continues.
+            head: The ledger's head when this state was saved.
 
         Raises:
-            InputError: If the ledger is damaged, of another run, or cannot be continued.
+            InputError: If the ledger is damaged, belongs to another run, or cannot be continued.
         """
         unit = unit_of(config, experiment, sizes)
         assert unit is not None
         released, (rate_from, about) = unit.released, unit.ledger_about
-        # From the run's file if there is one, because earlier versions wrote fewer keys.
+        # Hash the run's own file if it exists, because earlier versions wrote fewer keys.
         held = path.parent / "config.toml"
         content = read_bytes(held) if held.exists() else dump(config).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
@@ -505,9 +512,9 @@ class RunAccountant:
         return cls(unit, ledger, unit.blocks(state.params))
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
-        """Yield the rounds after the first `done`.
+        """Yield the rounds after the first `done` rounds.
 
-        Each round is in the ledger before anything of it is drawn.
+        The ledger records each round before anything of the round is drawn.
         """
         for number in range(done, self.unit.experiment.plan.rounds):
             participants, rates, noise, steps = self.unit.releases(number)
@@ -515,7 +522,7 @@ class RunAccountant:
             yield next(rounds)
 
     def summary(self, stopped: bool = False) -> Record:
-        """The table "privacy" of summary.json: what the client that spent most has spent.
+        """Return the table "privacy" of summary.json, for the client that has spent most.
 
         Args:
             stopped: Whether a callback ended the run.

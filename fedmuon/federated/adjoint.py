@@ -1,14 +1,17 @@
-"""Derivatives of a run's last model in the weights of its samples, by reverse passes.
+"""Derivatives of a run's last model with respect to sample weights, by a reverse pass.
 
-Algorithm 1 of the Stability note is a keyed program: with every draw fixed, the last model X^R is a
-function of the weights w of the samples in their clients' gradients. It is smooth where the map is.
-For a stack of directions V, one pass from the last round to the first computes
+Algorithm 1 of the Stability note is a deterministic program once every random draw is fixed. Its
+last model X^R is then a function of the weights w of the samples in their clients' gradients. The
+function is smooth wherever the orthogonalizer is. For a stack of directions V, one pass from the
+last round to the first computes
 
-    <V, dX^R / dw_z>    for all V and all samples z at once, and for candidates of weight 0.
+    <V, dX^R / dw_z>
 
-The code of a round runs once more at the state that it began with, and autograd pulls the adjoints
-of the server's states (X, and M if it is kept) back through it. Memory holds 2 sqrt(R) states of
-the server, and one round.
+for all V and all samples z at once, and for candidates of weight 0.
+
+Each round runs once more from the state at its start, and autograd propagates the adjoints of the
+server's states (X, and M if it exists) backwards through it. Memory contains 2 sqrt(R) server
+states and one round.
 """
 
 import dataclasses
@@ -32,23 +35,25 @@ from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
-# Gradients of weighted losses, differentiable in the parameters and in the weights of samples.
+# Gradients of weighted losses, differentiable in the parameters and in the weights of samples:
 #
 #     G(X, w) = (1 / n) sum_j (1 + w_j) grad loss_j(X) + (1 / n) sum_p w'_p grad loss'_p(X)
 #
-# over the n samples of a batch and the candidates p that may replace a sample, evaluated at
-# w = w' = 0. For a direction D like X, the reverse derivative sends
+# The first sum is over the n samples of a batch, and the second over the candidates p that may
+# replace a sample. It is evaluated at w = w' = 0. For a direction D with the shape of X, the
+# reverse derivative sends
 #
 #     (1 / n) sum_j hess loss_j(X) D  to X,    <grad loss_z(X), D> / n  to the weight of sample z.
 #
-# The matrix task has both in closed form. With s = X^T u, t = D^T u and p = softmax(s), the
-# directional derivative of 1 - p_y is -p_y (t_y - <p, t>), and that of its slope p_y (p - e_y) is
-# p_y [(t_y - <p, t>)(p - e_y) + p o (t - <p, t> 1)]. For a network, torch differentiates twice.
+# For the matrix task, both have a closed form. With s = X^T u, t = D^T u and p = softmax(s), the
+# directional derivative of 1 - p_y is -p_y (t_y - <p, t>). The directional derivative of the slope
+# p_y (p - e_y) is p_y [(t_y - <p, t>)(p - e_y) + p o (t - <p, t> 1)]. For a network, torch
+# differentiates twice.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Batch):
-    """A batch with candidates that may replace a sample, and the weights [n + P] of both."""
+    """A batch, candidates that may replace one of its samples, and the weights [n + P] of both."""
 
     others: Batch
     weights: Tensor
@@ -56,14 +61,14 @@ class Weighted(Batch):
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A task whose gradient at weighted batches can be differentiated.
+    """A task whose gradient on weighted batches can be differentiated.
 
     `directions` is the number of reverse passes that run together.
     """
 
     task: Task
     directions: int
-    thread_safe: bool = False  # autograd records the operations of one thread
+    thread_safe: bool = False  # autograd records the operations of only one thread
 
     def __post_init__(self) -> None:
         if self.task.keyed or getattr(self.task, "statistics", ()):
@@ -78,7 +83,7 @@ class Differentiable:
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K] and gradient [K, ...] of K clients, one replica each."""
+        """Return the mean loss [K] and gradient [K, ...] of K clients, each with one replica."""
         weights = [batch.weights for batch in batches]
         given = (self, batches, tuple(params), *params.values(), *weights)
         loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
@@ -86,7 +91,7 @@ class Differentiable:
 
 
 class _Gradient(torch.autograd.Function):
-    """G(X, w) from the kernels of the task, with its reverse derivative."""
+    """G(X, w), computed by the kernels of the task, and its reverse derivative."""
 
     @staticmethod
     def forward(
@@ -138,7 +143,7 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 def _of_network(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """The reverse derivative of one client in its parameters [1, ...] and weights [n + P]."""
+    """Return one client's reverse derivative in its parameters [1, ...] and weights [n + P]."""
     task = what.task
     assert isinstance(task, NetworkTask)
     point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
@@ -148,7 +153,7 @@ def _of_network(
         labels = rows.labels[part]
         given = {"inputs": rows.inputs[part], "labels": labels, "weights": weights / n}
         given["keys"] = labels  # no dropout
-        total, back = vjp(partial(task.total, **given), at)  # like `grad`, which loads a compiler
+        total, back = vjp(partial(task.total, **given), at)  # unlike `grad`, loads no compiler
         return back(torch.ones_like(total))[0]
 
     def own(part: slice) -> tuple[Params, Tensor]:
@@ -165,15 +170,18 @@ def _of_network(
     return bent, torch.cat([*(weights for _, weights in found), *sent])
 
 
-# The passes
+# The reverse pass over all rounds
 
 
-Tree = dict[tuple[str, ...], Tensor]  # a server's tensors, by their places
+Tree = dict[tuple[str, ...], Tensor]  # the tensors of a server state, by their path
 
 
 class Pulled(NamedTuple):
-    """<V, dX^R / dw> through one client's part of a round: of its `rows`, None if they are all, and
-    of the candidates in the place of any of them, `own` [k, b] and `others` [k, P]."""
+    """The derivatives <V, dX^R / dw> of one client's batch in one round, for k directions V.
+
+    `own` [k, b] belongs to the samples in `rows` (None for all samples). `others` [k, P] belongs to
+    the candidates that may replace any of them.
+    """
 
     client: int
     rows: np.ndarray | None
@@ -183,19 +191,21 @@ class Pulled(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighed(Shard):
-    """A client's rows with candidates; each batch that is taken has weights of its own, but that
-    full batches share theirs."""
+    """A client's rows with candidates.
+
+    Each mini-batch has its own weights, but all full batches share one set of weights.
+    """
 
     others: Batch = field(kw_only=True)
     taken: list[tuple[np.ndarray | None, Tensor]] = field(default_factory=list)
 
     @property
     def candidates(self) -> int:
-        """P."""
+        """The number P of candidates."""
         return len(self.others.labels)
 
     def batch(self, rows: np.ndarray | None) -> Weighted:
-        """The given rows in the given order, and the candidates."""
+        """Return the given rows in the given order, with the candidates."""
         found = super().batch(rows)
         if rows is not None or not self.taken:
             entries = len(found.labels) + self.candidates
@@ -211,8 +221,10 @@ def pulled_back(
     others: Callable[[int], Batch],
     heard: Callable[[], None] = lambda: None,
 ) -> Iterator[Pulled]:
-    """The reverse pass from directions [k, 1, ...] in the last model, round by round; `others` are
-    the candidates for a client's samples, and `heard` is called after each round."""
+    """Run the reverse pass from directions [k, 1, ...] in the last model, round by round.
+
+    `others` returns the candidates for a client's samples. `heard` is called after each round.
+    """
     adjoint: Tree = {("params", name): value for name, value in towards.items()}
     count = len(next(iter(towards.values())))
     taped = dataclasses.replace(experiment, task=Differentiable(experiment.task, count))
@@ -229,8 +241,10 @@ def pulled_back(
 def _through(
     taped: Experiment, state: ServerState, shards: Mapping[int, Weighed], adjoint: Tree
 ) -> tuple[Tree, list[Pulled]]:
-    """The adjoint [k, ...] of the state before a round from that of the state after it, and what
-    the round sends to weights."""
+    """Propagate the adjoint [k, ...] from the state after a round to the state before it.
+
+    Return it with the derivatives with respect to the sample weights in this round.
+    """
     leaves = {place: value.detach().requires_grad_() for place, value in _tree(state).items()}
     params = {place[1]: value for place, value in leaves.items() if place[0] == "params"}
     states: dict[str, Params] = {}
@@ -260,7 +274,7 @@ def _through(
 
 
 def _tree(state: ServerState) -> Tree:
-    """The real tensors of a server's state."""
+    """Return the tensors of a server state, by their path."""
     params: Tree = {("params", name): value for name, value in state.params.items()}
     for link, held in state.states.items():
         params |= {("states", link, name): value for name, value in held.items()}
@@ -268,8 +282,10 @@ def _tree(state: ServerState) -> Tree:
 
 
 def backwards(experiment: Experiment, start: ServerState) -> Iterator[ServerState]:
-    """The states before each round, the last round's first: every sqrt(R)-th is kept, and those
-    between are made again."""
+    """Yield the state before each round, from the last round to the first.
+
+    Only every sqrt(R)-th state is stored; the states between are computed again.
+    """
     stride = math.isqrt(max(0, experiment.plan.rounds - 1)) + 1
     every = itertools.chain([start], (done.state for done in run_rounds(experiment, start)))
     kept = [s for s in every if s.round % stride == 0 and s.round < experiment.plan.rounds]

@@ -1,7 +1,7 @@
-"""From a config to an experiment: the one place where tables become objects, for every engine.
+"""Build the objects of a run from its config. Every engine uses this module.
 
-`resolve` fixes what a config leaves open, `build_experiment` makes what the server runs, and
-`build_worker` what one client needs in another process.
+`resolve` fixes the settings that a config leaves open. `build_experiment` builds the objects of the
+server, and `build_worker` the objects of one client in another process.
 """
 
 import dataclasses
@@ -61,29 +61,29 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.user_task import Task as OwnTask
 from fedmuon.tasks.user_task import as_task, user_network
 
-COMPILED = 2e7  # gradients per run from which on compiling pays off
-ROUNDING = 1e-9  # tolerance for squared norms of rows in the ball
+COMPILED = 2e7  # compilation pays off for runs with more sample gradients than this
+ROUNDING = 1e-9  # tolerance for the squared norm of a row in the unit ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 ResolvedConfig = NewType("ResolvedConfig", Config)
-"""A config that says what a run really uses; nothing rewrites it, and config.toml holds it."""
+"""A config with the settings that a run really uses, as stored in config.toml; never rewritten."""
 
 
-# Settings that the config leaves open
+# Settings that a config leaves open
 
 
 def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
-    """Fix what the config leaves open, so that the run can be repeated.
+    """Fix the settings that the config leaves open, so that the run can be repeated.
 
-    That is what depends on the machine (device, kernel), follows from a rule (the step sizes of the
-    Nesterov Muon paper, the auxiliary step size), or is known from the user's data and partition
-    (how many samples and clients). Noise for a target epsilon depends on the dealt samples, too:
-    `fedmuon.runs.loop.prepare` finds it before anything is written.
+    These settings depend on the machine (device, kernel), follow from a rule (the step sizes of the
+    Nesterov Muon paper, the auxiliary step size), or come from the user's data and partition
+    (numbers of samples and clients). The noise for a target epsilon also depends on the partitioned
+    samples: `fedmuon.runs.loop.prepare` finds it before anything is written.
 
     Args:
-        config: What was asked for.
-        resumed: The config of the run to resume, which has its noise already. Older versions wrote
-            no number for an auxiliary step size that follows from the rule.
+        config: The config as the user set it.
+        resumed: The config of the run to resume, which contains its noise. Older versions did not
+            write an auxiliary step size that follows from the rule.
 
     Raises:
         InputError: If the device, the kernel or a custom object cannot be used.
@@ -130,8 +130,11 @@ def _device(name: str) -> torch.device:
 
 
 def _kernel(config: Config, device: torch.device) -> str:
-    """The kernel of matrix runs. A run that computes mean gradients is worth a compiled one if it
-    takes longer than the compilation."""
+    """Return the kernel of matrix runs.
+
+    If a run computes mean gradients and takes longer than the compilation, it uses a compiled
+    kernel.
+    """
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     usable = [
         one for one in supported(dtype, device) if one != kernel or one != "fused" or compiles()
@@ -152,7 +155,7 @@ def _kernel(config: Config, device: torch.device) -> str:
     return kernel
 
 
-# What the server runs
+# The objects of the server
 
 
 def build_experiment(
@@ -162,17 +165,18 @@ def build_experiment(
     lr: Number | None = None,
     regularization: Number | None = None,
 ) -> Experiment:
-    """Build the recipe, task, plan and shards of a resolved config.
+    """Build the optimizer, task, plan and client data of a resolved config.
 
     Args:
         config: The resolved config.
-        data: The dealt samples; read and dealt if left out.
-        neighbours: Samples that replicas replace, if they are neighbours of the run.
-        lr: A step size per replica [S] instead of the config's.
-        regularization: A lambda of the orthogonalizer per replica [S] instead of the config's.
+        data: The partitioned samples; by default, they are read and partitioned.
+        neighbours: The replaced samples of each replica, if replicas are neighbouring data sets.
+        lr: A step size per replica [S], which overrides that of the config.
+        regularization: A lambda of the orthogonalizer per replica [S], which overrides that of the
+            config.
 
     Raises:
-        InputError: If the config's objects cannot be built, or the machine cannot hold them.
+        InputError: If an object cannot be built, or the run does not fit the machine.
     """
     data = build_data(config) if data is None else data
     shape = data.shape or data.inputs.shape[1:]
@@ -202,7 +206,7 @@ def build_experiment(
 def _timetable(
     config: Config, plan: RandomnessPlan, recipe: Recipe, task: Task, sizes: np.ndarray
 ) -> Timetable:
-    """The rounds of simulated devices, by the tensors of a message and of a reply."""
+    """Return the rounds of simulated devices, given the tensors of a message and of a reply."""
     state = begin(recipe, task, plan.seed)
     down, up = (
         payload_bytes(*like(recipe, state.params, state.states))
@@ -210,13 +214,13 @@ def _timetable(
     )
     batch = np.minimum(plan.batch or sizes, sizes).astype(float)
     if recipe.mechanism is not None:
-        batch = np.full(len(sizes), recipe.mechanism.lot)  # the expected size, which is public
+        batch = np.full(len(sizes), recipe.mechanism.lot)  # the expected lot size, which is public
     steps = np.array([plan.steps_of(int(size)) for size in sizes])
     return timetable(config, steps, batch, (down, up))
 
 
 def build_plan(config: Config) -> RandomnessPlan:
-    """The run's randomness, and the factors of its step sizes."""
+    """Return the plan of the run's random draws and of its step-size factors."""
     federation, local, privacy = config.federation, config.local, config.privacy
     return RandomnessPlan(
         federation.seed,
@@ -240,13 +244,13 @@ def build_task(
     vocabulary: int = 0,
     stored: np.dtype | None = None,
 ) -> Task:
-    """Build the configured task in the run's precision, on its device, with its kernel.
+    """Build the configured task with the run's precision, device and kernel.
 
     Args:
         config: The resolved config.
-        shape: That of a stored sample.
-        classes: How many classes the labels have; 0 for real targets.
-        vocabulary: That of windows of text, else 0.
+        shape: Shape of a stored sample.
+        classes: Number of classes; 0 for real-valued targets.
+        vocabulary: Vocabulary size of text windows; otherwise 0.
         stored: The dtype of stored samples.
     """
     engine, table = config.engine, config.task
@@ -281,10 +285,10 @@ def _user_task(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
-    """The user's, made once for all clients of a worker process."""
+    """Build the user's task, once for all clients of a worker process."""
     known = dict(facts)
     with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
-        torch.manual_seed(config.federation.seed)  # a class draws its first weights when called
+        torch.manual_seed(config.federation.seed)  # a class draws its initial weights when called
         made = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
     within = guard(config, "task")
     with within:
@@ -296,7 +300,7 @@ def _user_task(
 def _network(
     model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device
 ) -> NetworkTask:
-    """Made once for all clients of a worker process."""
+    """Build a network task, once for all clients of a worker process."""
     return NetworkTask(network(model, shape, classes), with_channels(shape), dtype, device)
 
 
@@ -311,11 +315,12 @@ def _decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
-    """The same for windows of text.
+    """Build a decoder task, once for all clients of a worker process.
 
-    Stored weights, if there are any, are the start; with a `rank`, adapters train beside them. For
-    `tables` with sentences, the task predicts the sentences only. `classified` is the number of
-    classes and of sentences of a GLUE task, which predicts the label.
+    If `weights` names stored weights, training starts from them. With a `rank`, adapters are
+    trained and the stored weights stay fixed. With `tables`, the task predicts only the sentences.
+    For a GLUE task, which predicts the label, `classified` is (number of classes, number of
+    sentences).
     """
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -334,7 +339,7 @@ def _decoder(
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
-    """The form of the decoder that reads windows of that shape."""
+    """Return the form of the decoder for windows of this shape."""
     table, length = config.task, shape[0] - 1
     positions = table.positions or length
     if positions < length:
@@ -347,14 +352,14 @@ def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> For
     return Form(*sizes, tied=table.head == "tied", padded=padded)
 
 
-# The objects of a client in another process
+# The objects of one client in another process
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The objects that all clients of a worker process share: rules, samples, and their owners.
+    """The objects that all clients of a worker process share.
 
-    Client i's samples are those at rows[offsets[i]:offsets[i + 1]].
+    The samples of client i are the source samples rows[offsets[i]:offsets[i + 1]].
     """
 
     recipe: Recipe
@@ -365,13 +370,13 @@ class WorkerSetup:
     offsets: np.ndarray
     normalize: str
     partition_digest: str
-    measured: bool = False  # whether clients measure themselves
-    tests: tuple[np.ndarray, np.ndarray] | None = None  # test samples and owners
+    measured: bool = False  # whether each client measures its own losses
+    tests: tuple[np.ndarray, np.ndarray] | None = None  # clients' test samples and owners
 
 
 @dataclass(frozen=True)
 class LocalClient:
-    """One client: the shared rules, and its own samples."""
+    """One client: its own samples, and the objects that it shares with other clients."""
 
     client: int
     shard: Shard
@@ -386,7 +391,7 @@ class LocalClient:
             )
 
     def with_neighbours(self, rows: np.ndarray) -> Shard:
-        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        """Return this client's shard for the data sets in rows [S, 3], see `Neighbours.of`."""
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
         most = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
@@ -395,20 +400,19 @@ class LocalClient:
         return Shard.among(self.shard.data, neighbours, self.client)
 
     def template(self, stack: int) -> tuple[Params, States]:
-        """Parameters and the states that are sent, of the right shape, precision and place, to fit
-        received arrays to."""
+        """Return parameters and sent states with the shapes, precision and device of a message."""
         return _template(self.setup.task, self.setup.recipe, stack)
 
 
-@lru_cache(maxsize=2)  # one replica, and a stack of them
+@lru_cache(maxsize=2)  # one replica, and a batch of replicas
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
-    """Made once for all messages; nobody writes to it."""
+    """Build the template once for all messages. It must not be changed."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
     return sent_like(recipe, params, initial_states(recipe, params))
 
 
 def build_worker(config: Config, client: int) -> LocalClient:
-    """Build client i of a config; of the source's samples only its own are read."""
+    """Build client i of a config. Only this client's samples are read from the source."""
     setup = _worker_setup(config)
     rows = setup.rows[setup.offsets[client] : setup.offsets[client + 1]]
     device, dtype = setup.task.device, setup.task.dtype
@@ -427,7 +431,7 @@ def build_worker(config: Config, client: int) -> LocalClient:
 
 @lru_cache(maxsize=1)
 def _worker_setup(config: Config) -> WorkerSetup:
-    """Made once for all clients of a worker process."""
+    """Build the shared objects once for all clients of a worker process."""
     resolved = resolve(config)
     told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
     if told and told != here:
@@ -438,13 +442,13 @@ def _worker_setup(config: Config) -> WorkerSetup:
     source = read_source(resolved, mapped=True)
     dealt = deal(resolved, source)
     sizes = np.bincount(dealt.client, minlength=resolved.federation.clients)
-    # Only the server begins a run: stored weights need not be where its clients are.
+    # Only the server starts a run, so the clients' machines do not need the file of stored weights.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
     stored, tested = source.inputs, resolved.output.clients and resolved.data.client_test
     about = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
     task = build_task(bare, *about)
     recipe = build_recipe(resolved, task)
-    if recipe.personalizes and bare != resolved:  # personal parameters begin as in the first model
+    if recipe.personalizes and bare != resolved:  # personal parameters start from the first model
         task = build_task(resolved, *about)
     return WorkerSetup(
         recipe,
