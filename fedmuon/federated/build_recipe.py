@@ -1,8 +1,8 @@
-"""From a config to a recipe: the local chain, the server's rule, the aggregate and the release.
+"""Build the optimizer of a run from its config: local steps, server rule, aggregate and release.
 
-A custom recipe or aggregate makes a first round on drawn tensors here, before any samples are
-touched. A trial proves nothing. It rejects visible errors early, with messages on what links, the
-server's rule and an aggregate take and return.
+A custom optimizer or aggregate first runs one trial round on random tensors, before any samples are
+read. The trial rejects visible errors early, with messages that say which arguments and results
+links, the server's rule and an aggregate have. It cannot find every error.
 """
 
 import math
@@ -54,9 +54,9 @@ from fedmuon.tasks.base import Params, Points, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
-MOST_TURNS = 10**5  # maximum steps for which buffers are optimized, which takes seconds
+MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which takes seconds
 AGGREGATE = "federation.aggregate"
-UNWEIGHTED = ("median", "trimmed-mean", "krum")  # do not use numbers of samples
+UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
 LINK = (
     "update(direction, state, context) returns (direction, state), and that of links.stateless, "
     "update(direction, context), a direction: mappings of names to tensors"
@@ -74,14 +74,15 @@ RULE = (
 def build_recipe(
     config: Config, task: Task, lr: Number | None = None, regularization: Number | None = None
 ) -> Recipe:
-    """The configured recipe with its aggregate, and at client level the release of its replies."""
+    """Build the configured optimizer with its aggregate, and with its release at client level."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
         routed, mine, centred = None, user_map(config), _is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
             routed = matrix_counts(task.module, config.local.route, config.local.qkv)
         table, local = config.orthogonalizer, config.local
-        # Of the one client that correlated noise has; the account counts the lots that it deals.
+        # Correlated noise allows only one client. The account counts the lots that this client
+        # draws.
         turns = federation.rounds * local.steps, max(1, math.ceil(config.data.train / privacy.lot))
         found = make_recipe(
             *(local, table, lr, regularization, routed, privacy, mine, centred),
@@ -90,11 +91,12 @@ def build_recipe(
             turns=(min(turns[0], MOST_TURNS), turns[1]),
         )
         found = replace(found, thread_safe=mine is None)
-    else:  # its links may have hidden state between calls
+    else:  # its links may store hidden state between calls
         found = replace(_user_recipe(config, task), thread_safe=False)
     if isinstance(task, NetworkTask) and (found.mechanism is not None or privacy.level == "client"):
         task.require_unmixed()
-    # The aggregate of a custom recipe is used if the config has the plain mean, its default.
+    # The config's plain mean is the default, so it does not replace the aggregate of a custom
+    # recipe.
     if brought.recipe is None or not is_default(AGGREGATE, federation.aggregate):
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
@@ -125,7 +127,7 @@ def build_recipe(
             "fedavg, fedavgm, local-muon or fedmuon"
         )
     for name in found.returned:
-        if name not in found.sent:  # its change is not known, so it cannot be clipped
+        if name not in found.sent:  # then its change is unknown and cannot be clipped
             raise InputError(
                 f"[privacy] level = 'client' clips the change of the state {name!r}, but your "
                 "recipe returns this state without sending it: name it in sent, too"
@@ -152,8 +154,7 @@ def build_recipe(
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:
-    """The recipe with the compressors of [compression]. The config has already checked built-in
-    recipes."""
+    """Add the compressors of [compression]. The config has already checked built-in recipes."""
     table = config.compression
     if table.uplink == table.downlink == "none":
         return recipe
@@ -185,7 +186,7 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
-    """The parameters that are clipped as one block, if not those that take the auxiliary step."""
+    """Return the parameters that are clipped as one block; None if the routing decides this."""
     if not isinstance(task, NetworkTask) or not reads(config, "privacy.blocks"):
         return None
     if config.privacy.blocks == "routed":
@@ -195,26 +196,30 @@ def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
 
 
 def _is_centred(config: Config, task: Task) -> bool:
-    """Whether the rows of all momenta sum to 0: a softmax's gradients do, and so do their weighted
-    sums, but not with noise, and not what takes entries from several."""
+    """Return whether the rows of every momentum sum to 0.
+
+    The gradients of a softmax have this property, and so do their weighted sums. Noise destroys it,
+    and so do aggregates that select single entries from several clients.
+    """
     summed = config.federation.aggregate in ("mean", "by-samples")
     whole = config.compression.uplink == config.compression.downlink == "none"
     return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and whole
 
 
 def user_map(config: Config) -> Orthogonalizer | None:
-    """The custom orthogonalizer; None if it is built in."""
+    """Return the custom orthogonalizer; None if the orthogonalizer is built in."""
     found = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
 
 def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
-    """Every parameter with its shape, its matrix view [out, -1] and its optimizer; print it.
+    """List every parameter with its shape, its matrix view [out, -1] and its optimizer.
 
-    `hidden` leaves vectors, embeddings, norms, the first and the last layer to the auxiliary
-    optimizer; where no matrix is left, Muon takes the largest one (see `fedmuon.optim.routing`).
-    `all-matrices` leaves only what has fewer than two axes. Fused projections are cut into their
-    matrices, unless `qkv` is `whole`.
+    You can print the result. The rule `hidden` assigns vectors, embeddings, norms, and the first
+    and last layer to the auxiliary optimizer. If no matrix is left, Muon gets the largest one (see
+    `fedmuon.optim.routing`). The rule `all-matrices` assigns only parameters with fewer than two
+    axes to the auxiliary optimizer. Fused projections are split into their matrices, unless `qkv`
+    is `whole`.
     """
     learned = [one for one in network.named_parameters() if one[1].requires_grad]
     every = [name for name, param in learned if param.ndim >= 2]
@@ -223,8 +228,11 @@ def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
 
 
 def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str, int]:
-    """Into how many matrices each parameter is cut to be orthogonalized: 0 for the auxiliary
-    optimizer's, 1 unless it is fused. A rule that finds none is rejected."""
+    """Return the number of matrices into which each parameter is split for orthogonalization.
+
+    The number is 0 if the auxiliary optimizer updates the parameter, and 1 unless it is fused.
+    Raise an error if the rule finds no matrix.
+    """
     table = routes(network, rule, qkv)
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
     if not any(found.values()):
@@ -237,8 +245,10 @@ def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str
 
 
 def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
-    """Reject rules that count replies where the counts are hidden or mean something else, and
-    epochs where a rule or an account counts on one number of steps."""
+    """Reject rules that count replies if the counts are hidden or have another meaning.
+
+    Also reject epochs if a rule or an account needs the same number of steps for all clients.
+    """
     aggregate = config.federation.aggregate
     if recipe.counted and hidden:
         raise InputError(
@@ -255,7 +265,7 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
             f"[federation] aggregate = '{aggregate}' weights clients, but the server's state of "
             "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
         )
-    own = user_objects(config).recipe is not None  # built-in ones do not read it
+    own = user_objects(config).recipe is not None  # the config checks built-in recipes
     if own and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
             "[local] epochs lets clients take different numbers of steps, but this recipe needs "
@@ -264,7 +274,7 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
 
 
 def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
-    """Reject patterns of personal names that match nothing, or leave nothing to average."""
+    """Reject patterns of personal parameters that match nothing, or that match everything."""
     built_in = user_objects(config).recipe is None
     if built_in and config.local.recipe == "fedper" and not recipe.personal:
         raise InputError(
@@ -302,7 +312,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
 
 
 def _require_public(config: Config, recipe: Recipe) -> None:
-    """Reject private recipes with parts that no ledger counts, and tuning where it has no use."""
+    """Reject private recipes with parts that the ledger does not count, and useless fine-tuning."""
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
@@ -329,8 +339,11 @@ def _require_public(config: Config, recipe: Recipe) -> None:
 
 
 def _require_movable(config: Config, recipe: Recipe) -> None:
-    """Reject what has no weighted moves, and states that weighted moves of FedBuff may make wrong.
-    The config has rejected those of built-in recipes."""
+    """Reject recipes that FedBuff cannot use: it adds up weighted changes of models and states.
+
+    Weighted changes can make some states wrong. Built-in recipes were already checked with the
+    config.
+    """
     if config.devices.mode != "fedbuff":
         return
     if recipe.direction:
@@ -351,7 +364,7 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
 
 @lru_cache(maxsize=4)
 def _user_recipe(config: Config, task: Task) -> Recipe:
-    """The user's recipe, tried once for all clients of a worker process."""
+    """Build the user's recipe and try it, once for all clients of a worker process."""
     mine, local = user_objects(config).recipe, config.local
     facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
     if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
@@ -368,7 +381,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
         raise InputError(problems[0])
     start, _ = split_statistics(task.initial(generator(0, Draw.INITIAL)))
     with within:
-        seen = not private and not found.scaled  # found by a trial of the links
+        seen = not private and not found.scaled  # the trial shows whether a link uses the factor
         if seen and not is_default("local.schedule", local.schedule):
             one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
             if all(torch.equal(one[name], other[name]) for name in start):
@@ -391,15 +404,18 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
             )
         entries = sum(one.numel() for one in start.values())
         require_round(found, start)
-        if not private and 2 * entries <= task.stack_limit:  # larger: not stacked
+        if not private and 2 * entries <= task.stack_limit:  # larger models are not batched
             _require_apart(found.chain, start)
     return found
 
 
 def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
-    """The orthogonalizer for a custom recipe that asks for it: a custom one, or the built-in one
-    that the config names. If the config has the default, the recipe uses its own, if it has one.
-    One that the recipe does not ask for is rejected."""
+    """Return the orthogonalizer for a custom recipe that has the parameter `orthogonalizer`.
+
+    This is a custom orthogonalizer, or the built-in one that the config names. With the default
+    [orthogonalizer], a recipe whose parameter has a default keeps that default. Reject settings of
+    [orthogonalizer] if the recipe has no such parameter.
+    """
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:
         found = getattr(table, attribute(type(table), name))
@@ -419,13 +435,14 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     return {"orthogonalizer": value_of_table(table)} if asked else {}
 
 
-# Trials of a custom chain: two steps of two clients down the squared distance to drawn centres.
+# Trial of a custom chain: two clients take two steps that reduce the squared distance to random
+# centres.
 
 
 def _require_apart(chain: Chain, start: Params) -> None:
-    """Reject links that move a client differently when another one shares its stack.
+    """Reject links whose result for a client changes when another client is in the same batch.
 
-    Some engines train clients as one stack, others one by one. `start` [1, ...] has the shapes of
+    Some engines train clients in one batch, others one by one. `start` [1, ...] has the shapes of
     the parameters.
     """
     together = _trial_steps(chain, start, (0, 1))
@@ -442,7 +459,7 @@ def _require_apart(chain: Chain, start: Params) -> None:
 def _trial_steps(
     chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
 ) -> Params:
-    """How far two steps move these clients."""
+    """Return the change of these clients' models after two steps."""
     first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
     states = chain.init(params, {})
     for step in range(2):
@@ -453,10 +470,10 @@ def _trial_steps(
 def _context(
     params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
 ) -> Context:
-    """The context of links for half the squared distance to drawn centres, released or not."""
+    """Return a link context for half the squared distance to random centres, private or not."""
     drawn = torch.Generator().manual_seed(0)
     centres = {}
-    for name, value in params.items():  # drawn for two clients, whoever takes part
+    for name, value in params.items():  # always drawn for two clients, also if one takes part
         both = torch.randn((2, *value.shape[1:]), generator=drawn)
         centres[name] = both.to(value)[list(clients)]
 
@@ -476,11 +493,11 @@ def _context(
     return Context(params, gradient, draws, factor=factor, clients=tuple(clients), received=params)
 
 
-# A first round of a custom recipe
+# The first round of a custom recipe
 
 
 def _require_held(recipe: Recipe) -> None:
-    """Reject a recipe that names states that do not exist."""
+    """Reject a recipe that names a state that does not exist."""
     links = [link.name for link in recipe.chain.links]
     for name in recipe.returned:
         if name not in links and recipe.client is None:
@@ -504,7 +521,7 @@ def _require_held(recipe: Recipe) -> None:
 
 
 def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
-    """Reject persistent states with other tensors after a round than their init made."""
+    """Reject persistent states whose tensors after a round differ from the tensors of `init`."""
     for link in recipe.chain.links:
         if link.name in recipe.persistent:
             fresh, after = (
@@ -519,15 +536,17 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
 
 
 def require_round(recipe: Recipe, start: Params) -> None:
-    """Reject a recipe whose states do not exist, or whose chain or rule cannot make a round from
-    the parameters `start` [1, ...]."""
+    """Run one round from the parameters `start` [1, ...], and reject a recipe that fails.
+
+    Also reject a recipe that names states that do not exist.
+    """
     _require_held(recipe)
     states = {
         link.name: _tried(f"init of the link {link.name}", LINK, link.init, start)
         for link in recipe.chain.links
     }
     params = start
-    for step in range(2):  # of one client
+    for step in range(2):  # two local steps of one client
         context, direction = _context(params, (0,), step, private=recipe.mechanism is not None), {}
         for link in recipe.chain.links:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
@@ -564,7 +583,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
 
 
 def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
-    """Reject a model that lacks a tensor, or has one of another shape or precision."""
+    """Reject a model that lacks a tensor, or has a tensor with another shape or precision."""
     for name, tensor in start.items():
         mine = made.get(name)
         if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
@@ -572,7 +591,7 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
-    """The result of a link, which must not change its input in place."""
+    """Return the result of a link. Reject a link that changes its input in place."""
     given = (direction, state, context.params)
     context = context if link.knows_client else replace(context, clients=())
     before = [_copied(one) for one in given]
@@ -598,7 +617,7 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
         return function(*given)
     except InputError:
         raise
-    except Exception as error:  # whatever the user's function does
+    except Exception as error:  # the user's function may raise any error
         why = plain(f"{type(error).__name__}: {error}")
         raise InputError(f"{what} ends in {why}: {mend}") from error
 

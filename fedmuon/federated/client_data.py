@@ -1,7 +1,8 @@
-"""The samples of every client: read, dealt to clients, and held as tensors.
+"""The samples of all clients: reading, splitting over clients, and tensors.
 
-`read_source` reads what [data] names, `deal` draws which samples train, test and belong to whom,
-and `Shards` holds the clients' rows as one tensor, sorted by client.
+`read_source` reads the source that [data] names. `deal` draws the train and held-out samples, and
+the client of each train sample. `Shards` stores the rows of all clients in one tensor, sorted by
+client.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ from fedmuon.federated.size_limits import require_room
 from fedmuon.tasks.base import Batch, Replaced
 
 Facts = tuple[tuple[str, Any], ...]
-TEST = 5  # by default, a fifth of a small source is held out
+TEST = 5  # by default, one fifth of a small source is held out
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
@@ -61,10 +62,10 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
 def read_source(config: Config, mapped: bool = False) -> Source:
-    """Read the configured source whole; the last one is cached, because nobody writes to it.
+    """Read the whole configured source. The last one is cached, because nothing changes it.
 
-    With a public center, its samples are no part of the source any more. If `mapped`, or within
-    `one_copy`, it is read as memory maps, but for the user's own.
+    With a public center, the source no longer contains the center's samples. If `mapped` is true,
+    or within `one_copy`, the source is read as memory maps. User data are never mapped.
     """
     table = config.data
     if user_objects(config).data is not None:
@@ -81,7 +82,7 @@ def read_source(config: Config, mapped: bool = False) -> Source:
 
 @contextmanager
 def one_copy() -> Iterator[None]:
-    """Read sources as memory maps within this block, so that processes share one copy."""
+    """Read sources as memory maps within this block, so that several processes share one copy."""
     before = _shared.set(True)
     try:
         yield
@@ -98,7 +99,7 @@ forget_source = _read.cache_clear
 
 
 def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
-    """The options of the configured source's reader, sorted by name."""
+    """Return the options for the reader of the configured source, sorted by name."""
     table = config.data
     found: dict[str, Scalar] = dict(object_options(config, "data"))
     if table.folder:
@@ -120,16 +121,16 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
 
 
 def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
-    """The user's data, the facts that its reader asks for, its name, and that of its labels."""
+    """Return the user's data, the arguments of the reader, the name of the data, and the target."""
     own = user_objects(config)
     facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
-    facts.pop("digest", None)  # written by the run, not an option
+    facts.pop("digest", None)  # the run writes this entry; it is not an option
     return own, tuple(sorted(facts.items())), absolute_name(config.data.name), config.data.target
 
 
 @lru_cache(maxsize=2)
 def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> Source:
-    """Read or made once for the same facts."""
+    """Read or create the user's data, once for the same arguments."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
         made = make(own.data, dict(facts), (Source, tuple, list))
@@ -137,13 +138,13 @@ def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> S
 
 
 def user_data_digest(config: Config) -> str:
-    """A digest of the samples that the user brings."""
+    """Return a hash of the user's samples."""
     return _digest(*_user_data(config))
 
 
 @lru_cache(maxsize=2)
 def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
-    """Hashed once: a worker resolves the config for each of its clients."""
+    """Hash the samples once, because a worker resolves the config for each of its clients."""
     found = _read_user_data(own, facts, name, target)
     with Guard("data", own.data):
         return digest(found)
@@ -153,7 +154,7 @@ def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
 
 
 def build_data(config: Config, source: Source | None = None) -> FederatedData:
-    """Draw train and test samples from the source, and deal the train samples to the clients."""
+    """Draw train and test samples from the source, and split the train samples over clients."""
     source = read_source(config) if source is None else source
     stored = source.inputs
     require_room(config, stored.shape[1:], len(stored), stored.itemsize)
@@ -162,7 +163,7 @@ def build_data(config: Config, source: Source | None = None) -> FederatedData:
 
 
 def deal(config: Config, source: Source) -> Dealt:
-    """Draw which samples train, on which client, and which are held out."""
+    """Draw the train samples with their clients, and the held-out samples."""
     dealt, share = _dealt(config, source), config.data.client_test
     if not share:
         return dealt
@@ -170,10 +171,10 @@ def deal(config: Config, source: Source) -> Dealt:
 
 
 def _dealt(config: Config, source: Source) -> Dealt:
-    """The same before the clients hold out samples of their own."""
+    """Draw the samples as in `deal`, but without the clients' own test samples."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
-    if (parts := _index_arrays(config)) is not None:  # samples that they leave out may be held out
+    if (parts := _index_arrays(config)) is not None:  # samples in no array may be held out
         last = n if official is None else official
         with _partition_guard(config):
             train, client = flatten_partition(parts, last)
@@ -202,26 +203,26 @@ def _dealt(config: Config, source: Source) -> Dealt:
         with _partition_guard(config):
             found = _partition(config)(source.labels[train], federation.clients, rng)
             client = clients_of_samples(found, len(train), federation.clients)
-    filled = federation.partition in ("dirichlet", "quantity")  # give every client enough
+    filled = federation.partition in ("dirichlet", "quantity")  # they ensure the minimum
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return Dealt(train, client, test, held)
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
-    """The number of clients of the user's partition, if there is one."""
+    """Return the guard for errors in the user's partition, or an empty context without one."""
     brought = user_objects(config).partition is not None
     return guard(config, "partition") if brought else nullcontext()
 
 
 def _index_arrays(config: Config) -> tuple | list | None:
-    """The user's index arrays, one per client, if that is what the partition is."""
+    """Return the user's index arrays, one per client; None if the partition has another form."""
     found = user_objects(config).partition
     with _partition_guard(config):
         return found if isinstance(found, tuple | list) else None
 
 
 def _partition(config: Config) -> Any:
-    """The function that deals. A partitioner's class is told the clients and the labels' column."""
+    """Return the partition function, and create a partitioner if the user passed a class."""
     kind = user_objects(config).partition
     if isinstance(kind, type) and is_partitioner(kind):
         clients = {"num_partitions": config.federation.clients}
@@ -241,13 +242,13 @@ def _partition(config: Config) -> Any:
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
-    """A digest of train indices [n] and the client of each [n]."""
+    """Return a hash of the train indices [n] and the client [n] of each."""
     pairs = np.stack([train, client]).astype("<i8")
     return sha256(pairs.tobytes()).hexdigest()[:16]
 
 
 def with_user_sizes(config: Config) -> Config:
-    """Set numbers that follow from the user's data and partition, if the config gives none."""
+    """Set numbers that follow from the user's data and partition, unless the config sets them."""
     own, parts = user_objects(config), _index_arrays(config)
     with _partition_guard(config):
         count = partitioner_clients(own.partition) if parts is None else len(parts)
@@ -281,7 +282,7 @@ def with_user_sizes(config: Config) -> Config:
 
 
 def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
-    """How many samples the index arrays deal, and the size of the smallest."""
+    """Return the number of samples in the index arrays, and the size of the smallest array."""
     with _partition_guard(config):
         sizes = [len(part) for part in parts]
     least = max(1, min(sizes, default=1))
@@ -297,7 +298,7 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
 
 
 def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
-    """How many samples train, how many are held out, and how few a client may have."""
+    """Return the numbers of train and test samples, and the minimum per client."""
     table, n = config.data, len(source.labels)
     given = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
@@ -313,22 +314,22 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
 
 
 def _beside_validation(table: Data, room: int) -> int:
-    """How many of so many samples train if the others are validation samples."""
+    """Return the number of train samples if the rest of `room` is used for validation."""
     share = table.validation < 1
     return max(1, int(room / (1 + table.validation) if share else room - table.validation))
 
 
-# Tensors: one array sorted by client, of which each client is a slice
+# Tensors: one array sorted by client; each client is a slice of it.
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's rows, and the samples that some replicas replace among them.
+    """One client's rows, and the samples among them that some replicas replace.
 
     Attributes:
         data: The rows.
-        position: Where the replaced samples are, also known to the host: a device need not be
-            synchronized to find those that a mini-batch holds.
+        position: The positions of the replaced samples, on the CPU. A mini-batch can then find its
+            replaced samples without synchronizing the GPU.
         test: The client's own test samples, if any.
     """
 
@@ -338,7 +339,7 @@ class Shard:
 
     @classmethod
     def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
-        """A client's rows in a stack of data sets, some of which replace samples of its own."""
+        """Return a client's shard for several data sets, some of which replace its samples."""
         there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
         if neighbours is None or not there.size:
             return cls(Batch(data.inputs, data.labels))
@@ -350,11 +351,11 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """n_i."""
+        """The number of samples n_i."""
         return len(self.data.labels)
 
     def batch(self, rows: np.ndarray | None) -> Batch:
-        """The given rows in the given order; None is the full batch, without a copy."""
+        """Return the given rows in the given order; None returns all rows without a copy."""
         if rows is None:
             return self.data
         chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
@@ -362,7 +363,7 @@ class Shard:
         if (there := self.data.replaced) is None:
             return found
         position = there.position.cpu().numpy() if self.position is None else self.position
-        place = np.full(self.size, -1)  # place of each client row in the mini-batch
+        place = np.full(self.size, -1)  # position in the mini-batch of each client row
         place[rows] = np.arange(len(rows))
         held = np.flatnonzero(place[position] >= 0)
         if not held.size:
@@ -376,14 +377,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Shards:
-    """All clients' rows; `inputs` [n, d], `labels` [n], `offsets` [N + 1]; and held-out rows."""
+    """All clients' rows (`inputs` [n, d], `labels` [n], `offsets` [N + 1]), and held-out rows."""
 
     inputs: Tensor
     labels: Tensor
     offsets: np.ndarray
     held_out: Batch
     neighbours: Neighbours | None = None
-    whose: tuple[np.ndarray, np.ndarray] | None = None  # indices into the source, and clients
+    whose: tuple[np.ndarray, np.ndarray] | None = None  # train indices in the source, and clients
     validation: Batch | None = None
     client_test: "Shards | None" = None  # the clients' own test samples
 
@@ -395,7 +396,7 @@ class Shards:
         device: torch.device,
         neighbours: Neighbours | None = None,
     ) -> "Shards":
-        """The data on a device, in the precision of the run."""
+        """Move the data to a device, in the precision of the run."""
 
         def batch(inputs: np.ndarray, labels: np.ndarray) -> Batch:
             rows = torch.from_numpy(inputs).to(device, dtype)
@@ -420,33 +421,33 @@ class Shards:
 
     @cached_property
     def partition_digest(self) -> str:
-        """Reject a partition that differs from the server's."""
+        """A hash of the partition, for comparison with the server's partition."""
         return partition_digest(*self.whose) if self.whose else ""
 
     def size(self, client: int) -> int:
-        """n_i."""
+        """Return the number of samples n_i of a client."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def only(self, kept: np.ndarray) -> "Shards":
-        """The chosen rows [n] of the base data set."""
+        """Return only the chosen rows (a boolean mask [n]) of the base data set."""
         counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
         there = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
 
     def with_test(self, client: int) -> Shard:
-        """Client i's shard with its own test samples, which may be none."""
+        """Return client i's shard with its own test samples, which may be empty."""
         tests = self.client_test
         return dataclasses.replace(self[client], test=tests and tests[client].data)
 
     def __getitem__(self, client: int) -> Shard:
-        """Client i's shard: views, no copies."""
+        """Return client i's shard as views, without a copy."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         own = Batch(self.inputs[rows], self.labels[rows])
         return Shard.among(own, self.neighbours, client)
 
 
 def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
-    """Labels as they are; real targets in the precision of the run."""
+    """Convert labels to a tensor. Real-valued targets get the precision of the run."""
     found = torch.from_numpy(values)
     return to_device(found, device, dtype if found.is_floating_point() else None)

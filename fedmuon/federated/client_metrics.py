@@ -1,8 +1,8 @@
-"""Measurements of each client in a round: the records of `clients.jsonl`.
+"""Measurements of each client in a round, which are the records of `clients.jsonl`.
 
-A client measures its own part where its samples are: its loss before and after its local steps, how
-far it drifted, the norm of its momentum, and its score on its own test samples. The server adds
-what needs the other clients.
+Each client measures, on its own samples, its loss before and after its local steps, its drift, the
+norm of its momentum, and its score on its own test samples. The server adds the measurements that
+need the other clients.
 """
 
 import math
@@ -15,9 +15,9 @@ from fedmuon.federated.client_data import Shard
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Batch, Params, Task, split_statistics
 
-PIECE = 1024  # samples that are evaluated together
-MOMENTA = ("momentum", "local-momentum")  # links whose state is the momentum of a client
-OWN_TEST = "client_test_"  # prefix of measurements on a client's own test samples
+PIECE = 1024  # number of samples that are evaluated together
+MOMENTA = ("momentum", "local-momentum")  # links whose state is a client's momentum
+OWN_TEST = "client_test_"  # prefix of a client's results on its own test samples
 
 
 def client_metrics(
@@ -27,10 +27,10 @@ def client_metrics(
 
     Args:
         task: The task.
-        shard: The client's samples, and its own test samples if it has some.
-        received: The model [1, ...] that it begins with.
+        shard: The client's samples, and its own test samples if it has any.
+        received: The model [1, ...] that the client received.
         local: The client's model [1, ...] after its local steps.
-        states: The states of its links after them.
+        states: The states of the client's links after its local steps.
     """
     learned, _ = split_statistics(local)
     found = {
@@ -48,9 +48,9 @@ def client_metrics(
 
 
 def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
-    """The cosine of each model's update to the mean of all updates; NaN where one of them is 0."""
+    """Return the cosine of each model's update with the mean update; NaN if one of them is 0."""
 
-    def update(model: Params) -> Tensor:  # made twice, so that no two are held at once
+    def update(model: Params) -> Tensor:  # computed twice, to store only one update at a time
         return _flat({name: one - before[name] for name, one in model.items()})
 
     if not models:
@@ -68,7 +68,7 @@ def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
 
 
 def norm(tree: Mapping[str, Tensor]) -> float:
-    """The Euclidean norm of all entries, in float64."""
+    """Return the Euclidean norm of all entries, in float64."""
     return float(torch.linalg.vector_norm(_flat(tree)))
 
 
@@ -77,7 +77,7 @@ def _flat(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def _means(task: Task, params: Params, samples: Batch) -> dict[str, float]:
-    """The mean loss of one model, and of what else the task measures."""
+    """Return the mean loss of one model, and the means of the task's other scores."""
     sums: dict[str, Tensor] = {}
     for start in range(0, len(samples.labels), PIECE):
         part = slice(start, start + PIECE)

@@ -1,12 +1,14 @@
-"""States of clients that last while the clients do not take part.
+"""Client states that are stored between the rounds in which a client takes part.
 
-A state is known by its client and by the round that the client took part in. Before round r a
-client has the newest state of an earlier round, so a run that is repeated, or resumed from any
-round, reads what was there then. Nothing is changed in place: before a checkpoint, one file takes
-the states that are in none yet, and a file goes once no checkpoint needs any of its states.
+A state is identified by its client and by the round in which the client took part. Before round r,
+a client has the newest state of an earlier round. A round that is repeated, or a run that is
+resumed from any round, therefore reads the same state again. Files are never changed. Before a
+checkpoint, all states that are in no file are written to one new file. A file is deleted when no
+checkpoint needs any of its states.
 
-In memory are the states that no file holds yet, and those read last, up to a budget; where that is
-not enough, states are written early. So the memory does not grow with the number of clients.
+Memory contains the states that are in no file yet, and the states read most recently, up to a
+budget. If the budget is too small, states are written early. Memory therefore does not grow with
+the number of clients.
 """
 
 from collections import OrderedDict
@@ -28,38 +30,38 @@ from fedmuon.optim.chain import States
 BUDGET = 1 << 28  # bytes of states in memory
 SUFFIX = ".safetensors"
 Flat = dict[str, Tensor]  # `<link>.<parameter>` -> tensor
-Key = tuple[int, int]  # client, and the round that it took part in
+Key = tuple[int, int]  # a client, and a round in which it took part
 
 
 @dataclass
 class ClientStates:
-    """The states of all clients that have any.
+    """The states of all clients that have stored any.
 
     Attributes:
-        folder: Where files go; without one, everything stays in memory.
-        run: Identifies the run, whose files alone are read.
-        budget: Bytes of states in memory.
+        folder: Folder of the files; without a folder, all states stay in memory.
+        run: Name of the run; files of other runs are rejected.
+        budget: Maximum bytes of states in memory.
     """
 
     folder: Path | None = None
     run: str = ""
     budget: int = BUDGET
     _rounds: dict[int, list[int]] = field(default_factory=dict, init=False)  # ascending
-    checkpoints: tuple[int, ...] = field(default=(), init=False)  # rounds that may be resumed
-    _several: set[int] = field(default_factory=set, init=False)  # clients with older states
-    _new: dict[Key, Flat] = field(default_factory=dict, init=False)  # in no file
-    _read: OrderedDict[Key, Flat] = field(default_factory=OrderedDict, init=False)  # last used last
-    _bytes: int = field(default=0, init=False)  # bytes of both
+    checkpoints: tuple[int, ...] = field(default=(), init=False)  # rounds from which to resume
+    _several: set[int] = field(default_factory=set, init=False)  # clients with several states
+    _new: dict[Key, Flat] = field(default_factory=dict, init=False)  # states in no file yet
+    _read: OrderedDict[Key, Flat] = field(default_factory=OrderedDict, init=False)  # newest last
+    _bytes: int = field(default=0, init=False)  # bytes of `_new` and `_read`
     _place: dict[Key, tuple[int, int]] = field(default_factory=dict, init=False)  # file, row
-    _count: dict[int, int] = field(default_factory=dict, init=False)  # file -> states that count
+    _count: dict[int, int] = field(default_factory=dict, init=False)  # file -> needed states
 
     def last_round(self, client: int, before: int) -> int | None:
-        """The last round before that one which left the client a state."""
+        """Return the client's last round before the round `before` that left a state, or None."""
         rounds = self._rounds.get(client, ())
         return next((one for one in reversed(rounds) if one < before), None)
 
     def read(self, client: int, before: int) -> States:
-        """The client's states before a round; empty if it has none."""
+        """Return the client's states before a round; empty if it has none."""
         last = self.last_round(client, before)
         if last is None:
             return {}
@@ -78,9 +80,9 @@ class ClientStates:
         return nested_states(flat)
 
     def write(self, client: int, round: int, states: States) -> None:
-        """Keep what the client has after this round."""
+        """Store the client's states after this round."""
         rounds = self._rounds.setdefault(client, [])
-        while rounds and rounds[-1] >= round:  # this round is repeated
+        while rounds and rounds[-1] >= round:  # the round is being repeated
             self._forget((client, rounds.pop()))
         rounds.append(round)
         self._new[client, round] = flat_states(states)
@@ -89,7 +91,7 @@ class ClientStates:
         self._shrink()
 
     def flush(self) -> None:
-        """Write the states that are in no file yet, as one file."""
+        """Write the states that are in no file yet to one new file."""
         if self.folder is None or not self._new:
             return
         keys = sorted(self._new)
@@ -112,23 +114,25 @@ class ClientStates:
         self._new.clear()
 
     def commit(self, round: int) -> None:
-        """After a checkpoint of that round, drop states that neither it nor the previous one
-        needs."""
+        """Drop states that neither the checkpoint of this round nor the previous one needs.
+
+        Call this after the checkpoint is written.
+        """
         self.checkpoints = (*self.checkpoints[-1:], round)
         for client in list(self._several):
             self._prune(client)
         self._shrink()
 
     def restore(self, round: int, expected: Mapping[int, int], others: Sequence[int] = ()) -> None:
-        """Read the folder's files as they were at a checkpoint of that round.
+        """Read the folder's files as they were at the checkpoint of a round.
 
         Args:
             round: The round of the checkpoint.
-            expected: For each client that has taken part, its last round before.
-            others: Rounds of older checkpoints that are still there.
+            expected: For each client that has taken part, its last round before the checkpoint.
+            others: Rounds of older checkpoints that still exist.
 
         Raises:
-            InputError: A file is damaged, or a state is missing.
+            InputError: If a file is damaged, or a state is missing.
         """
         self.checkpoints = (*(one for one in others if one < round), round)
         for held in (self._rounds, self._new, self._read, self._place, self._count):
@@ -142,7 +146,7 @@ class ClientStates:
                 raise InputError(
                     f"{self.folder} lacks the state of client {client} after round {last}: {AFRESH}"
                 )
-        for key in [key for key in self._place if key[1] >= round]:  # later than this checkpoint
+        for key in [key for key in self._place if key[1] >= round]:  # written after the checkpoint
             self._rounds[key[0]].remove(key[1])
             self._forget(key)
         for number in [number for number, count in self._count.items() if not count]:
@@ -150,7 +154,7 @@ class ClientStates:
         self._several = {client for client, rounds in self._rounds.items() if len(rounds) > 1}
 
     def _read_index(self) -> None:
-        """Check the folder's files, and note where every state is; of two, the later counts."""
+        """Check all files, and record the place of each state. The later of two files wins."""
         files: list[Path] = []
         if self.folder is not None and self.folder.exists():
             remove_drafts(self.folder)
@@ -171,7 +175,7 @@ class ClientStates:
                 self._count[number] += 1
 
     def remove(self) -> None:
-        """Remove all files, which a finished run needs no more."""
+        """Remove all files, because a finished run does not need them."""
         if self.folder is not None and self.folder.exists():
             with mendable(self.folder, "remove"):
                 for file in self.folder.iterdir():
@@ -179,7 +183,7 @@ class ClientStates:
                 self.folder.rmdir()
 
     def _prune(self, client: int) -> None:
-        """Drop all states of a client but the newest and what the checkpoints need."""
+        """Drop all states of a client except the newest one and those that the checkpoints need."""
         rounds = self._rounds[client]
         needed = {self.last_round(client, one) for one in self.checkpoints} | {rounds[-1]}
         for one in rounds:
@@ -199,7 +203,7 @@ class ClientStates:
                 self._unlink(number)
 
     def _shrink(self) -> None:
-        """Keep memory within the budget."""
+        """Write or drop states until memory is within the budget."""
         if self.folder is None:
             return
         if self._bytes > self.budget and sum(map(_size, self._new.values())) > self.budget:
@@ -218,9 +222,9 @@ class ClientStates:
 
 
 def flat_states(states: States) -> Flat:
-    """Copies on the CPU, so that no stack of a whole round is kept alive by one client's part.
+    """Flatten states to copies on the CPU, so that they do not keep the tensors of a round alive.
 
-    They have the memory order of a file, because the rounding of products depends on it.
+    The copies have the same memory order as a file, because the rounding of products depends on it.
     """
     return {
         f"{link}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,8 @@
-"""The virtual clock: times and availability of simulated devices, and the replies that count.
+"""The virtual clock: simulated times and availability of devices, and the replies that count.
 
-Time is simulated and never measured. It depends on the config, the sizes of messages and the
-numbers of samples only, not on what is learned. So `timetable` knows the whole run before its first
-round, and all engines agree on it.
+Time is simulated, not measured. It depends only on the config, the sizes of messages and the
+numbers of samples, and not on training results. `timetable` can therefore compute all rounds before
+the first one, and all engines use the same times.
 """
 
 import csv
@@ -19,11 +19,11 @@ from fedmuon.config.schema import biased_participation
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
-# Keys of a device; the index is the block of the draw.
+# Hardware keys of a device. The index of a key is the block of its draw.
 HARDWARE = ("speed", "bandwidth-down", "bandwidth-up")
-ATTEMPTS = 100  # at a round without replies
-LONGEST = 1e15  # seconds of a client's round, as of the keys of [devices]
-ZONE, THERE = 3, 4  # blocks of the draws of time zones and of availability by chance
+ATTEMPTS = 100  # maximum number of attempts at a round without replies
+LONGEST = 1e15  # maximum seconds of a client's round, and of the keys of [devices]
+ZONE, THERE = 3, 4  # blocks of the draws of time zones and of random availability
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class Timetable:
     """The rounds of a run with simulated devices.
 
     Attributes:
-        selected: The clients that the server asked, by round, sorted.
-        answered: Those whose replies it used, by round, sorted.
+        selected: The clients that the server selected in each round, sorted.
+        answered: The clients whose replies it used in each round, sorted.
         seconds: The simulated time [R] at which each round ended.
-        uniform: Whether a cohort is as uniform as without devices.
-        versions: The numbers of rounds before the models that those in `answered` began with;
-            empty if each begins with the newest.
-        lost: How many clients [R] received a model since the round before and are not in
-            `selected`: of FedBuff those that were lost, else those of attempts without a reply.
+        uniform: Whether each cohort is a uniform sample, as it is without devices.
+        versions: For each client in `answered`, the number of rounds before the model from which it
+            started; empty if every client starts from the newest model.
+        lost: Number of clients [R] that received a model since the previous round and are not in
+            `selected`. With FedBuff, these are the lost clients. Otherwise, they are the clients in
+            attempts without a reply.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -49,11 +50,11 @@ class Timetable:
     lost: tuple[int, ...] = ()
 
     def oldest(self, round: int) -> int:
-        """The oldest model that a reply in that round or later began with."""
+        """Return the oldest model version from which a reply in this round or later started."""
         return min((int(one.min()) for one in self.versions[round:]), default=round)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The same as arrays for a file; -1 fills short rounds up."""
+        """Return the timetable as arrays for a file; -1 fills up short rounds."""
         widest = max(map(len, self.selected))
 
         def table(rounds: Sequence[np.ndarray]) -> np.ndarray:
@@ -72,16 +73,16 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of all clients: what each needs for a round, and when it is there.
+    """The devices of all clients: the time each needs for a round, and when it is available.
 
     Attributes:
-        seed: The run's.
+        seed: The seed of the run.
         needed: Seconds [N] from the server's message to the client's reply.
-        dropout: The chance that a client is lost during a round.
-        share: The chance to be there, or the share of a day.
+        dropout: Probability that a client is lost during a round.
+        share: Probability that a client is available, or the available share of a day.
         day: Seconds of a day, or of a trace, which repeats.
-        zones: When each client's day begins [N], as a share of the day; None without days.
-        spans: Sorted intervals [T, 2] in which each client is there; None without a trace.
+        zones: The start of each client's day [N], as a share of the day; None without days.
+        spans: Sorted intervals [T, 2] in which each client is available; None without a trace.
     """
 
     seed: int
@@ -93,8 +94,11 @@ class Devices:
     spans: tuple[np.ndarray, ...] | None = None
 
     def until_there(self, now: float, round: int, attempt: int = 0) -> np.ndarray:
-        """Seconds [N] from `now` until each client is there; 0 if it is, infinite if that is not
-        known. By chance, each is there or not for a whole `attempt` at a `round`."""
+        """Return the seconds [N] from `now` until each client is available.
+
+        The value is 0 for an available client, and infinite if the time is unknown. With random
+        availability, a client is available or not for a whole `attempt` at a `round`.
+        """
         many = len(self.needed)
         if self.spans is not None:
             return np.array([_wait(spans, now % self.day, self.day) for spans in self.spans])
@@ -107,7 +111,7 @@ class Devices:
         return np.zeros(many)
 
     def lost_after(self, client: int, round: int, attempt: int = 0) -> float:
-        """The seconds after which the client is lost in that round; infinite if it is not."""
+        """Return the seconds after which a client is lost in this round; infinite if it is not."""
         if not self.dropout:
             return math.inf
         rng = generator(self.seed, Draw.DEVICE, round=round, client=client, step=attempt)
@@ -117,8 +121,12 @@ class Devices:
     def choose(
         self, now: float, round: int, many: int, attempt: int = 0, barred: Collection[int] = ()
     ) -> tuple[float, np.ndarray]:
-        """Draw clients uniformly from those that are there and not barred, all if they are fewer;
-        if nobody is, at the next time at which somebody is. The time, and the clients, sorted; none
+        """Draw `many` clients uniformly from the available clients that are not barred.
+
+        If there are fewer, choose all of them. If no client is available, wait until one is.
+
+        Returns:
+            The time, and the clients, sorted; no clients if random availability leaves none.
         if nobody is there by chance."""
         rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
         if not barred and self.zones is None and self.spans is None and self.share == 1.0:
@@ -132,7 +140,7 @@ class Devices:
 
 
 def _wait(spans: np.ndarray, now: float, day: float) -> float:
-    """Seconds until the next of these intervals; 0 within one."""
+    """Return the seconds until the next interval begins; 0 within an interval."""
     place = int(np.searchsorted(spans[:, 1], now, side="right"))
     if place == len(spans):
         return float(spans[0, 0] + day - now)
@@ -146,12 +154,12 @@ def timetable(
 
     Args:
         config: The config.
-        steps: Local steps of each client [N].
-        samples: Samples of each client's step [N].
+        steps: Number of local steps of each client [N].
+        samples: Number of samples per step of each client [N].
         sizes: Bytes of a message to a client, and of its reply.
 
     Raises:
-        InputError: If a trace is not usable, or if nobody answers in some round.
+        InputError: If a trace cannot be used, or if a round gets no reply.
     """
     table, federation = config.devices, config.federation
     devices = devices_of(config, steps * samples, sizes)
@@ -187,15 +195,15 @@ def timetable(
 
 
 def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
-    """The updates of FedBuff: so `many` clients are at work, and each `size` replies are a round.
+    """Return the updates of FedBuff: `many` clients work at a time, and `size` replies are a round.
 
-    A client begins when another one has replied or is lost. Replies at the same time arrive in the
-    order of the clients, and before anybody begins. A client whose reply waits in the buffer does
-    not begin anew, because it would repeat its draws.
+    A client starts when another one has replied or is lost. Simultaneous replies arrive in the
+    order of the client numbers, and before any client starts. A client whose reply waits in the
+    buffer does not start again, because it would repeat its random draws.
     """
-    now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round that it began in
-    least = 0  # attempts until the last update
-    working: list[tuple[float, int, int, bool]] = []  # end, client, round, whether lost
+    now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
+    least = 0  # number of attempts until the last update
+    working: list[tuple[float, int, int, bool]] = []  # end, client, round, and whether it is lost
     answered, versions, ends, losses = [], [], [], [0]
     while len(ends) < rounds:
         if starts - least > 10 * ATTEMPTS * many:
@@ -237,10 +245,11 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
 def round_of(
     devices: Devices, chosen: np.ndarray, number: tuple[int, int], wanted: int, deadline: float
 ) -> tuple[float, np.ndarray]:
-    """How long an attempt at a round lasts, and whose replies it uses.
+    """Return the duration of an attempt at a round, and the clients whose replies it uses.
 
-    It ends with the reply that is the last one `wanted`, when all replied or were lost, or at the
-    deadline, whichever is first. Of replies at the same time, those of lower numbers come first.
+    The attempt ends when `wanted` replies have arrived, when every client has replied or is lost,
+    or at the deadline, whichever is first. Among simultaneous replies, lower client numbers come
+    first.
     """
     if not len(chosen):
         return 0.0, chosen
@@ -253,11 +262,11 @@ def round_of(
     return min(deadline, float(np.minimum(needed, lost).max())), np.sort(chosen[used])
 
 
-# From the config to devices
+# The devices of a config
 
 
 def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devices:
-    """The devices of a config, for clients that compute so many samples a round [N]."""
+    """Return the devices of a config, for clients that process `work` [N] samples per round."""
     table, seed = config.devices, config.federation.seed
     clients = len(work)
     with np.errstate(all="ignore"):  # overflow is rejected below
@@ -284,7 +293,7 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
 
 
 def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each client's speed, and bandwidths down and up [N]."""
+    """Return each client's speed, download bandwidth and upload bandwidth [N]."""
     table, found = config.devices, []
     traced = _hardware_trace(table.trace, clients) if table.reads_trace else {}
     for block, name in enumerate(HARDWARE):
@@ -296,7 +305,7 @@ def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.n
             found.append(traced[name])
         elif kind == "log-normal":
             found.append(median * np.exp(spread * rng.standard_normal(clients)))
-        elif kind == "pareto":  # the time is a Pareto number of shape 1 / spread
+        elif kind == "pareto":  # the time then has a Pareto distribution with shape 1 / spread
             found.append(median * (1.0 - rng.random(clients)) ** spread)
         else:
             found.append(np.full(clients, median))
@@ -305,7 +314,7 @@ def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, list[float]]]:
-    """The rows of a CSV trace: line, client and numbers."""
+    """Return the rows of a CSV trace: line number, client and numbers."""
     where, rows = f"[devices] {key}", []
     if not path:
         raise InputError(
@@ -338,7 +347,7 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
 
 
 def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
-    """Reject a trace with gaps."""
+    """Reject a trace without a line for every client."""
     if missing := [client for client in range(clients) if client not in seen]:
         raise InputError(
             f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients "
@@ -347,7 +356,7 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
 
 
 def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
-    """The columns of a trace of hardware, a line per client."""
+    """Return the columns of a hardware trace, which has one line per client."""
     seen: dict[int, list[float]] = {}
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
         if client in seen:
@@ -366,7 +375,7 @@ def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
 
 
 def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
-    """The intervals of each client [T, 2] in a trace of availability, sorted."""
+    """Return the sorted intervals [T, 2] of each client in an availability trace."""
     seen: dict[int, list[list[float]]] = {}
     for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
         if not 0 <= start < end:

@@ -1,4 +1,4 @@
-"""Personal models of clients, and their results on the clients' own test samples."""
+"""Personal models of clients, and their results on each client's own test samples."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,18 +22,20 @@ from fedmuon.tasks.base import Params
 
 
 def tuning_steps(config: Config) -> int:
-    """The local steps that each client takes before it tests the final model."""
+    """Return the number of local steps that each client takes before it tests the final model."""
     return config.output.fine_tune if reads(config, "output.fine-tune") else 0
 
 
 def tests_personal_models(config: Config, recipe: Recipe) -> bool:
-    """Whether the end of the run tests a model of each client beside the server's."""
+    """Return whether the end of the run also tests one model per client, besides the server's."""
     return bool(config.data.client_test) and (tuning_steps(config) > 0 or recipe.personalizes)
 
 
 def personal_model(experiment: Experiment, state: ServerState, client: int) -> Params:
-    """A client's own model, or the server's with the client's own part: as in the first model if
-    the client never took part."""
+    """Return a client's own model, or the server's model with the client's personal parameters.
+
+    If the client never took part, these parameters have the values of the first model.
+    """
     whole = experiment.recipe.personal
     start = state.params if whole else first_model(experiment.task, experiment.plan.seed)
     own = experiment.client_states.read(client, state.round).get(PERSONAL, {})
@@ -43,13 +45,14 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
 def fine_tuned(
     experiment: Experiment, state: ServerState, clients: Sequence[int], steps: int
 ) -> Iterator[Params]:
-    """The models of clients after local steps from the server's model, and from what is theirs of
-    it; of as many clients at once as take part in a round.
+    """Yield the models of clients after local steps from the server's model.
 
-    The draws are those of the round after the last, and step sizes are the last round's.
+    Personal parameters start from the client's own values. As many clients train at once as in a
+    round. The random draws are those of the round after the last one, and the step sizes are those
+    of the last round.
     """
     plan, memory = experiment.plan, experiment.client_states
-    # The rule at the end of a client's round turns its model into the reply.
+    # A client's rule would turn the model into a reply, so it is left out.
     recipe = replace(experiment.recipe, client=None, returned=())
     last = plan.factor_at(max(0, state.round - 1))
     factor = None if plan.factor is None else lambda round: last
@@ -67,8 +70,11 @@ def fine_tuned(
 def personal_means(
     experiment: Experiment, state: ServerState, fine_tune: int = 0
 ) -> dict[str, np.ndarray]:
-    """The mean loss and scores [C] of each client that has test samples, for its own model, or
-    after so many local steps from the server's."""
+    """Return the mean loss and scores [C] of all clients with test samples.
+
+    Each client tests its own model or, with `fine_tune`, the server's model after that many local
+    steps.
+    """
     tests = experiment.shards.client_test
     assert tests is not None
     found: dict[str, list[float]] = {}

@@ -1,5 +1,7 @@
-"""All data-independent randomness of a run (Stability note, Assumption 4.2) as a function of its
-seed."""
+"""The random draws of a run that do not depend on the data, as a function of its seed.
+
+See Assumption 4.2 of the Stability note.
+"""
 
 import math
 from collections.abc import Callable
@@ -28,7 +30,7 @@ BIASED = (
 
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:
-    """The factor of the step size as a function of the round; None if it stays."""
+    """Return the step-size factor as a function of the round; None if it is constant."""
     if (found := make_named(config, "schedule", SCHEDULES)) is None:
         return None
     if user_objects(config).schedule is None:
@@ -48,26 +50,26 @@ class RandomnessPlan:
     per_round: int
     rounds: int
     steps: int = 1
-    batch: int = 0  # 0 is the full batch
-    epochs: float = 0.0  # passes over a client's samples instead of `steps`; 0 is `steps`
-    fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
-    factor: Callable[[int], float] | None = None  # the factor of step sizes, by round
-    poisson: bool = False  # each client independently with probability K / N, drawn round by round
-    secret: str = ""  # Poisson cohorts come from this noise source, not from the seed
-    biased: bool = False  # whether simulated devices decide who takes part
+    batch: int = 0  # 0 means all samples
+    epochs: float = 0.0  # passes over a client's samples; if not 0, these replace `steps`
+    fixed: np.ndarray | None = None  # a schedule [R, K] that replaces the drawn one
+    factor: Callable[[int], float] | None = None  # the step-size factor as a function of the round
+    poisson: bool = False  # each client takes part with probability K / N, drawn in each round
+    secret: str = ""  # the noise source for Poisson cohorts; if set, it replaces the seed
+    biased: bool = False  # whether simulated devices decide which clients take part
     timetable: "Timetable | None" = None  # of simulated devices, set when the data are known
     _cohorts: dict[int, np.ndarray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def factors(self) -> np.ndarray | None:
-        """The factors of the step sizes in each round [R]; None if they are constant."""
+        """Return the step-size factor of each round [R]; None if it is constant."""
         if self.factor is None:
             return None
         return np.array([self.factor_at(round) for round in range(self.rounds)])
 
     def factor_at(self, round: int) -> float:
-        """The factor of the step sizes in that round, 0 or more."""
+        """Return the step-size factor of a round, which is at least 0."""
         if self.factor is None:
             return 1.0
         number = as_factor(self.factor(round))
@@ -78,9 +80,12 @@ class RandomnessPlan:
         return number
 
     def participants(self, round: int) -> np.ndarray:
-        """C_r [K], sorted: K of N uniformly without replacement, in memory O(K); or a Poisson
-        cohort, maybe empty, the same until `forget`. With simulated devices, those whose replies
-        count."""
+        """Return the clients C_r [K] of a round, sorted.
+
+        They are K of N clients, drawn uniformly without replacement in memory O(K). A Poisson
+        cohort may be empty, and stays the same until `forget`. With simulated devices, they are the
+        clients whose replies count.
+        """
         if self.fixed is not None:
             return np.sort(self.fixed[round])
         if self.timetable is not None:
@@ -97,12 +102,14 @@ class RandomnessPlan:
         return self._cohorts[round]
 
     def forget(self, round: int) -> None:
-        """Draw that round's secret cohort anew at the next request, because a new attempt at a
-        round that released something must not repeat its cohort."""
+        """Draw this round's secret cohort again at the next request.
+
+        A new attempt at a round that released something must not repeat its cohort.
+        """
         self._cohorts.pop(round, None)
 
     def schedule(self) -> np.ndarray:
-        """All rounds' participants [R, K], drawn once."""
+        """Return the participants of all rounds [R, K], drawn once."""
         if self.poisson:
             raise InputError(
                 "[privacy] cohorts = 'poisson' draws the clients of each round only when it "
@@ -119,17 +126,17 @@ class RandomnessPlan:
         return drawn
 
     def steps_of(self, size: int) -> int:
-        """Local steps of a client with so many samples."""
+        """Return the number of local steps of a client with `size` samples."""
         if not self.epochs:
             return self.steps
         return max(1, math.ceil(round(self.epochs * size / (self.batch or size), 9)))
 
     def turn(self, round: int, client: int, step: int) -> int:
-        """The number of steps of a client before that one, over all rounds."""
+        """Return the number of steps that a client took before this step, over all rounds."""
         return int((self.schedule()[:round] == client).sum()) * self.steps + step
 
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
-        """The mini-batch's rows of the client's data [b], without replacement; None is all."""
+        """Draw the mini-batch rows [b] of a client without replacement; None means all rows."""
         if self.batch == 0 or self.batch >= size:
             return None
         rng = generator(self.seed, Draw.BATCH, round=round, client=client, step=step)
@@ -138,10 +145,10 @@ class RandomnessPlan:
     def keys(
         self, round: int, client: int, step: int, rows: np.ndarray | None, size: int
     ) -> np.ndarray:
-        """The keys of the masks of these samples of the client [b]; None is all of them."""
+        """Return the keys [b] of the dropout masks of a client's samples; rows = None means all."""
         rng = generator(self.seed, Draw.DROPOUT, round=round, client=client, step=step)
         return sample_keys(rng, rows, size)
 
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
-        """draw(what, block=...) for one local step."""
+        """Return the function draw(what, block=...) for one local step."""
         return partial(generator, self.seed, round=round, client=client, step=step)

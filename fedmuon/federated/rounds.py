@@ -1,12 +1,12 @@
-"""Federated rounds: the Stability note's Algorithm 1, from top to bottom.
+"""Federated rounds: Algorithm 1 of the Stability note, from top to bottom.
 
 The server samples clients and sends them its model and states (`broadcast`). Each client takes E
-local steps of the recipe's chain (`client_update`). The server combines the replies and applies the
-recipe's rule (`server_update`). `run_rounds` does this in one process; other engines carry the
-same messages between processes and call the same functions.
+local steps of its chain (`client_update`). The server combines the replies and applies its rule
+(`server_update`). `run_rounds` does all this in one process. Other engines carry the same messages
+between processes and call the same functions.
 
-A model is a stack of S replicas with a leading axis [S, ...]: a run alone has S = 1, a run and its
-neighbours share every draw as one stack.
+A model is a stack of S replicas with a leading axis [S, ...]. A single run has S = 1. A run and its
+neighbours are one stack, in which all replicas share every random draw.
 """
 
 import math
@@ -42,26 +42,28 @@ from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks, split_statistics
 
 LARGE = 1e15  # float32 can represent its square, and sums of such squares
-CHUNK = 1 << 24  # logits held at once by a thread
-LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too many logits
+CHUNK = 1 << 24  # maximum number of logits that a thread computes at once
+LEAST, MOST = 1024, 64  # minimum samples per piece, and maximum pieces, within the limit of CHUNK
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parts of a run that all rounds share, and the clients' states by round."""
+    """The parts of a run that all rounds share, and the states of its clients."""
 
     recipe: Recipe
     task: Task
     plan: RandomnessPlan
     shards: Shards
     client_states: ClientStates = field(default_factory=ClientStates)
-    measured: bool = False  # whether rounds record measurements of each client, for one replica
+    measured: bool = False  # whether rounds record measurements of each client, which needs S = 1
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """The model after `round` rounds, the server's states, and the `older` models from which
-    clients are still at work."""
+    """The model after `round` rounds, and the server's states.
+
+    `older` contains the earlier models from which some clients are still training.
+    """
 
     round: int
     params: Params
@@ -71,7 +73,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A message of the server: the round, the model, and the states that the recipe shares."""
+    """A message of the server: the round, the model, and the states that the server sends."""
 
     round: int
     params: Params
@@ -80,9 +82,12 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply of a client. `loss` [S] is that at the start of its last step, `samples` is n_i,
-    `steps` its local steps, `own` its persistent states, which stay with it, and `metrics` its
-    measurements, if they were requested."""
+    """The reply of a client.
+
+    `loss` [S] is the loss at the start of its last step. `samples` is n_i, and `steps` is its
+    number of local steps. `own` contains its persistent states, which stay with the client.
+    `metrics` contains its measurements, if they were requested.
+    """
 
     client: int
     params: Params
@@ -96,8 +101,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """A participant without a valid reply at an attempt, or one that was asked again, and the
-    reason."""
+    """A participant that sent no valid reply at an attempt, or was asked again, and the reason."""
 
     client: int
     attempt: int
@@ -109,14 +113,14 @@ class Round:
     """A finished round.
 
     Attributes:
-        state: The server's state after it.
+        state: The server's state after the round.
         participants: The clients that were selected.
-        answered: Those whose replies were used. A dropped client voids the bound.
-        loss: Mean loss of those that answered, per replica [S].
-        faults: What went wrong on the way.
-        clients: What was measured of each client that answered, if that was asked for.
-        bytes_down: Bytes of the arrays that the participants received, all together.
-        bytes_up: Bytes of the arrays in the replies that were used.
+        answered: The clients whose replies were used. A dropped client voids the bound.
+        loss: Mean loss of the clients that answered, per replica [S].
+        faults: The failures during the round.
+        clients: The measurements of each client that answered, if they were requested.
+        bytes_down: Total bytes of the arrays that all participants received.
+        bytes_up: Total bytes of the arrays in the replies that were used.
     """
 
     state: ServerState
@@ -138,19 +142,19 @@ NO_STATES: Mapping[int, States] = {}
 
 
 def begin(recipe: Recipe, task: Task, seed: int, stack: int = 1) -> ServerState:
-    """The state before round 0, in which all replicas have the same model."""
+    """Return the state before round 0, in which all replicas have the same model."""
     params = task.initial(generator(seed, Draw.INITIAL), stack)
     return ServerState(0, params, initial_states(recipe, params))
 
 
 @lru_cache(maxsize=2)
 def first_model(task: Task, seed: int, stack: int = 1) -> Params:
-    """The model of `begin`, with which personal models begin; nobody writes to it."""
+    """Return the first model, from which personal models start. It must not be changed."""
     return task.initial(generator(seed, Draw.INITIAL), stack)
 
 
 def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
-    """Run the rounds that remain after `state` in this process."""
+    """Run, in this process, the rounds that remain after `state`."""
     plan, shards = experiment.plan, experiment.shards
     shard_of = shards.with_test if experiment.measured else shards.__getitem__
     for number in range(state.round, plan.rounds):
@@ -164,8 +168,11 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
 def run_round(
     experiment: Experiment, state: ServerState, clients: Sequence[Client]
 ) -> tuple[ServerState, list[Reply], tuple[dict[str, Any], ...]]:
-    """Run one round of these clients: the next state, the replies behind it, as messages carry
-    them, and the clients' records (see `next_state`)."""
+    """Run one round with these clients.
+
+    Returns:
+        The next state, the replies as they were sent, and the clients' records (see `next_state`).
+    """
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
     replies = []
@@ -185,7 +192,7 @@ def run_round(
 def starts(
     plan: RandomnessPlan, state: ServerState, clients: Sequence[int]
 ) -> list[tuple[ServerState, list[int]]]:
-    """The states that clients of the next round began with, and the clients of each."""
+    """Return the states from which clients of the next round started, and the clients of each."""
     if plan.timetable is None or not plan.timetable.versions:
         return [(state, [*clients])]
     versions, known = plan.timetable.versions[state.round], (*state.older, state)
@@ -197,12 +204,13 @@ def starts(
 def as_read(
     recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """The replies as the server's rule sees them, and its next EF21 states.
+    """Return the replies as the server's rule reads them, and the next EF21 states.
 
-    With FedBuff, a reply counts by its move from what its client received, times
-    1 / sqrt(1 + staleness), from the newest model. A state that is only returned, such as the
-    change of SCAFFOLD's control variate, counts in full: it is a move already, and the sum of all
-    is what the clients hold.
+    With FedBuff, a reply is converted to a change of the newest model. This change is the
+    difference between the reply and the model that its client received, times 1 / sqrt(1 +
+    staleness). A state that a client returns without receiving it, such as the change of SCAFFOLD's
+    control variate, is not weighted. It is already a change, and the server must add it in full to
+    match the clients' states.
     """
     found: list[Reply] = []
     exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
@@ -213,7 +221,7 @@ def as_read(
             some = {*clients}
             read, _ = _uncompressed(recipe, start, [one for one in replies if one.client in some])
             if start.round == state.round and exact:
-                found += read  # the newest model was received as it is
+                found += read  # these clients received the newest model unchanged
             else:
                 began = received_trees(recipe, start)
                 weight = (1 + state.round - start.round) ** -0.5
@@ -224,7 +232,7 @@ def as_read(
 def _uncompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """The models and states of replies that began with this state, and its next EF21 states."""
+    """Decompress replies that started from this state; also return the next EF21 states."""
     ordered = sorted(replies, key=lambda reply: reply.client)
     found, estimates = decompressed(recipe, state, ordered)
     if recipe.codecs:
@@ -235,7 +243,7 @@ def _uncompressed(
 def _moved_to(
     state: ServerState, began: Mapping[str, Params], weight: float, reply: Reply
 ) -> Reply:
-    """The reply of a client that received `began`, moved to the newest model with a weight."""
+    """Move the reply of a client that received `began` to the newest model, with a weight."""
 
     def moved(now: Params, then: Params, value: Params) -> Params:
         return {name: now[name] + weight * (one - then[name]) for name, one in value.items()}
@@ -255,12 +263,12 @@ def next_state(
     """Update the server with the replies of a round.
 
     Returns:
-        The state after it, with the older models that later replies began with, and a record for
-        each client if the experiment is `measured`.
+        The state after the round, with the older models from which later replies started, and a
+        record for each client if the experiment is `measured`.
     """
     recipe, plan, records = experiment.recipe, experiment.plan, ()
     read, estimates = as_read(recipe, plan, state, replies)
-    if experiment.measured:  # before an aggregator, which may write into its arguments
+    if experiment.measured:  # before the aggregator, which may change its arguments
         records = client_records(state, read, recipe.direction)
     with in_round(state.round):
         after = _updated(recipe, state, read, estimates, plan.factor_at(state.round))
@@ -273,7 +281,7 @@ def next_state(
 
 
 def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
-    """The message to every participant of the next round."""
+    """Return the message to every participant of the next round."""
     states = {name: state.states[name] for name in recipe.sent}
     params, states = shared_part(recipe, state.params), recipe.encoded(states)
     if recipe.compression is not None and recipe.compression.down:
@@ -292,14 +300,14 @@ def client_update(
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
-    """Take E local steps from the server's model (lines 4 to 11), for clients held as one stack.
+    """Take E local steps from the server's model (lines 4 to 11), for clients in one batch.
 
-    K clients are K blocks of S replicas [K S, ...] that see different samples. Links whose state is
-    neither sent nor the client's own (`own`, by client) begin afresh. If `measured`, S is 1 and
-    replies have metrics.
+    K clients are K blocks of S replicas [K S, ...], each with its own samples. A link starts with a
+    fresh state, unless the server sent its state or the client stored it (`own`, by client). If
+    `measured` is true, S is 1 and replies have metrics.
     """
     numbers, count = [client for client, _ in clients], len(clients)
-    steps = plan.steps_of(clients[0][1].size)  # a stack's clients have the same number
+    steps = plan.steps_of(clients[0][1].size)  # clients in one batch take the same number of steps
     received_states = recipe.decoded(sent.states, sent.params)
     states = {name: _repeated(state, count) for name, state in received_states.items()}
     with in_round(sent.round, numbers):
@@ -312,7 +320,7 @@ def client_update(
         received = params
         states = recipe.chain.init(params, states | _resumed(recipe, params, first, numbers, own))
         for step in range(steps):
-            after: Params = {}  # running statistics follow the first gradient of a step
+            after: Params = {}  # running statistics after the first gradient of a step
             now = (sent.round, step)
             context = _context(recipe, task, plan, clients, params, now, statistics, after)
             context = replace(context, received=received)
@@ -351,14 +359,14 @@ def client_update(
 def server_update(
     recipe: Recipe, state: ServerState, replies: Iterable[Reply], factor: float = 1.0
 ) -> ServerState:
-    """Combine the replies (lines 12 and 13, eqs. (4) and (5)), then apply the recipe's rule.
+    """Combine the replies (lines 12 and 13, eqs. (4) and (5)), then apply the server's rule.
 
     Args:
-        recipe: What is combined, and the server's rule.
+        recipe: The optimizer, which defines the combined states and the server's rule.
         state: The state before the round.
-        replies: In any order; they are added in the order of the clients, so that every engine
-            rounds alike.
-        factor: What the round's step sizes were multiplied by.
+        replies: The replies, in any order. They are added in the order of the clients, so that
+            rounding is the same in every engine.
+        factor: The factor of the step sizes in this round.
     """
     with in_round(state.round):
         return _updated(recipe, state, *_uncompressed(recipe, state, [*replies]), factor)
@@ -367,7 +375,7 @@ def server_update(
 def _updated(
     recipe: Recipe, state: ServerState, replies: list[Reply], estimates: States, factor: float
 ) -> ServerState:
-    """The server's state after these replies, which are no longer compressed."""
+    """Return the server's state after these replies, which are already decompressed."""
     ordered = sorted(replies, key=lambda reply: reply.client)
     if recipe.keeps_states:  # aggregators never see these states
         ordered = [replace(reply, own={}) for reply in ordered]
@@ -380,7 +388,7 @@ def _updated(
         assert weights is not None  # build_recipe requires it
         steps = [reply.steps for reply in ordered]
         given["answered"] = list(zip(weights(ordered), steps, strict=True))
-    mean, statistics = split_statistics(mean)  # the average is their next value
+    mean, statistics = split_statistics(mean)  # running statistics are averaged, without a rule
     old, _ = split_statistics(shared_part(recipe, state.params))
     params, states = recipe.server(old, mean, {**before, **states}, **given)
     params = {**params, **statistics}
@@ -392,7 +400,7 @@ def _updated(
 def simulate(
     experiment: Experiment, state: ServerState, engine: Engine = run_rounds
 ) -> ServerState:
-    """Run to the end and return the last state."""
+    """Run all remaining rounds and return the last state."""
     for finished in engine(experiment, state):
         state = finished.state
     return state
@@ -401,12 +409,12 @@ def simulate(
 def traffic(
     recipe: Recipe, state: ServerState, asked: int, replies: Sequence[Reply]
 ) -> dict[str, int]:
-    """The bytes of a round's arrays, down and up: models and states as messages carry them.
+    """Return the bytes of a round's arrays in each direction: models and states as they are sent.
 
     Args:
         recipe: The recipe.
         state: The state before the round.
-        asked: How many clients received the model. Repeated messages do not count.
+        asked: Number of clients that received the model. Repeated messages do not count.
         replies: The replies that were used, as they were sent.
     """
     down = payload_bytes(*sent_like(recipe, state.params, state.states))
@@ -415,12 +423,12 @@ def traffic(
 
 
 def payload_bytes(params: Params, states: States) -> int:
-    """The bytes of the arrays of a message, without their names and shapes."""
+    """Return the bytes of the arrays in a message, without names and shapes."""
     return sum(value.nbytes for tree in (params, *states.values()) for value in tree.values())
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
-    """The mean loss of the replies, per replica [S]; NaN if there are none."""
+    """Return the mean loss of the replies, per replica [S]; NaN if there are no replies."""
     if not replies:
         return np.array([math.nan])
     total: Tensor = sum((reply.loss for reply in replies[1:]), start=replies[0].loss)
@@ -430,10 +438,13 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
 def client_records(
     before: ServerState, replies: Sequence[Reply], direction: bool = False
 ) -> tuple[dict[str, Any], ...]:
-    """A record of each client after a round, in the order of the clients: its measurements, and the
-    cosine of its update to the mean of all. Numbers that are not finite are left out."""
+    """Return a record of each client after a round, in the order of the clients.
+
+    A record contains the client's measurements, and the cosine of its update with the mean update.
+    Numbers that are not finite are left out.
+    """
     ordered = sorted(replies, key=lambda reply: reply.client)
-    base = zeros(before.params) if direction else before.params  # directions are updates
+    base = zeros(before.params) if direction else before.params  # a direction is already an update
     cosines = cosines_to_mean(base, [split_statistics(one.params)[0] for one in ordered])
     found = []
     for reply, cosine in zip(ordered, cosines, strict=True):
@@ -446,7 +457,7 @@ def client_records(
 def _metrics_of_each(
     task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
 ) -> list[dict[str, float]]:
-    """The measurements of each client of a stack after its local steps from its first model."""
+    """Measure each client of a batch, from its received model to its model after local steps."""
     starts, models = (blocks(one, len(clients)) for one in (start, local))
     momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
     return [
@@ -457,7 +468,7 @@ def _metrics_of_each(
     ]
 
 
-# Many clients at once
+# Many clients together
 
 
 def client_updates(
@@ -469,15 +480,14 @@ def client_updates(
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
-    """The replies of all these clients, in their order, several groups at once.
+    """Return the replies of all clients in their order, and train several groups at once.
 
-    Clients train in groups, each as one stack of limited size whose clients take equally many
-    steps. Under client-level privacy each
-    client trains alone: its result cannot depend on the others even by rounding. A GPU may have to
-    compute a round a second time, with checks (`fedmuon.core.device`); a release that may be drawn
-    only once is never repeated.
+    Clients train in groups. Each group is one batch of limited size, and its clients take the same
+    number of steps. With client-level privacy, each client trains alone, so that its result cannot
+    depend on other clients even by rounding. A GPU may have to repeat a round with checks
+    (`fedmuon.core.device`). A release that may be drawn only once is never repeated.
 
-    What was sent is as `read_broadcast` returns it.
+    `sent` is the result of `read_broadcast`.
     """
     level = recipe.client_level
     entries = sum(value.numel() for value in sent.params.values())
@@ -506,8 +516,11 @@ def client_updates(
 
 
 def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
-    """A reply under client-level privacy: without its loss, and with its share of the noise where
-    clients do not trust the server."""
+    """Make a reply private at client level.
+
+    The reply loses its loss. If clients do not trust the server, it also gets its share of the
+    noise.
+    """
     reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))
     if level.trust == "central":
         return reply
@@ -516,7 +529,7 @@ def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: 
     return replace(reply, params=states.pop("model"), states=states)
 
 
-# Messages that are compressed
+# Compressed messages
 
 
 def compressed(
@@ -525,9 +538,9 @@ def compressed(
     replies: Sequence[Reply],
     own: Mapping[int, States] = NO_STATES,
 ) -> list[Reply]:
-    """The replies as their messages carry them, with what the clients keep of their updates.
+    """Return the replies as they are sent, with the error memory that clients store.
 
-    What was sent is as `read_broadcast` returns it.
+    `sent` is the result of `read_broadcast`.
     """
     if recipe.compression is None or not recipe.compression.up:
         return list(replies)
@@ -551,7 +564,7 @@ def compressed(
 
 
 def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
-    """The model and states that a client reads in the broadcast of this state."""
+    """Return the model and states that a client reads from the broadcast of this state."""
     like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
     trees = {MODEL: sent.params, **recipe.decoded(sent.states, state.params)}
     if recipe.compression is None or not recipe.compression.down:
@@ -562,7 +575,7 @@ def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
 def decompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """The clients' models and states as the server reads them, and its next EF21 states."""
+    """Return the clients' models and states as the server reads them, and the next EF21 states."""
     if recipe.compression is None or not recipe.compression.up:
         return list(replies), {}
     base = received_trees(recipe, state)
@@ -578,12 +591,12 @@ def decompressed(
 
 
 def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
-    """The model and states that clients compute with.
+    """Return the model and states that clients use.
 
     Args:
-        recipe: Whose compressor the message has gone through.
+        recipe: The optimizer, whose compressor was applied to the message.
         sent: The message.
-        model: A model of the run, for the shapes.
+        model: A model of the run, which provides the shapes.
     """
     if recipe.compression is None or not recipe.compression.down:
         return sent
@@ -594,13 +607,13 @@ def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
 
 
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
-    """The model and the states that come back: everything that a client's update is part of."""
+    """Return the model and the returned states: all parts of a client's update."""
     learned, _ = split_statistics(params)
     return {"model": params, **{name: states.get(name, learned) for name in recipe.returned}}
 
 
 def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
-    """Tensors like those of a broadcast, to fit received arrays to."""
+    """Return tensors with the shapes of a broadcast, to which received arrays must fit."""
     found = {name: states[name] for name in recipe.sent}
     found |= {
         name: recipe.codecs[name].template(found[name]) for name in found if name in recipe.codecs
@@ -614,10 +627,10 @@ def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, S
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
-    """Tensors like those of a reply, to fit received arrays to."""
+    """Return tensors with the shapes of a reply, to which received arrays must fit."""
     found = joint(recipe, shared_part(recipe, params), states)
     for name, codec in recipe.codecs.items():
-        if name in found:  # other states are only sent
+        if name in found:  # otherwise, the server sends this state but clients do not return it
             found[name] = codec.template(found[name])
     if recipe.compression is not None and recipe.compression.up:
         like = split_statistics(found[MODEL])[0]
@@ -627,7 +640,7 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
     return found.pop("model"), found
 
 
-# The context of a local step, and its first state
+# The context of a local step, and the first state of a client
 
 
 def _context(
@@ -640,11 +653,10 @@ def _context(
     statistics: Params,
     after: Params,
 ) -> Context:
-    """The context of the links of a step: mini-batch gradients, or only the releases of a
-    mechanism.
+    """Return the context of the links in a step.
 
-    A gradient begins with the running `statistics`, and puts their next values into `after` if
-    it is empty.
+    It computes mini-batch gradients, or only the releases of a privacy mechanism. The first
+    gradient reads the running `statistics` and writes their next values into `after`.
     """
     round, step = now
     factor, mechanism = plan.factor_at(round), recipe.mechanism
@@ -671,8 +683,8 @@ def _context(
                 if not after:
                     after.update(moved)
             if recipe.client_level is not None:
-                # No NaN, infinity or huge entry, so that no map fails: a run that stops because of
-                # one client would disclose that client's data.
+                # Remove NaN, infinite and huge entries, so that no orthogonalizer fails. If one
+                # client could stop the run, the stop would disclose that client's data.
                 slope = {
                     name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE)
                     for name, value in slope.items()
@@ -701,7 +713,7 @@ def _context(
 
 
 def _repeated(tree: Params, times: int) -> Params:
-    """K copies, one after the other along the replica axis; class-major matrices stay so."""
+    """Repeat a tree K times along the replica axis, and preserve class-major memory order."""
     if times == 1:
         return tree
     turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
@@ -718,8 +730,11 @@ def _received(
     numbers: Sequence[int],
     own: Mapping[int, States],
 ) -> Params:
-    """The models that a stack of clients begins with: the server's, and what is their own of it; of
-    one that has nothing yet, as in the first model."""
+    """Return the models from which a batch of clients starts.
+
+    These are the server's model, with each client's own personal parameters. Before a client has
+    its own, it uses those of the first model.
+    """
     if not recipe.personal:
         return sent
     parts = blocks(personal_part(recipe, first), len(numbers))
@@ -739,8 +754,11 @@ def _resumed(
     numbers: Sequence[int],
     own: Mapping[int, States],
 ) -> States:
-    """The persistent states of a stack of clients; of one that has none yet, what its link begins
-    with, which for a personal model is the run's first."""
+    """Return the persistent states of a batch of clients.
+
+    Before a client has its own state, it uses the initial state of the link. For a personal model,
+    this is the first model of the run.
+    """
     found: States = {}
     for link in recipe.chain.links:
         personal = link.name == PERSONAL
@@ -762,7 +780,7 @@ def _resumed(
 def _combined(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[Params, States, States]:
-    """The combined model, the combined states that came back, and the aggregator's own states."""
+    """Return the combined model, the combined returned states, and the aggregator's own states."""
     if recipe.client_level is not None:
         before = joint(recipe, state.params, state.states)
         each = [joint(recipe, reply.params, reply.states) for reply in replies]
@@ -793,13 +811,13 @@ def _combined(
     return combine(aggregate_state(), replies), states, kept
 
 
-# A run and its replace-one neighbours as one stack that shares every draw (Stability note, sec. 3)
+# A run and its replace-one neighbours in one stack that shares every draw (Stability note, sec. 3)
 
 
 def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
-    """The last models [S, ...] of the S data sets in `neighbours`, from one start."""
+    """Return the last models [S, ...] of the S data sets in `neighbours`, from the same start."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
@@ -807,15 +825,19 @@ def run_neighbours(
 
 
 def retrained(experiment: Experiment, stay: np.ndarray, seed: int) -> Params:
-    """The last model [1, ...] on the samples that stay [n]: same start, schedule and noise."""
+    """Retrain on the samples in `stay` [n], with the same start, schedule and noise.
+
+    Return the last model [1, ...].
+    """
     less = replace(experiment, shards=experiment.shards.only(stay))
     return simulate(less, begin(less.recipe, less.task, seed)).params
 
 
 def distances(params: Params, families: int = 1) -> np.ndarray:
-    """||X_s - X_0||_F over all matrices, for the members s >= 1 of every family [families, T].
+    """Return ||X_s - X_0||_F over all matrices, for members s >= 1 of each family [families, T].
 
-    A stack [families (1 + T), ...] holds its families one after the other, the base run first.
+    A stack [families (1 + T), ...] contains one family after the other, each with its base run
+    first.
     """
     apart = []
     for value in params.values():
@@ -829,7 +851,7 @@ def distances(params: Params, families: int = 1) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Risk:
-    """Weighted mean loss, and by name the means of what else the task measures: [S] float64."""
+    """Weighted mean loss [S], and the means [S] of the task's other scores by name, in float64."""
 
     loss: np.ndarray
     scores: dict[str, np.ndarray]
@@ -838,8 +860,8 @@ class Risk:
 def risk(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> Risk:
-    """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
-    # A count is divided at the end, so that 443 of 500 is 0.886 and not 0.8860000000000007.
+    """Return means over samples with `weights` [n] that sum to 1; None returns the plain mean."""
+    # Counts are divided at the end, so that 443 of 500 is 0.886 and not 0.8860000000000007.
     parts = len(labels) if weights is None else 1
     loss, means = sums(task, params, inputs, labels, weights)
     found = {name: value.cpu().numpy() / parts for name, value in means.items()}
@@ -849,7 +871,7 @@ def risk(
 def sums(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """The losses' and the scores' weighted sums [S] float64, left on the device; None counts."""
+    """Return weighted sums [S] of losses and scores (float64, on the device); None weights by 1."""
     if weights is None:
         weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
@@ -870,13 +892,13 @@ def sums(
 
 
 def _pieces(rows: int, stack: int) -> list[slice]:
-    """Ranges of rows that are evaluated together."""
+    """Return ranges of rows that are evaluated together."""
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.ndarray]:
-    """The mean loss and scores [S, C] of each client that has samples, in one pass over all."""
+    """Return the mean loss and scores [S, C] of each client with samples, in one pass over all."""
 
     def look(part: slice) -> Params:
         losses, scores = task.losses(params, Batch(shards.inputs[part], shards.labels[part]))
@@ -894,5 +916,5 @@ def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.nda
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
-    """w_ij = p_i / n_i for samples sorted by client, shape [n] (Stability note, sec. 3)."""
+    """Return w_ij = p_i / n_i for samples sorted by client, shape [n] (Stability note, sec. 3)."""
     return torch.from_numpy(np.repeat(client_weights / sizes, sizes))

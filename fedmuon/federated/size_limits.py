@@ -1,7 +1,7 @@
-"""Reject a run that this machine cannot hold, before its memory is allocated.
+"""Reject a run that does not fit into this machine's memory, before the memory is allocated.
 
-The estimate counts the large arrays that live at once, without the interpreter and its libraries.
-It is meant to find sizes that no machine has, not to be exact.
+The estimate counts the large arrays that exist at the same time, without the interpreter and its
+libraries. It is not exact. Its purpose is to find sizes that do not fit into any machine.
 """
 
 import os
@@ -19,10 +19,11 @@ from fedmuon.tasks.networks import NetworkTask
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-DOUBLE, LEAST = 8, 1 << 28  # bytes; smaller runs are not checked
-BATCHED = 1 << 20  # rows that are evaluated together, as in `evaluate`
-CLIENT, PARTICIPANT = 200, 6500  # bytes that were measured of those with two samples: 100,000 of
-# one kind, 20,000 and 50,000 of the other; what they see, their draws, states and replies
+DOUBLE, LEAST = 8, 1 << 28  # bytes; runs that need less than LEAST are not checked
+BATCHED = 1 << 20  # number of rows that are evaluated together, as in `evaluate`
+# Measured bytes per client and per participant with two samples each (with 100,000 clients, and
+# with 20,000 and 50,000 participants): samples, draws, states and replies.
+CLIENT, PARTICIPANT = 200, 6500
 COPIES = 8  # copies of the parameters: model, states, gradients, temporaries
 MENDS = {
     "samples": "[data] train, test or dimension",
@@ -36,12 +37,12 @@ MENDS = {
 def require_room(
     config: Config, shape: tuple[int, ...], stored: int = 0, itemsize: int = DOUBLE
 ) -> None:
-    """Reject data, a partition and a schedule that this machine cannot hold.
+    """Reject data, a partition or a schedule that does not fit into memory.
 
     Args:
-        config: The run.
-        shape: That of a sample.
-        stored: How many samples the source holds; 0 if it makes as many as are asked for.
+        config: The config of the run.
+        shape: Shape of a sample.
+        stored: Number of samples in the source; 0 if the source generates the requested number.
         itemsize: Bytes of a stored number.
     """
     data, federation = config.data, config.federation
@@ -62,7 +63,7 @@ def require_room(
 def require_room_for_parameters(
     config: Config, entries: int, size: int, device: torch.device
 ) -> None:
-    """The same for a model of so many parameters of `size` bytes, not made yet."""
+    """Reject a model with `entries` parameters of `size` bytes, before the model is created."""
     if device.type == "cpu":
         _refuse({"model": _of_parameters(config, entries, size, 1)})
 
@@ -70,9 +71,9 @@ def require_room_for_parameters(
 def require_room_for_model(
     config: Config, task: Task, classes: int, rows: int, replicas: int = 1
 ) -> None:
-    """The same for `replicas` models of the task, learnt from so many rows.
+    """Reject `replicas` models of the task, trained on `rows` samples.
 
-    The memory of another device is its own; the device raises an error when it runs out.
+    Only CPU memory is checked. Another device raises its own error if its memory is full.
     """
     if task.device.type != "cpu":
         return
@@ -81,7 +82,7 @@ def require_room_for_model(
         entries = sum(value.numel() for value in task.module.parameters())
     elif isinstance(task, MatrixTask):
         entries = task.dimension * task.classes
-    if isinstance(task, NetworkTask):  # sees a bounded number of samples at once, at least one
+    if isinstance(task, NetworkTask):  # processes a bounded number of samples at once, at least one
         seen = 3 * task.saved
     else:
         together = min(config.federation.per_round, max(1, task.stack_limit // max(1, entries)))
@@ -92,7 +93,7 @@ def require_room_for_model(
 
 
 def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> int:
-    """A run holds some copies of its parameters, and two with every reply."""
+    """Return the bytes of all copies of the parameters, including two per reply."""
     return entries * replicas * size * (COPIES + 2 * config.federation.per_round)
 
 
@@ -113,9 +114,9 @@ def _said(count: int) -> str:
 
 
 def machine_memory() -> int:
-    """Bytes that this process may hold: the machine's, or its control groups' where that is less.
+    """Return the bytes that this process may use: the smaller of machine and control-group limits.
 
-    What other processes hold just now is left out, so that the answer is the same every time.
+    The memory that other processes use is ignored, so that the answer is always the same.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
@@ -131,7 +132,7 @@ def machine_memory() -> int:
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """The limits of a group's folder and those above it; a container may see its own as root."""
+    """Return the limits in a group's folder and its parents; a container's root may be its own."""
     group = root / path.strip("/")
     folders = [group, *(above for above in group.parents if above.is_relative_to(root))]
     found = []

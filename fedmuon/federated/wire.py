@@ -1,7 +1,7 @@
-"""A server state as one flat dictionary of named tensors, for messages and for files.
+"""A server state as one flat dictionary of named tensors, for messages and files.
 
-Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once. Messages are not
-trusted: names, shapes and types are checked before arrays are read.
+Names are `model.<parameter>` and `<link>.<parameter>`, and each array appears once. Messages are
+not trusted: names, shapes and types are checked before arrays are read.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
 
-BEFORE = 10  # bytes of an .npy file before its header, whose length the last two of them tell
+BEFORE = 10  # bytes of an .npy file before its header; the last two give the header's length
 
 
 def pack(params: Params, states: States) -> dict[str, Tensor]:
-    """Model and states -> flat tensors on the CPU."""
+    """Convert a model and states to flat tensors on the CPU."""
     return {name: value.detach().cpu() for name, value in named(params, states).items()}
 
 
 def named(params: Params, states: States) -> dict[str, Tensor]:
-    """Model and states under their flat names, on their devices."""
+    """Return the model and states under their flat names, on their devices."""
     trees = {"model": params, **states}
     return {
         f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()
@@ -34,9 +34,9 @@ def named(params: Params, states: States) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tuple[Params, States]:
-    """Flat tensors -> model and states of links, shaped and placed like the given ones.
+    """Convert flat tensors to a model and link states, with the shapes and devices of `params`.
 
-    Missing or additional arrays, other shapes and other precisions are rejected.
+    Missing or additional arrays, other shapes and other dtypes are rejected.
     """
     trees = {"model": params, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
@@ -54,13 +54,13 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
                     f"the array {name} is {tuple(tensor.shape)} {tensor.dtype}, not the expected "
                     f"{tuple(like.shape)} {like.dtype}"
                 )
-            # In the memory order and on the device of what is expected.
+            # Copy to the memory order and the device of the expected tensor.
             found[tree][name] = torch.empty_like(like).copy_(tensor)
     return found.pop("model"), found
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
-    """As `unpack`, from the bytes of .npy files: no more is allocated than is expected."""
+    """Unpack the bytes of .npy files. At most the expected size is allocated."""
     wanted = named(like, states)
     known = {
         name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted
@@ -70,7 +70,7 @@ def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple
 
 
 def _read(data: bytes, like: Tensor, name: str) -> Tensor:
-    """The array, if its header is as expected and its length matches."""
+    """Return the array if its header is the expected one and its length matches."""
     try:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])
@@ -90,7 +90,7 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether columns come first, and type; thousands of replies begin with the same."""
+    """Return shape, memory order and dtype, cached because thousands of replies share a header."""
     file = io.BytesIO(data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError
@@ -99,7 +99,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 @contextlib.contextmanager
 def distrusted() -> Iterator[None]:
-    """Turn any error in reading a message into an InputError with one line."""
+    """Convert any error while reading a message to an InputError with one line."""
     try:
         yield
     except InputError as error:

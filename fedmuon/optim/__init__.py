@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The public object of that name. Formulas that need only schedules do not import torch."""
+    """Import the public object with this name. Schedules can thus be imported without torch."""
     for module, names in _MODULES.items():
         if name in names:
             found = getattr(import_module(f"{__name__}.{module}"), name)

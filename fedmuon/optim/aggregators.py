@@ -1,14 +1,15 @@
-"""How the server combines the replies of a round, by name or as a custom function.
+"""Aggregators: how the server combines the replies of a round, by name or with a custom function.
 
 A function sees one model at a time. Each reply has `.client`, `.params` and `.states` (name ->
-tensor), `.samples` (n_i) and `.loss`; replies are in the order of the clients. The function returns
-name -> tensor like `.params`, and must not keep anything between calls. States that come back are
-combined by the same function, as parameters would be.
+tensor), `.samples` (n_i) and `.loss`. Replies are in the order of the clients. The function returns
+a mapping of names to tensors like `.params`, and must not store anything between calls. It is also
+used to combine the states that clients return.
 
-Declare what lasts from round to round: `Aggregator(apply, init=init)`, with `init(params) -> state`
-and `apply(replies, state) -> (params, state)`, mappings of names to tensors. The state belongs to
-the server's, hence to every checkpoint. Each returned state has one of its own. The theory of the
-Stability note assumes the plain mean; no other aggregator has a certificate.
+If an aggregator needs a state that lasts from round to round, declare it: `Aggregator(apply,
+init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
+mappings of names to tensors. The server stores the state in every checkpoint. For each returned
+state, the aggregator has a separate state. The theory of the Stability note assumes the plain mean,
+so no other aggregator has a certificate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +35,12 @@ class Aggregator:
     """A function that combines the replies of a round.
 
     Attributes:
-        apply: replies -> params; with `init`, `(replies, state)` -> `(params, state)`.
-        stacked: Whether `apply` takes the replies of all replicas `[replicas, ...]` at once.
-        averages: Whether it is the plain mean, with weight 1/K per reply, as the theory assumes.
-        shares: replies -> weights that sum to 1, for a weighted mean.
-        init: params -> state. The state belongs to every checkpoint.
+        apply: Function from replies to params; with `init`, from `(replies, state)` to
+            `(params, state)`.
+        stacked: Whether `apply` accepts the replies of all replicas `[replicas, ...]` at once.
+        averages: Whether this is the plain mean, with weight 1/K per reply, as the theory assumes.
+        shares: Function from replies to weights with sum 1, for a weighted mean.
+        init: Function from params to the first state. Every checkpoint stores the state.
 
     Raises:
         InputError: If a part cannot be called, or a plain mean declares a state.
@@ -70,22 +72,23 @@ class Aggregator:
             )
 
     def __call__(self, replies: Sequence[Any], *state: Mapping[str, Tensor]) -> Any:
-        """Combine the replies; with a state, return the next state as well."""
+        """Combine the replies. With a state, return the next state too."""
         return self.apply(replies, *state)
 
     def combine(self, replies: Sequence[Any], state: Params | None = None) -> tuple[Params, Params]:
-        """Combine the replies of a stack of models, and check the result.
+        """Combine the replies of a stack of models, and validate the result.
 
         Args:
             replies: Replies whose tensors have a leading replica axis `[replicas, ...]`. An
-                aggregator that is not `stacked` sees them replica by replica.
+                aggregator that is not `stacked` receives one replica at a time.
             state: The aggregator's state `[replicas, ...]`; None if it has none.
 
         Returns:
-            The combined parameters, and the next state (empty without one).
+            The combined parameters, and the next state (empty if the aggregator has no state).
 
         Raises:
-            InputError: If the function returns other names, shapes or dtypes than the replies have.
+            InputError: If the function returns names, shapes or dtypes that differ from the
+                replies.
         """
 
         def applied(
@@ -95,7 +98,7 @@ class Aggregator:
                 return _check_result(self.apply(replies), like), {}
             found, after = self.apply(replies, dict(state))
             after = _check_result(after, state, "its state")
-            # Copied, because a file of states cannot hold one tensor twice.
+            # Cloned, because a file of states cannot contain one tensor twice.
             return _check_result(found, like), {name: one.clone() for name, one in after.items()}
 
         def at(tree: Params, s: int) -> Params:
@@ -122,7 +125,7 @@ class Aggregator:
 
 
 def _check_result(found: Any, like: Params, what: str = "each parameter") -> Params:
-    """Reject a result that is no model like the clients', or no state like the last one."""
+    """Reject a result that differs in form from the clients' models, or from the last state."""
     if not isinstance(found, Mapping) or set(found) != set(like):
         raise InputError(
             f"[federation] aggregate returns no tensor for {what}: return a mapping of "
@@ -139,7 +142,7 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
                 f"[federation] aggregate returns for {name} what is not {tuple(held.shape)} "
                 f"{held.dtype} on {held.device}: return tensors like those of the replies"
             )
-    # Drop a graph that the function made. Keep one that the replies brought, for the adjoint.
+    # Drop a graph that the function created. Keep the graph of the replies, for the adjoint.
     return {
         name: value if like[name].requires_grad else value.detach() for name, value in found.items()
     }
@@ -149,10 +152,10 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
 
 
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
-    """Turn a value or a function of replies into an aggregator.
+    """Convert a value or a function of replies to an aggregator.
 
-    With a guard, its functions are called within it, and it is rejected if it keeps something
-    between calls.
+    With a guard, the functions are called within it. An aggregator is then rejected if it stores
+    something between calls.
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
@@ -257,7 +260,7 @@ def by_samples() -> Aggregator:
 def median() -> Aggregator:
     """Return the median of every entry.
 
-    With an even number of replies, it is the mean of the two middle values.
+    With an even number of replies, the median is the mean of the two middle values.
 
     Returns:
         The aggregator.
@@ -283,8 +286,8 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
     """Return the mean of every entry without its smallest and largest values (Yin et al. 2018).
 
     Args:
-        trim: Share of the K values to leave out at each end, 0 <= trim < 0.5. It leaves out
-            floor(trim K) values at each end.
+        trim: Share of the K values to leave out at each end, 0 <= trim < 0.5. At each end,
+            floor(trim K) values are left out.
 
     Returns:
         The aggregator.

@@ -1,10 +1,10 @@
-"""Links and chains: the optimizer of a client as pure functions over stacks of models.
+"""Links and chains: the optimizer of a client as pure functions on stacks of models.
 
     init(params) -> state            update(direction, state, context) -> (direction, state)
 
-A local step starts without a direction. The first link asks the context for a gradient, and the
-others turn it into an update. `Chain.step` adds the last direction to the parameters. A new
-optimizer is a new link or a new chain of links, never a new loop.
+A local step starts without a direction. The first link requests a gradient from the context, and
+the other links transform it into an update. `Chain.step` adds the last direction to the parameters.
+To add an optimizer, you write a link or a chain of links; the training loop stays the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from fedmuon.tasks.base import Params, Points
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
 State = Params
 States = dict[str, State]
-PERSONAL = "personal"  # the state that holds a client's own model, or its own part of the model
+PERSONAL = "personal"  # name of the state with a client's own model, or its personal parameters
 
 
 def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
@@ -32,21 +32,21 @@ def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
 
 @dataclass(frozen=True)
 class Context:
-    """What a link may read at one local step, in addition to its direction.
+    """The values that a link may read at one local step, in addition to its direction.
 
-    Tensors hold K blocks of S replicas `[K S, ...]`, one block per client. Each client has its own
-    draws, which its replicas share. Links of a private chain cannot read a gradient; they call
-    `released`.
+    Tensors contain K blocks of S replicas `[K S, ...]`, one block per client. Each client has its
+    own random draws, which its replicas share. Links of a private chain cannot read a gradient;
+    they call `released`.
 
     Attributes:
         params: The model X.
-        gradient: params -> (loss `[K S]`, gradient).
+        gradient: Function from params to (loss `[K S]`, gradient).
         draws: `draws[k](what, block=...)` is a random generator of client k for this step.
-        released: points -> what the privacy mechanism releases of the lot's gradients there. It
-            also takes clipping bounds `[K S]`, if they follow a quantile.
+        released: Function from points to the privacy mechanism's release of the lot's gradients at
+            these points. With quantile clipping, it also accepts clipping bounds `[K S]`.
         factor: Factor of all step sizes in this round.
         clients: Numbers of the K clients. Only links with `knows_client` receive them.
-        received: The model with which the client began the round.
+        received: The model that the client received at the start of the round.
 
     Example:
         >>> import torch
@@ -72,16 +72,17 @@ class Link:
     """A gradient transformation with a name and a state.
 
     Attributes:
-        name: The name of its state, a word without a dot.
-        init: params -> state.
-        update: `(direction, state, context)` -> `(direction, state)`. It must return new tensors.
-        lasting: Whether its state is useful in the next round.
-        averaged: Only for a link that tracks how averaging reduces noise: (mean of the clients'
-            states, sum of their squared weights) -> the server's state.
-        knows_client: Whether it receives `context.clients`.
+        name: The name of the link and of its state, without a dot.
+        init: Function from params to the first state.
+        update: Function from `(direction, state, context)` to `(direction, state)`. It must return
+            new tensors.
+        lasting: Whether the state is useful in the next round.
+        averaged: Only for a link that tracks how averaging reduces noise. A function from (mean of
+            the clients' states, sum of their squared weights) to the server's state.
+        knows_client: Whether the link receives `context.clients`.
 
     Raises:
-        InputError: If a part has another type, or the name is empty or has a dot.
+        InputError: If a part has the wrong type, or the name is empty or contains a dot.
 
     Example:
         >>> import fedmuon
@@ -116,17 +117,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Links that are applied in order: the local optimizer of a client.
+    """A sequence of links, applied in order: the local optimizer of a client.
 
-    The states of a chain are `{link name: state}`. Links of one name are numbered: a second
+    The states of a chain are `{link name: state}`. Links with the same name are numbered: a second
     `momentum` is called `momentum-2`.
 
     Attributes:
-        links: The links. The first one computes a gradient; the last one returns the update, which
-            is added to the model.
+        links: The links. The first link computes a gradient. The last link returns the update,
+            which is added to the model.
 
     Raises:
-        InputError: If something other than a link is given.
+        InputError: If an element is not a link.
 
     Example:
         >>> import fedmuon
@@ -155,11 +156,11 @@ class Chain:
 
         Args:
             params: The model, name -> tensor `[replicas, ...]`.
-            given: States that were sent or stored, by link name. Other links start with a fresh
-                state.
+            given: States that were sent or stored, by link name. All other links start with a
+                fresh state.
 
         Returns:
-            Link name -> state.
+            Mapping of link name to state.
         """
         return {
             link.name: given[link.name] if link.name in given else link.init(params)
@@ -171,11 +172,11 @@ class Chain:
 
         Args:
             params: The model X.
-            states: Link name -> state.
-            context: What the links may read.
+            states: Mapping of link name to state.
+            context: The values that links may read.
 
         Returns:
-            X plus the last direction, and the next states.
+            The params plus the last direction, and the next states.
         """
         direction: Params = {}
         after: States = {}
@@ -191,7 +192,7 @@ def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:
 
     Args:
         name: The name of the link.
-        update: `(direction, context)` -> direction.
+        update: Function from `(direction, context)` to direction.
 
     Returns:
         The link.
@@ -209,10 +210,10 @@ def zeros(params: Params) -> State:
     """Return a state of zeros with the shapes of the parameters.
 
     Args:
-        params: Parameter name -> tensor `[replicas, ...]`.
+        params: Mapping of parameter name to tensor `[replicas, ...]`.
 
     Returns:
-        The same names with tensors of zeros, on the same device and of the same dtype.
+        Zero tensors under the same names, with the same device and dtype.
 
     Example:
         >>> import torch
@@ -224,19 +225,19 @@ def zeros(params: Params) -> State:
 
 
 def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
-    """The gradient of a private step: links that ask for it are a bug."""
+    """Raise an error: a link of a private chain must not request the gradient."""
     raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
 def per_client(number: Number, template: Tensor) -> Number:
-    """Repeat a number per replica [S] for the K blocks of a template [K S, ...]; floats pass."""
+    """Repeat a value per replica [S] for the K blocks of a template [K S, ...]; keep floats."""
     if isinstance(number, float | int):
         return float(number)
     return to_device(number, template.device, template.dtype).repeat(len(template) // len(number))
 
 
 def per_replica(number: Number, template: Tensor) -> Number:
-    """The same, shaped to broadcast against the template."""
+    """Repeat a value as in `per_client`, with a shape that broadcasts against the template."""
     number = per_client(number, template)
     return (
         number if isinstance(number, float | int) else number.view(-1, *[1] * (template.ndim - 1))
@@ -244,6 +245,6 @@ def per_replica(number: Number, template: Tensor) -> Number:
 
 
 def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
-    """A standard normal tensor like [K S, ...]: one draw per client, shared by its replicas."""
+    """Draw a normal tensor [K S, ...], with one draw per client that its replicas share."""
     draws = [draw(what, block=block) for draw in context.draws]
     return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
