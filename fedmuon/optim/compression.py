@@ -1,12 +1,13 @@
-"""Compressors: how the update of a client is written in its message, with bytes that are counted.
+"""Compressors: how a client's update is written in its message, and the bytes this takes.
 
-A `Compressor` turns one tensor into the small tensors of a message, and back. All but `identity`
-lose something: C(x) is what a receiver reads. A contractive compressor has
-E||C(x) - x||^2 <= e ||x||^2 with e < 1, an unbiased one has E C(x) = x. `Compression` names
-the compressors of a run's clients and server, and the clients' feedback for the part that is lost.
+A `Compressor` converts one tensor to the small tensors of a message, and back. C(x) is the tensor
+that the receiver reads. All compressors except `identity` lose information. A contractive
+compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased one satisfies
+E C(x) = x. `Compression` combines the compressors of a run's clients and server with the clients'
+feedback for the lost part.
 
-Tensors have a leading axis of replicas [S, ...]. Each is compressed by itself, and all share the
-draws of a compressor, which come from the generator that it is given.
+Tensors have a leading axis of replicas [S, ...]. Each replica is compressed separately. All
+replicas share the random draws, which come from the generator passed to the compressor.
 """
 
 import math
@@ -23,28 +24,28 @@ from fedmuon.optim.low_rank import factors, factors_fit
 from fedmuon.tasks.base import Params, split_statistics
 
 Trees = Mapping[str, Params]  # "model", or the name of a link -> its tensors
-DrawOf = Callable[[int, int], np.random.Generator]  # numbers of the tree and tensor -> its draws
-Parts = dict[str, Tensor]  # the tensors of a message that stand for one tensor, by what they are
+DrawOf = Callable[[int, int], np.random.Generator]  # (tree number, tensor number) -> generator
+Parts = dict[str, Tensor]  # the tensors of a message that encode one tensor, by kind
 NO_MEMORY: Params = {}
-WHOLE = ""  # the part of a tensor that is sent as it is
+WHOLE = ""  # the part of an uncompressed tensor
 MODEL = "model"
-FEEDBACK = "compression"  # the name of what a client keeps of its updates
-ESTIMATE = "ef21-"  # and the name of a tree: the server's mean of the clients' estimates
+FEEDBACK = "compression"  # name of the state that a client stores about its own updates
+ESTIMATE = "ef21-"  # prefix of a tree's name: the server's mean of the clients' estimates
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """A way to write tensors in messages.
+    """A method for writing tensors in messages.
 
     Attributes:
-        name: What it is called in [compression].
-        encode: (tensor [S, ...], generator) -> its parts. If the sender keeps a part, `encode` also
-            takes this part of the sender's last message.
-        decode: (parts, a tensor like the one that was sent) -> C(x).
-        template: a tensor -> tensors like its parts.
-        error: a tensor -> e, the bound on E||C(x) - x||^2 / ||x||^2 for tensors like it.
+        name: Name in [compression].
+        encode: Function from (tensor [S, ...], generator) to its parts. If the sender stores a
+            part, `encode` also accepts this part of the sender's last message.
+        decode: Function from (parts, a tensor like the original) to C(x).
+        template: Function from a tensor to tensors like its parts.
+        error: Function from a tensor to e, the bound on E||C(x) - x||^2 / ||x||^2 for its shape.
         unbiased: Whether E C(x) = x.
-        kept: The part that a sender stores for its next message, if there is one.
+        kept: The part that a sender stores for its next message, if any.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Compressor:
 
 
 def identity() -> Compressor:
-    """Send tensors as they are."""
+    """Send tensors uncompressed."""
     return Compressor(
         "none",
         lambda value, rng: {WHOLE: value},
@@ -67,28 +68,27 @@ def identity() -> Compressor:
     )
 
 
-# Some of the entries, or of the rows
+# Compressors that send some entries or rows
 
 
 def _count(share: float, size: int) -> int:
-    """How many of so many a share is: at least one."""
+    """Return the number of pieces in a share of `size` pieces, at least one."""
     return max(1, min(size, round(share * size)))
 
 
 def _index_type(size: int) -> torch.dtype:
-    """The smallest type of positions below `size`."""
+    """Return the smallest integer type for positions below `size`."""
     return torch.int16 if size <= 1 << 15 else torch.int32 if size <= 1 << 31 else torch.int64
 
 
 def _pays(like: Tensor, taken: int, of: int) -> bool:
-    """Whether sending `taken` of `of` equal pieces with their positions takes fewer bytes than
-    sending the tensor [S, ...] as it is."""
+    """Return whether `taken` of `of` pieces with positions need fewer bytes than the tensor."""
     piece = like[0].numel() // of * like.element_size()
     return taken * (piece + _index_type(of).itemsize) < of * piece
 
 
 def _positions(indices: Tensor, size: int) -> Tensor:
-    """Positions from a message, which may hold anything."""
+    """Return the positions in a message, after a check, because a message may contain anything."""
     found = indices.long()
     if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
         raise InputError(f"a compressed tensor names entries outside its {size}")
@@ -101,8 +101,10 @@ def _require_share(name: str, share: float) -> None:
 
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
-    """Positions [S, k] of the largest of sizes [S, d], in ascending order; of equal ones the first,
-    on every machine."""
+    """Return the positions [S, k] of the largest of sizes [S, d], in ascending order.
+
+    Among equal sizes, the first positions are chosen, on every machine.
+    """
     order = sizes.sort(dim=1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=1).values
 
@@ -114,12 +116,14 @@ def _sparse(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """A compressor that sends k of d entries with their positions, or the whole tensor where this
-    takes no more bytes."""
+    """Make a compressor that sends k of d entries with their positions.
+
+    It sends the whole tensor if this needs no more bytes.
+    """
     _require_share(name, share)
 
     def count(like: Tensor) -> int:
-        """k, or 0 for the whole tensor."""
+        """Return k, or 0 if the whole tensor is sent."""
         k, size = _count(share, like[0].numel()), like[0].numel()
         return k if _pays(like, k, size) else 0
 
@@ -146,9 +150,9 @@ def _sparse(
 
 
 def top_k(share: float) -> Compressor:
-    """Send the entries of largest absolute value, a share of all, with their positions.
+    """Send a share of the entries, those with the largest absolute value, with their positions.
 
-    A tensor is sent as it is where this takes no more bytes.
+    A tensor is sent uncompressed if this needs no more bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -163,9 +167,9 @@ def top_k(share: float) -> Compressor:
 
 
 def random_k(share: float) -> Compressor:
-    """Send k of the d entries, drawn uniformly, times d / k, with their positions.
+    """Send k of the d entries, drawn uniformly and multiplied by d / k, with their positions.
 
-    A tensor is sent as it is where this takes no more bytes.
+    A tensor is sent uncompressed if this needs no more bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -187,16 +191,16 @@ def _is_matrix(like: Tensor) -> bool:
 
 
 def rows(share: float) -> Compressor:
-    """Send the rows of largest Euclidean norm, a share of all, with their numbers.
+    """Send a share of the rows, those with the largest Euclidean norm, with their numbers.
 
-    A tensor [S, m, ...] is a stack of matrices with m rows. Vectors are sent as they are, and
-    matrices too, where this takes no more bytes. Dion2 (arXiv:2512.16928) selects rows of the
-    momentum like this, and keeps the others for later steps, as error feedback does.
+    A tensor [S, m, ...] is a stack of matrices with m rows. Vectors are sent uncompressed, and so
+    are matrices if this needs no more bytes. Dion2 (arXiv:2512.16928) selects rows of the momentum
+    in the same way. It keeps the other rows for later steps, as error feedback does.
     """
     _require_share("rows", share)
 
     def count(like: Tensor) -> int:
-        """k, or 0 for the whole tensor."""
+        """Return k, or 0 if the whole tensor is sent."""
         k = _count(share, like.shape[1]) if _is_matrix(like) else 0
         return k if k and _pays(like, k, like.shape[1]) else 0
 
@@ -229,11 +233,11 @@ def rows(share: float) -> Compressor:
     return Compressor("rows", encode, decode, template, error)
 
 
-# All entries with few bits
+# Compressors that send all entries with few bits
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers [S, d] below 2^bits as bytes [S, ceil(d bits / 8)]."""
+    """Pack integers [S, d] below 2^bits into bytes [S, ceil(d bits / 8)]."""
     places = torch.arange(bits, device=codes.device)
     planes = ((codes.unsqueeze(-1) >> places) & 1).to(torch.uint8).flatten(1)
     planes = torch.nn.functional.pad(planes, (0, -planes.shape[1] % 8)).unflatten(1, (-1, 8))
@@ -242,7 +246,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """The numbers [S, size] that were packed."""
+    """Return the packed integers [S, size]."""
     places = torch.arange(8, device=packed.device)
     planes = ((packed.long().unsqueeze(-1) >> places) & 1).flatten(1)[:, : size * bits]
     weights = 1 << torch.arange(bits, device=packed.device)
@@ -257,7 +261,7 @@ def _scaled_codes(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """A compressor that sends one scale [S, 1] and a code of some bits for each entry."""
+    """Make a compressor that sends one scale [S, 1], and a code of `bits` bits per entry."""
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
@@ -272,8 +276,11 @@ def _scaled_codes(
 
 
 def _norms(flat: Tensor) -> Tensor:
-    """Norms [S, 1] of rows [S, d]. Where the squares of finite numbers overflow or vanish, the norm
-    comes from scaled numbers, and is at most the largest number of the type."""
+    """Return the norms [S, 1] of rows [S, d].
+
+    If the squares of finite numbers overflow or underflow, the norm is computed from scaled
+    numbers. It is then at most the largest number of the dtype.
+    """
     norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     if (sound := (norm > 0) & norm.isfinite()).all():
         return norm
@@ -286,14 +293,14 @@ def _norms(flat: Tensor) -> Tensor:
 
 
 def qsgd(levels: int) -> Compressor:
-    """QSGD: send the norm, and each entry rounded at random to one of s levels and its sign.
+    """QSGD: send the norm, and for each entry its sign and a randomly rounded level.
 
-    |x_j| / ||x|| lies between two multiples of 1/s, and one of them is drawn so that its mean is
-    right (Alistarh et al. 2017, section 3.1). An entry has ceil(log2(2 s + 1)) bits. A norm that
-    overflows is replaced by the largest number of the type, which keeps the means right.
+    |x_j| / ||x|| lies between two multiples of 1/s. One of them is drawn so that the mean is exact
+    (Alistarh et al. 2017, section 3.1). An entry needs ceil(log2(2 s + 1)) bits. A norm that
+    overflows is replaced by the largest number of the dtype, which preserves the means.
 
     Args:
-        levels: s.
+        levels: The number s of levels.
     """
     if not isinstance(levels, int) or not 1 <= levels < 1 << 15:
         raise InputError(f"qsgd has {levels} levels: give a whole number from 1 to {(1 << 15) - 1}")
@@ -319,7 +326,7 @@ def qsgd(levels: int) -> Compressor:
 
 
 def sign() -> Compressor:
-    """Send the signs, and the mean absolute value as their one scale.
+    """Send the signs, with the mean absolute value as their common scale.
 
     ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / d (Karimireddy et al. 2019, arXiv:1901.09847).
     """
@@ -336,12 +343,12 @@ def sign() -> Compressor:
 
 
 def svd(rank: int) -> Compressor:
-    """Send matrices as the two factors of their nearest matrix of rank r.
+    """Send a matrix as two factors, whose product is the nearest matrix of rank r.
 
-    Vectors, and matrices whose factors would be no smaller, are sent as they are.
+    Vectors are sent uncompressed, and so are matrices whose factors would not be smaller.
 
     Args:
-        rank: r.
+        rank: The rank r.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -354,18 +361,18 @@ def svd(rank: int) -> Compressor:
 
 
 def power(rank: int, iterations: int = 1) -> Compressor:
-    """PowerSGD: send matrices as two factors of rank r, found by power iteration.
+    """PowerSGD: send a matrix as two factors of rank r, found by power iteration.
 
-    An iteration is L = orth(M R^T), R = L^T M, and the receiver reads L R, a projection of M. R
-    begins as that of the sender's last message, so for matrices that change little, L R approaches
-    the nearest matrix of rank r from round to round (Vogels et al. 2019, arXiv:1905.13727). At
-    first, R is drawn from a normal distribution; so are later those of its rows that are 0 up to
-    rounding, because they tell nothing of M. Vectors, and matrices whose factors would be no
-    smaller, are sent as they are.
+    One iteration computes L = orth(M R^T) and R = L^T M. The receiver reads L R, a projection of M.
+    The first R of a message is the R of the sender's last message. If a matrix changes little, L R
+    therefore approaches the nearest matrix of rank r from round to round (Vogels et al. 2019,
+    arXiv:1905.13727). In the first round, R is drawn from a normal distribution. Later, rows of R
+    that are 0 up to rounding are drawn again, because they contain no information about M. Vectors
+    are sent uncompressed, and so are matrices whose factors would not be smaller.
 
     Args:
-        rank: r.
-        iterations: Iterations for each message.
+        rank: The rank r.
+        iterations: Number of iterations per message.
     """
     if not isinstance(iterations, int) or iterations < 1:
         raise InputError(f"power has {iterations} iterations: give a whole number of 1 or more")
@@ -390,7 +397,7 @@ def power(rank: int, iterations: int = 1) -> Compressor:
 
 
 def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
-    """A compressor that sends factors [S, m, r] and [S, r, n] of matrices [S, m, n]."""
+    """Make a compressor that sends factors [S, m, r] and [S, r, n] of matrices [S, m, n]."""
     if not isinstance(rank, int) or rank < 1:
         raise InputError(f"the rank of {name} is {rank}: give a whole number of 1 or more")
 
@@ -416,7 +423,7 @@ def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
 def compressor(
     name: str, share: float = 0.1, levels: int = 7, rank: int = 4, iterations: int = 1
 ) -> Compressor:
-    """The compressor of that name in [compression]; each reads its own argument."""
+    """Return the compressor with this name in [compression]; each uses its own argument."""
     makers: dict[str, Callable[[], Compressor]] = {
         "none": identity,
         "top-k": lambda: top_k(share),
@@ -442,10 +449,10 @@ def _flat_name(name: str, part: str) -> str:
 def encoded(
     compressor: Compressor, trees: Trees, like: Params, draw: DrawOf, memory: Params = NO_MEMORY
 ) -> dict[str, Params]:
-    """The tensors of a message that carries these trees, whose sender has that memory.
+    """Return the tensors of a message for these trees, given the sender's memory.
 
-    Tensors of the names and shapes of `like` are compressed; all others, such as running statistics
-    of BatchNorm, counts of steps or single numbers, are sent as they are.
+    Tensors with the names and shapes of `like` are compressed. All others are sent uncompressed,
+    such as running statistics of BatchNorm, step counts and scalars.
     """
     found: dict[str, Params] = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
@@ -462,7 +469,7 @@ def encoded(
 
 
 def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """The trees that a message carries."""
+    """Return the trees that a message contains."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         rest = dict(held)
@@ -479,7 +486,7 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
 
 
 def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """Tensors like those of a message that carries trees like these."""
+    """Return tensors with the shapes of a message for trees like these."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         found[tree] = {}
@@ -490,48 +497,50 @@ def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, P
 
 
 def compressible(value: Tensor, name: str, like: Params) -> bool:
-    """Whether a tensor of that name belongs to a learned parameter, and has axes and entries."""
+    """Return whether a tensor belongs to a learned parameter, and has axes and entries."""
     if name not in like or value.ndim < 2 or not value.numel():
         return False
     return value.shape == like[name].shape and value.dtype == like[name].dtype
 
 
 def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
-    """The draws of a message: each tensor has its own generator."""
+    """Return the random draws of a message; each tensor has its own generator."""
     return lambda tree, block: generator(
         seed, what, round=round, client=client, step=tree, block=block
     )
 
 
-# What clients and the server of a run do
+# Compression on the clients and the server
 
 
 @dataclass(frozen=True)
 class Compression:
     """How the messages of a run are compressed.
 
-    The update u of a client is what it returns minus what it received: of the model, and of each
-    state that is sent and returned. A state that is only returned is an update itself. The server
-    adds C(u) to what it sent, and its rule sees the sum. With feedback, a client keeps a memory e
-    of the same shapes, which is 0 at first:
+    A client's update u is the difference between a returned tensor and the received one. This
+    applies to the model, and to each state that is sent and returned. A state that is only returned
+    is an update itself. The server adds C(u) to the tensor that it sent, and its rule sees the sum.
+    With feedback, a client stores a memory e with the same shapes, which starts at 0:
 
     - "error" (EF14): the message is c = C(u + e), and e <- u + e - c.
-    - "ef21": the message is c = C(u - e), and e <- e + c. The server holds g, the mean of the e of
-      all N clients: g <- g + (1/N) sum of the c, and its rule sees what it sent plus g.
+    - "ef21": the message is c = C(u - e), and e <- e + c. The server stores g, the mean of e over
+      all N clients: g <- g + (1/N) sum of c. Its rule sees the tensor that it sent, plus g.
 
-    A client also keeps what its compressor needs for the next message: the right factors of power.
+    A client also stores the part that its compressor needs for the next message, such as the right
+    factors of `power`.
 
-    Sources: Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847) for "error";
-    Richtarik et al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for
-    "ef21", with partial participation.
+    Sources: Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847) for "error"; Richtarik
+        et
+    al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for "ef21", with
+    partial participation.
 
     Attributes:
         uplink: Compressor of the clients.
         downlink: Compressor of the server, for the model and the states that it sends.
         feedback: "none", "error" or "ef21".
-        seed: Seed of the draws.
-        clients: N, the number of all clients, which "ef21" counts on.
-        direction: Whether what returns as the model is a direction, which is an update itself.
+        seed: Seed of the random draws.
+        clients: The number N of all clients, which "ef21" needs.
+        direction: Whether clients return a direction instead of a model; it is an update itself.
     """
 
     uplink: Compressor = field(default_factory=identity)
@@ -543,39 +552,41 @@ class Compression:
 
     @property
     def up(self) -> bool:
-        """Whether the messages of clients are compressed."""
+        """Whether the clients' messages are compressed."""
         return self.uplink.name != "none"
 
     @property
     def down(self) -> bool:
-        """Whether the messages of the server are compressed."""
+        """Whether the server's messages are compressed."""
         return self.downlink.name != "none"
 
     @property
     def keeps(self) -> bool:
-        """Whether clients keep something of their messages."""
+        """Whether clients store something between their messages."""
         return self.feedback != "none" or bool(self.uplink.kept)
 
     @property
     def estimates(self) -> bool:
-        """Whether the server keeps the mean of the clients' memories."""
+        """Whether the server stores the mean of the clients' memories."""
         return self.feedback == "ef21"
 
     def _base(self, sent: Trees, tree: str) -> Params:
-        """What the update of a tree is counted from."""
+        """Return the tensors to which the update of a tree is added; empty if it is an update."""
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
     def message(
         self, returned: Trees, received: Trees, memory: Params, round: int, client: int
     ) -> tuple[dict[str, Params], Params]:
-        """The trees of a client's message, and its memory after it (empty without feedback).
+        """Return the trees of a client's message, and the client's memory after it.
+
+        The memory is empty if the run has no feedback and the compressor stores no part.
 
         Args:
             returned: The client's model and states at the end of its round.
-            received: Those that it began with.
-            memory: Its memory, by `tree.name` or `tree.name:part`; empty is 0.
-            round: The round, for the draws.
-            client: The client, for the draws.
+            received: The model and states that the client received.
+            memory: The client's memory, by `tree.name` or `tree.name:part`. A missing entry is 0.
+            round: The round, for the random draws.
+            client: The client, for the random draws.
         """
         like, sign = split_statistics(received[MODEL])[0], 1 if self.feedback == "error" else -1
         target: dict[str, Params] = {}
@@ -612,11 +623,11 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """The clients' models and states as the server reads them, and g after the round.
+        """Return the clients' models and states as the server reads them, and g after the round.
 
         Args:
             messages: The clients' messages, in the order of the clients.
-            sent: What the clients received.
+            sent: The model and states that the clients received.
             mean: g before the round, by tree; empty without "ef21".
         """
         like = split_statistics(sent[MODEL])[0]
@@ -638,6 +649,6 @@ class Compression:
         return found, after
 
     def broadcast(self, trees: Trees, round: int) -> dict[str, Params]:
-        """The trees of the server's message."""
+        """Return the trees of the server's message."""
         like = split_statistics(trees[MODEL])[0]
         return encoded(self.downlink, trees, like, draws_of(self.seed, Draw.BROADCAST, round))

@@ -1,17 +1,19 @@
-"""The arithmetic of one optimizer step, by parameter: as printed, and as performed.
+"""The arithmetic of one optimizer step per parameter: published formulas, and performed products.
 
-Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2 (quintic):
+The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2
+(quintic):
 
     full        q (4 d1 d0^2 + 2 d0^3)
     randomized  (4 h + 6) m n l + q (4 n l^2 + 2 l^3)        l = rank + oversample
 
-Degree k has k - 1 squares of the Gram matrix, hence 2 (k - 1) d0^3. The second formula leaves out
-the QR factorization, which takes 2 m l^2 - 2/3 l^3 (its reflections, as in Table 2). A Kaczmarz
-sketch replaces its product, 2 m n l, by column norms and a scaling, 2 m n + m l.
+With degree k, a step computes k - 1 squares of the Gram matrix, hence 2 (k - 1) d0^3. The second
+formula does not include the QR factorization, which takes 2 m l^2 - 2/3 l^3 (its reflections, as in
+Table 2). A Kaczmarz sketch replaces the product of the sketch, 2 m n l, by column norms and a
+scaling, 2 m n + m l.
 
-This package performs fewer products. Newton-Schulz on a long matrix iterates on its Gram matrix
-alone, and nothing is sketched if l is at least a side. Performed products count 2 for each
-multiply-add of a matrix product, as torch.utils.flop_counter does, and nothing else.
+This package performs fewer products. For a long matrix, Newton-Schulz iterates on the Gram matrix
+only. If l is at least the shorter side of the matrix, no sketch is used. Performed products count 2
+flop for each multiply-add of a matrix product, as torch.utils.flop_counter does, and nothing else.
 """
 
 import math
@@ -26,8 +28,9 @@ from fedmuon.optim.routing import RoutingTable
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
 from fedmuon.orthogonalize.polynomial import degree, gram_dtypes
 
-# Flop per entry, without decay: SGD and Muon are C <- b C + G, X <- X - eta C. The normalized SGD
-# adds a norm and a division. AdamW is two averages (3 + 4), a root, an eps, a division, the step.
+# Flop per entry, without decay. SGD and Muon compute C <- b C + G and X <- X - eta C. Normalized
+# SGD adds a norm and a division. AdamW computes two averages (3 + 4), a root, an eps, a division
+# and the step.
 ENTRYWISE = {"sgd": 4, "normalized-sgd": 7, "adamw": 12, "muon": 4}
 _NESTEROV = 2  # G + b C
 _DECAY = 2  # X - eta w X
@@ -36,33 +39,33 @@ _MOMENTUM = ("sgd", "normalized-sgd", "muon")
 
 
 class Part(NamedTuple):
-    """A parameter, or `copies` of it: `matrices` is (count, m, n) if it may be orthogonalized."""
+    """A parameter, or `copies` of it. `matrices` is (count, m, n) if it may be orthogonalized."""
 
     name: str
     shape: tuple[int, ...]
     matrices: tuple[int, int, int] | None = None
-    copies: float = 1  # a fraction for what moves in some of the steps
+    copies: float = 1  # a fraction if the parameter changes only in some of the steps
 
 
 class Cost(NamedTuple):
-    """Flop of one step for one `Part`, all copies together."""
+    """The flop of one step for one `Part`, with all its copies."""
 
     part: Part
     optimizer: str
     products: float = 0.0  # by the paper's formulas, with the sketch
     factorization: float = 0.0
-    entries: float = 0.0  # what is done entry by entry
+    entries: float = 0.0  # entrywise operations
     performed: float = 0.0  # in matrix products of this package
 
     @property
     def total(self) -> float:
-        """All that the paper counts."""
+        """The flop that the paper's formulas count."""
         return self.products + self.factorization + self.entries
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What `randomized_polar` is given: l = rank + oversample, h = power, gaussian or kaczmarz."""
+    """Settings of `randomized_polar`: l = rank + oversample, h = power, gaussian or kaczmarz."""
 
     rank: int
     oversample: int = 2
@@ -77,13 +80,13 @@ class Sketch:
 
     @property
     def width(self) -> int:
-        """l, the columns of the sketch."""
+        """The number l of columns of the sketch."""
         return self.rank + self.oversample
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One optimizer for all parameters, or muon with `aux` for those that it does not take."""
+    """One optimizer for all parameters, or muon with `aux` for parameters it does not update."""
 
     name: str = "muon"
     nesterov: bool = True
@@ -92,9 +95,9 @@ class Rule:
     coefficients: Coefficients = "quintic"
     sketch: Sketch | None = None
     aux: "Rule | None" = None
-    dtype: torch.dtype = torch.float32  # of the products performed
-    normalized: int = _NORMALIZED  # flop for each entry of what is iterated
-    extra: int = 0  # further flop for each entry of an orthogonalized matrix
+    dtype: torch.dtype = torch.float32  # of the performed products
+    normalized: int = _NORMALIZED  # flop per entry to normalize the iterated matrix
+    extra: int = 0  # additional flop per entry of an orthogonalized matrix
 
     def __post_init__(self) -> None:
         if self.name not in ENTRYWISE:
@@ -105,17 +108,17 @@ class Rule:
 
     @property
     def polynomials(self) -> Schedule:
-        """The Newton-Schulz steps."""
+        """The polynomials of the Newton-Schulz steps."""
         return schedule(self.coefficients, self.steps)
 
 
 def parts(table: RoutingTable) -> list[Part]:
-    """The parameters of a model, with the matrices of its routing table."""
+    """Return the parameters of a model, with the matrices of its routing table."""
     return [Part(one.name, one.shape, one.matrices) for one in table]
 
 
 def costs(model: Iterable[Part], rule: Rule) -> list[Cost]:
-    """The cost of one step for each part."""
+    """Return the cost of one step for each part."""
     found = []
     for part in model:
         if rule.name == "muon" and part.matrices:
@@ -130,16 +133,17 @@ def costs(model: Iterable[Part], rule: Rule) -> list[Cost]:
 
 
 def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
-    """The paper's count: per step, two products with the long side and `degree - 1` small ones."""
+    """Return the paper's count: each step has two long products and `degree - 1` small ones."""
     short, long = sorted((m, n))
     large, small = 4 * long * short**2, 2 * short**3
     return float(sum(large + (degree(one) - 1) * small for one in polynomials if degree(one)))
 
 
 def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> float:
-    """The paper's count of Algorithms 1 and 2, which sketch the n columns, less the factorization.
+    """Return the paper's count for Algorithms 1 and 2, without the factorization.
 
-    Q has k = min(m, l) columns, so a sketch wider than m is paid for and then cut.
+    These algorithms sketch the n columns. Q has k = min(m, l) columns. If the sketch is wider than
+    m, the count includes its full width, although Q is then cut.
     """
     width, kept = sketch.width, min(m, sketch.width)
     first = 2 * m * n * width if sketch.kind == "gaussian" else 2 * m * n + m * width
@@ -148,13 +152,13 @@ def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> f
 
 
 def factorization_flops(m: int, width: int) -> float:
-    """Householder reflections for an orthonormal basis of m x l."""
+    """Return the flop of Householder reflections for an orthonormal basis of an m x l matrix."""
     long, short = max(m, width), min(m, width)
     return 2 * long * short**2 - 2 / 3 * short**3
 
 
 def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.dtype) -> float:
-    """The products of `newton_schulz` on a matrix of ordinary size: on Z, or on the Gram matrix."""
+    """Return the flop of `newton_schulz` on an ordinary matrix, on Z or on the Gram matrix."""
     short, long = sorted((m, n))
     large, small = 2 * long * short**2, 2 * short**3
     squares = sum(max(0, degree(one) - 1) for one in polynomials)
@@ -164,14 +168,14 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
-    """The numbers of a `Cost` for one orthogonalized matrix."""
+    """Return the numbers of a `Cost` for one orthogonalized matrix."""
     sketch, steps = rule.sketch, rule.polynomials
     entries = m * n * (_an_entry(rule) + rule.extra)
     if sketch is None:
         done = performed_newton_schulz(m, n, steps, rule.dtype)
         return newton_schulz_flops(m, n, steps), 0.0, entries + m * n * rule.normalized, done
-    # Muon(orthogonalizer="randomized-polar") samples the shorter side. The 1 + 2 h products inside
-    # an orthonormal basis depend on its algorithm and do not count.
+    # Muon(orthogonalizer="randomized-polar") sketches the shorter side. The 1 + 2 h orthonormal
+    # bases depend on the algorithm that computes them, so their products are not counted.
     short, long = sorted((m, n))
     if sketch.width >= short:
         done = performed_newton_schulz(m, n, steps, rule.dtype)
@@ -188,11 +192,11 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
 
 
 def _an_entry(rule: Rule) -> float:
-    """Flop for each entry."""
+    """Return the flop per entry."""
     ahead = _NESTEROV * (rule.nesterov and rule.name in _MOMENTUM)
     return ENTRYWISE[rule.name] + ahead + _DECAY * rule.decay
 
 
 def total(found: Sequence[Cost]) -> float:
-    """Flop of the step, as the paper counts."""
+    """Return the flop of the step, as the paper counts it."""
     return sum(one.total for one in found)

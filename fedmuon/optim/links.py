@@ -1,9 +1,9 @@
-"""The links that local chains are made of, each as a function that returns a `Link`.
+"""The links of local chains. Each function returns a `Link`.
 
     links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
 
-A custom link is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`. It must
-return new tensors, because other links and the model hold the tensors that it is given.
+To write a custom link, use `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
+The link must return new tensors, because other links and the model also use its input tensors.
 """
 
 import math
@@ -37,15 +37,15 @@ __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "block_period
            "gradient", "momentum", "normalize", "normalize_rows", "only",
            "orthogonalize", "stateless", "zeros"]  # fmt: skip
 
-LOG_BOUND = "log-bound"  # a state: the logarithm of the clipping bound [S]
-EQUAL = 1e-12  # a share c this near to 1 counts as 1, because gamma is a rounded quotient
+LOG_BOUND = "log-bound"  # name of a state: the logarithm of the clipping bound [S]
+EQUAL = 1e-12  # a share c this close to 1 counts as 1, because gamma is a rounded quotient
 # Defaults of torch.optim.AdamW
 ADAM_MEMORY, ADAM_SQUARE_MEMORY, ADAM_EPS, ADAM_DECAY = 0.9, 0.999, 1e-8, 0.01
 STACKED_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}  # largest useful stack of matrices, in entries
-ROW_EPS = 1e-10  # of NorMuon's divisions
+ROW_EPS = 1e-10  # eps of NorMuon's divisions
 PROBES = 1024  # maximum number of probes for one matrix at one step
 POLARGRAD = "polargrad"  # an adjustment that depends on M: <M, Orth(M)>, in `map_matrices`
-# s(m, n), the scale of an orthogonalized step, with the names that torch.optim.Muon uses
+# The scale s(m, n) of an orthogonalized step, with the names of torch.optim.Muon
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "none": lambda m, n: 1.0,
     "original": lambda m, n: math.sqrt(max(1.0, m / n)),
@@ -55,7 +55,7 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
-# The first link: the gradient, or what a private mechanism releases of it.
+# The first link: the gradient, or its release by a privacy mechanism
 
 
 def gradient() -> Link:
@@ -78,7 +78,7 @@ def gradient() -> Link:
 
 
 def private_gradient() -> Link:
-    """The Gaussian mechanism's release of the lot's gradient at X. No loss is released."""
+    """Return a first link: the mechanism's release of the lot's gradient, without a loss."""
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         return context.released([(1.0, context.params)]).gradient, state
@@ -87,21 +87,23 @@ def private_gradient() -> Link:
 
 
 def disk_filter(gain: float, reach: float) -> Link:
-    """DiSK: a Kalman filter with a constant gain over private gradients (DiSK, Algorithm 2).
+    """DiSK: a Kalman filter with constant gain on private gradients (DiSK, Algorithm 2).
 
         g_t = release( c grad f(x_t + gamma d_{t-1}) + (1 - c) grad f(x_t) )
         g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_{-1} = g_0
         d_t = x_{t+1} - x_t,   c = (1 - kappa) / (kappa gamma)
 
-    The two gradients of an example are combined before they are clipped once. So a step has the
-    sensitivity of DP-SGD. With gamma = (1 - kappa) / kappa it needs one gradient.
+    The two gradients of an example are combined first and then clipped once. A step therefore has
+    the same sensitivity as DP-SGD. With gamma = (1 - kappa) / kappa, a step needs only one
+    gradient.
 
     Args:
-        gain: kappa. There is no filter if it is 1.
-        reach: gamma. With infinity, all gradients are taken at x_t: g~ is a low-pass filter of
-            first order, DOPPLER's (DiSK, A.5).
+        gain: kappa. With 1, there is no filter.
+        reach: gamma. With infinity, all gradients are computed at x_t. Then g~ is a first-order
+            low-pass filter, as in DOPPLER (DiSK, A.5).
 
     Returns:
+        A first link. Its state contains g~, the last x and the number of steps [S].
         A first link. Its state holds g~, the last x and the number of steps [S].
     """
     share = (1 - gain) / (gain * reach)
@@ -110,7 +112,7 @@ def disk_filter(gain: float, reach: float) -> Link:
         first = next(iter(params.values()))
         state = {"steps": first.new_zeros(len(first))}
         for name, value in params.items():
-            # A copy, because a file of states cannot hold one tensor twice.
+            # Cloned, because a file of states cannot contain one tensor twice.
             state |= {f"gradient {name}": torch.zeros_like(value), f"before {name}": value.clone()}
         return state
 
@@ -137,9 +139,10 @@ def disk_filter(gain: float, reach: float) -> Link:
 
 
 def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
-    """Let the clipping bound of a first link follow a quantile of the gradient norms.
+    """Make the clipping bound of a first link follow a quantile of the gradient norms.
 
-    The bound starts at `bound`. Its logarithm [S] is part of the state, so clients average it.
+    The bound starts at `bound`. Its logarithm [S] is part of the state, so it is averaged over the
+    clients.
     """
 
     def init(params: Params) -> State:
@@ -163,7 +166,7 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
     return replace(link, init=init, update=update, lasting=True)
 
 
-# From a gradient to a step.
+# From a gradient to a step
 
 
 def momentum(memory: Number, form: str = "ema") -> Link:
@@ -175,19 +178,20 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     |--------------|-----------------------|-----------------------|-------------------------------|
     | ema          | beta C + (1 - beta) G | C                     | Stability note (1), torch     |
     | ema-nesterov | beta C + (1 - beta) G | beta C + (1 - beta) G | torch.optim.Muon              |
-    | polyak       | beta C + G            | C                     | DP-Muon, Nesterov Muon, 004   |
+    | polyak       | beta C + G            | C                     | DP-Muon, Nesterov Muon        |
     | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
 
-    The third column contains the new C. From the same start, the `ema` forms are the other two
-    times 1 - beta. An orthogonalizer that ignores scale gives the same step for both. One with
-    `lam` or `eps` does not.
+    The paper Newton–Schulz convergence also uses `polyak`. In the third column, C is the new state.
+    An `ema` form equals 1 - beta times the corresponding other form if both start from the same
+    state. An orthogonalizer that ignores scale therefore returns the same step for both. An
+    orthogonalizer with `lam` or `eps` does not.
 
     Args:
         memory: beta, one number or one per replica `[replicas]`.
         form: A row of the table.
 
     Returns:
-        A link with a lasting state C of the model's shapes.
+        A link with a lasting state C that has the shapes of the model.
 
     Example:
         >>> import torch
@@ -244,12 +248,12 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         done = state["steps"] + 1
         after, found = {"steps": done}, {}
-        # The same in every replica. Reading it on a GPU would synchronize.
+        # This number is equal in all replicas. Reading it on a GPU would synchronize.
         steps: Number = float(done[0]) if at_hand(done.device) else done.double()
         for name, value in direction.items():
             mean = state[f"mean {name}"].lerp(value, 1 - ADAM_MEMORY)
             square = state[f"square {name}"].lerp(value.square(), 1 - ADAM_SQUARE_MEMORY)
-            # The averages began at 0, so divide them by the weight of what they have seen.
+            # The averages start at 0, so divide them by the total weight of their terms.
             square_weight = per_replica(1 - ADAM_SQUARE_MEMORY**steps, square)
             root = (square / square_weight).sqrt_().add_(ADAM_EPS)
             step = (mean / per_replica(1 - ADAM_MEMORY**steps, mean)).div_(root)
@@ -285,7 +289,7 @@ def align(share: float) -> Link:
 
 
 def proximal(weight: float) -> Link:
-    """G + weight (x - X), with X the model that the client received (FedProx)."""
+    """FedProx: return G + weight (x - X), where X is the model that the client received."""
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         if weight == 0:
@@ -302,12 +306,12 @@ def proximal(weight: float) -> Link:
 def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
     """Ditto's model of a client: v <- v - lr (G(v) + weight (v - X) + decay v).
 
-    X is the model that the client received, and the batch is that of the step. The direction
-    passes unchanged.
+    X is the model that the client received. G uses the batch of the step. The direction passes
+    unchanged.
 
     Args:
         lr: Step size, one number or one per replica [S].
-        weight: lambda, the strength of the pull to X.
+        weight: lambda, the strength of the attraction to X.
         decay: Decoupled weight decay.
     """
 
@@ -324,7 +328,7 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
 
 
 def shift(name: str, sign: float) -> Link:
-    """D + sign C, with C the state of that name, which only rules change."""
+    """Return D + sign C, where C is the state with this name, which only the rules change."""
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         moved = {one: value.add(state[one], alpha=sign) for one, value in direction.items()}
@@ -357,13 +361,13 @@ def normalize() -> Link:
 
 
 def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float = 0.0) -> Link:
-    """Return the update -lr (direction + decay X), times the factor of the round.
+    """Return the update -lr (direction + decay X), times the step-size factor of the round.
 
-    It is the last link of a chain. Source: Stability note, eq. (3).
+    This is the last link of a chain. Source: Stability note, eq. (3).
 
     Args:
         lr: Step size η, one number or one per replica `[replicas]`.
-        others: Step sizes of the parameters that do not use `lr`, by name.
+        others: Step sizes of parameters that do not use `lr`, by name.
         decay: Decoupled weight decay.
 
     Returns:
@@ -397,21 +401,21 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
     return stateless("descend", update)
 
 
-# A link for some of the parameters.
+# A link for some of the parameters
 
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
-    """Apply a link to some parameters. The others pass unchanged.
+    """Apply a link to some parameters. Other parameters pass unchanged.
 
     Args:
-        chosen: Parameter name -> whether the link applies to it.
+        chosen: Function from a parameter name to whether the link applies to it.
         link: The link.
 
     Returns:
         A link with the state of `link` for the chosen parameters.
 
     Raises:
-        InputError: If the arguments have other types.
+        InputError: If an argument has the wrong type.
 
     Example:
         >>> from fedmuon import links
@@ -426,7 +430,7 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
 
 
 def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
-    """As `only`, with a choice by name and value [S, ...]."""
+    """Apply a link as `only` does, with a choice that depends on name and value [S, ...]."""
 
     def part(values: Params) -> Params:
         return {name: value for name, value in values.items() if chosen(name, value)}
@@ -438,7 +442,7 @@ def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
     return replace(link, init=lambda params: link.init(part(params)), update=update)
 
 
-# Orthogonalization.
+# Orthogonalization
 
 
 def orthogonalize(
@@ -447,24 +451,24 @@ def orthogonalize(
     routes: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Replace each matrix by its image under an orthogonalizer, times s(m, n).
+    """Orthogonalize each matrix, and multiply it by s(m, n).
 
     Args:
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks `[..., m, n]`.
         adjust: The scale s(m, n) of the step. "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. Parameters with 0, or without an
-            entry, pass unchanged. A custom recipe that is a function receives this mapping as its
-            argument `routes`. Without it, all parameters with two or more axes are matrices.
+        routes: Mapping of parameter name to the number of matrices in this parameter. Parameters
+            with 0, or without an entry, pass unchanged. A custom recipe that is a function receives
+            this mapping as its argument `routes`. By default, all parameters with two or more axes
+            are matrices.
         shards: Number of pieces into which each matrix is cut along its longer side. Each piece is
-            orthogonalized alone (see `block_periodic`).
+            orthogonalized separately (see `block_periodic`).
 
     Returns:
         A link without a state.
 
     Raises:
-        InputError: If `shards` is not a whole number of 1 or more, or the orthogonalizer cannot be
-            called.
+        InputError: If `shards` is not an integer >= 1, or the orthogonalizer cannot be called.
 
     Example:
         >>> import torch
@@ -491,28 +495,29 @@ def map_matrices(
     blocks: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Replace every matrix by its image under a map, times s(m, n) (Stability note, eq. (2)).
+    """Apply a map to every matrix, and multiply the result by s(m, n) (Stability note, eq. (2)).
 
-    A tensor [S, out, ...] is the stack of matrices [S, out, -1], or several of them side by side.
+    A tensor [S, out, ...] is the stack of matrices [S, out, -1], or several matrices side by side.
 
     Args:
         apply: The map.
-        adjust: A name in `ADJUSTMENTS`. "original", sqrt(max(1, m/n)), is Jordan's; "match-rms",
-            0.2 sqrt(max(m, n)), gives the root mean square of AdamW's steps (arXiv:2502.16982);
-            "scion", sqrt(m/n), is the spectral ball of Scion (arXiv:2502.07529). "polargrad" is
-            <M, Orth(M)>, of the momentum: the nuclear norm of M if Orth is exact (PolarGrad,
-            arXiv:2505.21799, in its form that averages gradients first).
-        grouped: Whether the map may get small matrices of one shape as one stack. A map that draws
-            may not, because every matrix has its own draws.
-        blocks: How many matrices a parameter holds, if more than one. They lie along its longer
-            side.
-        shards: Into how many pieces each matrix is cut along the same side, to map them alone.
+        adjust: A name in `ADJUSTMENTS`. "original" is sqrt(max(1, m/n)), the scale of Jordan.
+            "match-rms" is 0.2 sqrt(max(m, n)), which matches the root mean square of AdamW's steps
+            (arXiv:2502.16982). "scion" is sqrt(m/n), the spectral ball of Scion (arXiv:2502.07529).
+            "polargrad" is <M, Orth(M)> of the momentum M, which is the nuclear norm of M if Orth is
+            exact (PolarGrad, arXiv:2505.21799, in the form that averages gradients first).
+        grouped: Whether the map may receive small matrices of equal shape as one stack. A map with
+            random draws may not, because every matrix has its own draws.
+        blocks: Mapping of parameter name to its number of matrices, if this is more than one. The
+            matrices lie side by side along the longer side.
+        shards: Number of pieces into which each matrix is cut along the same side. Each piece is
+            mapped separately.
     """
     counts = blocks or {}
 
     def update(direction: Params, context: Context) -> Params:
-        pieces: dict[tuple[str, int], Tensor] = {}  # (name, place in it) -> matrices [S, m, n]
-        longer = {}  # the longer axis of a parameter's matrices, along which they are cut
+        pieces: dict[tuple[str, int], Tensor] = {}  # (name, number in it) -> matrices [S, m, n]
+        longer = {}  # the longer axis of each parameter's matrices, along which they are cut
         for name, value in direction.items():
             if value.ndim < 3:
                 raise InputError(
@@ -531,7 +536,7 @@ def map_matrices(
             if adjust == POLARGRAD:
                 image = image * (stack * image).sum((-2, -1), keepdim=True)
             images |= zip(names, image.chunk(len(names)), strict=True)
-        parts: dict[str, list[Tensor]] = {name: [] for name in direction}  # put together again
+        parts: dict[str, list[Tensor]] = {name: [] for name in direction}  # to be joined again
         for name, place in pieces:
             parts[name].append(images[name, place])
         return {
@@ -543,7 +548,7 @@ def map_matrices(
 
 
 def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
-    """The matrices [S, m, n] of a parameter [S, out, ...], and the axis along which they lie."""
+    """Return a parameter [S, out, ...] as matrices [S, m, n], and the axis along which they lie."""
     axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
     whole = value.flatten(2).chunk(count, axis)
     if shards == 1:
@@ -552,27 +557,26 @@ def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Ten
 
 
 def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
-    """Orthogonalize whole matrices in every `period`-th step, and their pieces in other steps
-    (MuonBP).
+    """Orthogonalize whole matrices in every `period`-th step, and pieces in other steps (MuonBP).
 
-    The first step uses whole matrices. On model-parallel devices only those steps need
-    communication. Here the pieces belong to one matrix on one device, so this link shows the effect
-    of MuonBP on training. The paper uses two step sizes that match root mean squares: give both
-    links adjust="match-rms".
+    The first step uses whole matrices. On model-parallel devices, only steps with whole matrices
+    need communication. In this package, all pieces are on one device, so this link shows only the
+    effect of MuonBP on training. The paper uses two step sizes that match root mean squares. To
+    follow it, pass adjust="match-rms" to both links.
 
     Source: MuonBP (arXiv:2510.16981), Algorithm 1.
 
     Args:
         whole: A link from `orthogonalize`.
         sharded: The same link with `shards` above 1.
-        period: P, 1 or more. With 1, only `whole` is used.
+        period: P >= 1. With 1, only `whole` is used.
 
     Returns:
-        A link whose state is the number of steps `[replicas]`. Recipes that do not send this state
-        begin each round with a whole step.
+        A link whose state is the number of steps `[replicas]`. If a recipe does not send this
+            state, each round starts with a whole step.
 
     Raises:
-        InputError: If `period` is not a whole number of 1 or more.
+        InputError: If `period` is not an integer >= 1.
 
     Example:
         >>> from fedmuon import links, orthogonalizers
@@ -590,7 +594,7 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
         return {"steps": first.new_zeros(len(first))}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        done = round(float(state["steps"][0]))  # the same in every replica
+        done = round(float(state["steps"][0]))  # equal in all replicas
         link = whole if done % period == 0 else sharded
         return link.update(direction, {}, context)[0], {"steps": state["steps"] + 1}
 
@@ -606,21 +610,22 @@ def normalize_rows(
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
 
     A tensor [out, ...] has `out` rows. The step has the Frobenius norm of O, as in the authors'
-    code. The paper instead sets the root mean square to 0.2. With an exact orthogonalizer of full
-    rank and the scale "match-rms", both are the same.
+    code. The paper instead sets the root mean square to 0.2. Both agree for an exact orthogonalizer
+    of full rank with the scale "match-rms".
 
-    Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v: a common factor
-    of v cancels in the last equation.
+    Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v, because a common
+    factor of v cancels in the last equation.
 
     Args:
-        orthogonal: The link that orthogonalizes. Its state is stored next to v.
+        orthogonal: The link that orthogonalizes. Its state is stored together with v.
         memory: beta_2, in [0, 1).
-        blocks: Parameter name -> how many matrices it holds, like `routes` of `orthogonalize`.
-            Parameters with 0, and vectors, pass unchanged.
+        blocks: Mapping of parameter name to its number of matrices, like `routes` of
+            `orthogonalize`. Parameters with 0, and vectors, pass unchanged.
 
     Returns:
-        A link whose state has v `[replicas, matrices, rows, 1]` of every parameter. Recipes that do
-        not send this state begin each round with v = 0, so their first step has rows of equal size.
+        A link whose state contains v `[replicas, matrices, rows, 1]` of every parameter. If a
+            recipe does not send this state, each round starts with v = 0, and all rows of the first
+            step have equal size.
 
     Raises:
         InputError: If `memory` is out of range.
@@ -662,15 +667,17 @@ def normalize_rows(
 
 
 def even_rows(matrices: Tensor, squares: Tensor) -> Tensor:
-    """NorMuon's step: rows of matrices [..., m, n] over the roots of mean squares [..., m, 1], and
-    each matrix with its norm as before."""
+    """Return NorMuon's step for matrices [..., m, n] with mean squares [..., m, 1] of their rows.
+
+    Each row is divided by the root of its mean square. Then each matrix is scaled to its old norm.
+    """
     even = matrices / (squares.sqrt() + ROW_EPS)
     size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (matrices, even))
     return even * (size / (new + ROW_EPS))
 
 
 def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str, int]]]:
-    """Lists of matrices to stack: of one shape, and small enough that stacking is faster."""
+    """Yield groups of matrices of equal shape, small enough that stacking them saves time."""
     alike: dict[object, list[tuple[str, int]]] = {}
     for name, value in pieces.items():
         alike.setdefault((value.shape, value.device), []).append(name)
@@ -682,29 +689,30 @@ def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str
 
 
 # The bias correction of DP-MuonBC (DP-Muon, section 4). Gaussian noise in the momentum changes the
-# mean of an orthogonalized step. This undoes the change to leading order:
+# mean of an orthogonalized step. The correction undoes this change to leading order:
 #
 #     M^ = M / s_t,   O = 2 Q(M^) - mean_j [Q(M^ + rho_t U_j) + Q(M^ - rho_t U_j)] / 2
 #
-# with standard Gaussian U_j and rho_t the standard deviation of the noise in an entry of M^. Q
-# alone has the bias (rho^2 / 2) Laplacian Q. The second term has twice that, so O keeps
-# -(rho^4 / 4) times the bilaplacian. Probes are post-processing and cost no privacy.
+# U_j is standard Gaussian, and rho_t is the standard deviation of the noise in an entry of M^. Q
+# alone has the bias (rho^2 / 2) Laplacian Q. The second term has twice this bias, so the bias of O
+# is -(rho^4 / 4) times the bilaplacian. Probes are post-processing and cost no privacy.
 #
-# Let f be the released gradient, or the output of a Kalman filter, and m the momentum. On a path of
-# gradients that noise does not change (DP-Muon), the noise of an entry of (f, m) is linear in the
-# draws w of the releases. These are independent and have one variance:
+# Let f be the released gradient, or the output of a Kalman filter, and m the momentum. Assume a
+# path of gradients that noise does not change (DP-Muon). The noise of an entry of (f, m) is then
+# linear in the draws w of the releases, which are independent and have equal variance:
 #
 #     f <- (1 - kappa) f + kappa w,   m <- mu m + f                                            (1)
 #
-# with f <- w at first, and kappa = 1 without a filter. All clients begin a round with the server's
-# (f, m) and add draws of their own. So client i has (f, m)_i = Phi c + o_i. Phi, from (1), and the
-# law of o_i are the same for all. The o_i are independent of each other and of c, whoever took part
-# before. The server's next state is sum_i p_i (f, m)_i = Phi c + sum_i p_i o_i, with the covariance
+# The first step sets f <- w; without a filter, kappa = 1. All clients start a round from the
+# server's (f, m) and add their own draws. Client i therefore has (f, m)_i = Phi c + o_i. The matrix
+# Phi, from (1), and the distribution of o_i are the same for all clients. The o_i are independent
+# of each other and of c, whichever clients took part before. The server's next state is
+# sum_i p_i (f, m)_i = Phi c + sum_i p_i o_i, with the covariance
 #
 #     Cov(Phi c) + (sum_i p_i^2) Cov(o).                                                       (2)
 #
-# The states `common`, Cov(Phi c), and `own`, Cov(o), are therefore stored separately. A client has
-# their sum.
+# The states `common`, Cov(Phi c), and `own`, Cov(o), are therefore stored separately. The noise of
+# one client has the covariance `common + own`.
 
 
 def bias_correction(
@@ -715,18 +723,18 @@ def bias_correction(
     average: bool = False,
     gain: float = 1.0,
 ) -> Link:
-    """Orthogonalize a momentum with the startup scale and the bias correction above.
+    """Orthogonalize a momentum with the startup scale and the bias correction described above.
 
     Args:
-        orthogonal: The map, a link without a state.
+        orthogonal: The orthogonalizer, a link without a state.
         probes: Number of probe pairs U_j.
-        noise: Standard deviation of an entry of a released gradient.
+        noise: Standard deviation of the noise in an entry of a released gradient.
         memory: mu, of M <- mu M + g~.
-        average: Whether the momentum is (1 - mu) times that.
+        average: Whether the momentum is (1 - mu) times this M.
         gain: kappa of a Kalman filter before the momentum.
 
     Returns:
-        A link whose state is the number of steps [S] and the moments of the noise [S, 3].
+        A link whose state contains the number of steps [S] and the moments of the noise [S, 3].
     """
 
     def init(params: Params) -> State:
@@ -749,7 +757,7 @@ def bias_correction(
 def unbiased(
     orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
 ) -> Params:
-    """O of every matrix M^ [S, m, n], for rho [S]."""
+    """Return O for every matrix M^ [S, m, n], with noise rho [S]."""
 
     def mapped(matrices: Params) -> Params:
         return orthogonal.update(matrices, {}, context)[0]
@@ -770,15 +778,15 @@ def unbiased(
 
 
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
-    """The Gaussian probe of that number for a tensor [K S, ...]."""
+    """Return the Gaussian probe number `number` for a tensor [K S, ...]."""
     return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:
-    """Advance (E f^2, E f m, E m^2), over the variance of w, by a step (1) with a client's draw.
+    """Advance (E f^2, E f m, E m^2), divided by the variance of w, by a step (1) of a client.
 
-    Without a filter, E m^2 of a lone client is (1 - mu^(2t)) / (1 - mu^2). Divided by s_t^2 it is
-    DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    Without a filter, E m^2 of a single client is (1 - mu^(2t)) / (1 - mu^2). Divided by s_t^2, it
+    is DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
     """
     weight = 1 + has_stepped(state) * (gain - 1)
 
@@ -792,11 +800,11 @@ def noise_moments(state: State, memory: float, gain: float) -> State:
 
 
 def average_noise(state: State, squares: float) -> State:
-    """(2): the server's noise is common to all clients of the next round."""
+    """Apply (2): in the next round, all clients share the noise of the server's state."""
     common = state["common"] + squares * state["own"]
     return {**state, "common": common, "own": torch.zeros_like(common)}
 
 
 def has_stepped(state: State) -> Tensor:
-    """1 [S] if a state with `steps` [S] has seen a step, else 0."""
+    """Return 1 for each replica [S] if a state with `steps` [S] has seen a step, else 0."""
     return (state["steps"] > 0).to(state["steps"].dtype)

@@ -1,7 +1,8 @@
-"""How states are written in messages: as they are, or compressed.
+"""How states are written in messages: uncompressed or compressed.
 
-A `Codec` turns the tensors of a state into those of a message, and back. Every engine sends what
-`encode` returns, also in process, so that all of them compute with what a receiver can know.
+A `Codec` converts the tensors of a state to the tensors of a message, and back. Every engine sends
+the result of `encode`, also within one process. All engines therefore compute with the values that
+a receiver can know.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,18 @@ from torch import Tensor
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params
 
-LEFT, RIGHT = ":left", ":right"  # after a tensor's name: its two factors
+LEFT, RIGHT = ":left", ":right"  # suffixes of a tensor's two factors
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A pair of functions for the messages that carry a state.
+    """The functions that write a state in a message and read it.
 
     Attributes:
-        encode: state [S, ...] -> the tensors of the message [S, ...], each replica by itself.
-        decode: (tensors of the message, tensors like those of the state) -> state.
-        template: tensors like those of a state -> tensors like those of its message.
+        encode: Function from state [S, ...] to the tensors of the message [S, ...], separately per
+            replica.
+        decode: Function from (tensors of the message, tensors like those of the state) to state.
+        template: Function from tensors like those of a state to tensors like those of its message.
     """
 
     encode: Callable[[Params], Params]
@@ -32,17 +34,17 @@ class Codec:
 
 
 def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The factors L [..., m, r] and R [..., r, n] of the nearest matrices of that rank.
+    """Return the factors L [..., m, r] and R [..., r, n] of the nearest matrices of rank r.
 
-    L R is the truncated singular value decomposition of matrices [..., m, n], and L has the
-    singular values. With r = min(m, n), L R is the matrix up to rounding.
+    L R is the truncated singular value decomposition of matrices [..., m, n], and L contains the
+    singular values. With r = min(m, n), L R equals the matrix up to rounding.
     """
     left, values, right = torch.linalg.svd(matrices, full_matrices=False)
     return left[..., :rank] * values[..., None, :rank], right[..., :rank, :]
 
 
 def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
-    """m and n of a tensor [S, m, ...] that is sent as factors of that rank."""
+    """Return (m, n) of a tensor [S, m, ...] if it is sent as factors of this rank, else None."""
     if value.ndim < 3:
         return None
     m, n = value.shape[1], value.shape[2:].numel()
@@ -50,10 +52,10 @@ def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
 
 
 def low_rank(rank: int) -> Codec:
-    """Send the matrices of a state as two factors of that rank.
+    """Send the matrices of a state as two factors of the given rank.
 
-    A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors, and matrices whose factors would
-    have as many entries, r (m + n) >= m n, are sent as they are.
+    A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors are sent uncompressed, and so are
+    matrices whose factors would have at least as many entries: r (m + n) >= m n.
     """
 
     if not isinstance(rank, int) or rank < 1:

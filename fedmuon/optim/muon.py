@@ -1,16 +1,18 @@
-"""Muon as a torch optimizer: momentum, orthogonalized, with decoupled weight decay.
+"""Muon as a torch optimizer: orthogonalized momentum with decoupled weight decay.
 
     B <- mu B + (1 - mu) G            averages, as in torch.optim.Muon and Stability note, eq. (1)
     M  = (1 - mu) G + mu B            with Nesterov; else M = B
     X <- (1 - eta lambda) X - eta s(m, n) Orth(M)
 
-The Stability note (1)-(3) is M = B and s = 1 without decay. Nesterov Muon sums instead (`polyak`):
+Stability note, eqs. (1)-(3), is the case M = B and s = 1 without decay. The paper Nesterov Muon
+uses sums instead of averages (`polyak`):
 
     C <- mu C + G
     M  = G + mu C                     with Nesterov; else M = C
 
-C is B / (1 - mu), and the same holds for M. So the step is the same if Orth ignores scale. A
-regularized map (with lambda, or eps above the norm of M) does not.
+C is B / (1 - mu), and M differs by the same factor. If Orth ignores scale, both forms therefore
+take the same step. A regularized map (with lambda, or with eps above the norm of M) does not ignore
+scale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +43,7 @@ __all__ = ["NAMED", "Muon", "MuonWithAux", "Orthogonalizer"]
 
 Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
 
-# Maps by name, with the regularization that is the default of `fedmuon run`.
+# Orthogonalizers by name, with the default regularization of `fedmuon run`.
 NAMED: dict[str, Orthogonalizer] = {
     "smoothed-polar": partial(maps.smoothed_polar, lam=1e-4),
     "clipped-sign": partial(maps.clipped_sign, gamma=0.1),
@@ -49,7 +51,7 @@ NAMED: dict[str, Orthogonalizer] = {
 }
 RANDOMIZED = "randomized-polar"
 _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
-_ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {  # as torch.optim.Muon names them
+_ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {  # names of torch.optim.Muon
     None: ADJUSTMENTS["original"],
     "original": ADJUSTMENTS["original"],
     "match_rms_adamw": ADJUSTMENTS["match-rms"],
@@ -57,14 +59,14 @@ _ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {  # as torch.opti
     POLARGRAD: ADJUSTMENTS[POLARGRAD],
 }
 _STACKED_ENTRIES = {"cpu": 2**18, "cuda": 2**26}  # largest useful stack of matrices, in entries
-_ALONE = 256  # from this side on, oneDNN multiplies half-precision matrices faster one by one
+_ALONE = 256  # from this side length on, oneDNN is faster for half-precision matrices one by one
 
 
 class PortableOptimizer(Optimizer):
-    """An optimizer whose groups may hold functions. They are not saved, and loading keeps them.
+    """An optimizer whose groups may contain functions. They are not saved, and loading keeps them.
 
-    Options that a saved group lacks keep their present values. So the state of an optimizer with
-    fewer options can be loaded, too.
+    Options that a saved group lacks keep their current values. You can therefore also load the
+    state of an optimizer with fewer options.
     """
 
     @_disable_dynamo
@@ -72,14 +74,15 @@ class PortableOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take one step. Parameters without a gradient do not change.
 
-        Inside `torch.autocast`, the closure computes as autocast says. The update uses its own
+        Inside `torch.autocast`, the closure runs with autocast. The update itself uses its own
         precision.
 
         Args:
-            closure: Computes the loss and its gradients again, as for any torch optimizer.
+            closure: Function that computes the loss and its gradients again, as for any torch
+                optimizer.
 
         Returns:
-            The loss of the closure, or None.
+            The loss that the closure returns, or None without a closure.
         """
         loss = None
         if closure is not None:
@@ -103,13 +106,13 @@ class PortableOptimizer(Optimizer):
             raise
 
     def _accept(self, group: dict[str, Any]) -> None:
-        raise NotImplementedError  # check the group
+        raise NotImplementedError  # subclasses check the group
 
     def _update(self) -> None:
-        raise NotImplementedError  # move the parameters by their gradients
+        raise NotImplementedError  # subclasses update the parameters from their gradients
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, without the options that are functions."""
+        """Return the state as in torch, without the options that are functions."""
         whole = super().state_dict()
         groups = [
             {key: value for key, value in group.items() if not callable(value)}
@@ -121,7 +124,7 @@ class PortableOptimizer(Optimizer):
         """Load a state, as in torch. Options that the saved groups lack keep their values.
 
         Args:
-            state_dict: From `state_dict()`.
+            state_dict: The result of `state_dict()`.
         """
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):
@@ -135,13 +138,14 @@ class PortableOptimizer(Optimizer):
 class Muon(PortableOptimizer):
     """torch.optim.Muon for tensors with two or more axes, and with any orthogonalizer.
 
-    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon, which
-    iterates in bfloat16 (`ns_dtype=torch.bfloat16` here). A tensor [out, ...] is the matrix [out,
-    -1]. A group with `blocks: k` cuts each of its matrices into k along the longer side.
-    torch.compile runs `step` uncompiled, next to compiled models.
+    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon. That
+    optimizer iterates in bfloat16, which is `ns_dtype=torch.bfloat16` in this class. A tensor
+    [out, ...] is the matrix [out, -1]. A group with `blocks: k` cuts each of its matrices into k
+    pieces along the longer side. torch.compile runs `step` uncompiled, also next to compiled
+    models.
 
-    NaN in a gradient is an error on a CPU. On a GPU it gives NaN parameters, as with torch's
-    optimizers, because a check would wait for the GPU.
+    On a CPU, NaN in a gradient raises an error. On a GPU, it results in NaN parameters, as with
+    torch's optimizers, because a check would have to wait for the GPU.
 
     Args:
         params: Parameters or groups, as for any torch optimizer.
@@ -159,17 +163,17 @@ class Muon(PortableOptimizer):
         ns_dtype: The dtype in which the orthogonalizer computes.
         ns_normalization: "max" as in torch, "plus", "unit", or "aol" (Turbo-Muon), as for
             `fedmuon.orthogonalize.newton_schulz`.
-        orthogonalizer: In place of Newton–Schulz: a function on stacks `[B, m, n]`, or a name:
-            "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" or "randomized-polar". A
-            function must not change its argument, which may be the momentum.
+        orthogonalizer: Replacement for Newton–Schulz: a function on stacks `[B, m, n]`, or one of
+            the names "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" and
+            "randomized-polar". A function must not change its argument, which may be the momentum.
         momentum_form: "ema" or "polyak".
         row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`. 0
             leaves rows unchanged.
-        rank: Target rank, for randomized-polar only.
-        oversample: Extra columns of its sketch.
-        power: Number of its power iterations.
+        rank: Target rank, only for randomized-polar.
+        oversample: Number of extra columns of the sketch.
+        power: Number of power iterations.
         sketch: "gaussian" or "kaczmarz".
-        seed: Seed of its sketches. The state dictionary stores which sketch is next.
+        seed: Seed of the sketches. The state dictionary stores the number of the next sketch.
 
     Raises:
         InputError: If an option is out of range, or a parameter is not a real matrix.
@@ -227,7 +231,7 @@ class Muon(PortableOptimizer):
             "power": power,
             "sketch": sketch,
             "seed": seed,
-            "draws": 0,  # steps taken, hence sketches drawn
+            "draws": 0,  # number of steps, and therefore of sketches, so far
             "blocks": 1,
         }
         with Guard("params", params):
@@ -292,7 +296,7 @@ class Muon(PortableOptimizer):
             for some in group_by_shape(members, group["ns_dtype"]):
                 direction = _direction(some, group).to(group["ns_dtype"])
                 if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
-                    # Products read several tall matrices faster as [B, n, m] in memory.
+                    # Matrix products read several tall matrices faster as [B, n, m] in memory.
                     direction = direction.mT.contiguous().mT
                 found = orthogonalize(direction)
                 if group["adjust_lr_fn"] == POLARGRAD:
@@ -309,12 +313,12 @@ class Muon(PortableOptimizer):
 class MuonWithAux(PortableOptimizer):
     """Muon for the hidden matrices and another optimizer for the rest, as one torch optimizer.
 
-    Schedulers, GradScaler and state dictionaries see one optimizer with all the groups.
+    Schedulers, GradScaler and state dictionaries treat it as one optimizer with all groups.
 
     Args:
-        groups: From `param_groups_for_muon(model)`, or written by hand. Groups with `use_muon:
-            True` go to Muon, and those with False to `auxiliary`. Options in a group override
-            `muon` and `aux`.
+        groups: The result of `param_groups_for_muon(model)`, or your own groups. Groups with
+            `use_muon: True` go to Muon, and groups with `use_muon: False` to `auxiliary`. Options
+            in a group override `muon` and `aux`.
         muon: Options of Muon, such as `{"lr": 0.02}`.
         aux: Options of the auxiliary optimizer, such as `{"lr": 3e-4}`.
         auxiliary: Class of the auxiliary optimizer.
@@ -352,7 +356,7 @@ class MuonWithAux(PortableOptimizer):
         super().__init__(own, {})
 
     def _accept(self, group: dict[str, Any]) -> None:
-        """Give the group itself, not a copy, to its optimizer, which shares our state."""
+        """Pass the group itself, not a copy, to its optimizer, which shares this object's state."""
         which = _for_muon(group)
         if which in self._parts:
             self._parts[which].add_param_group(group)
@@ -369,7 +373,7 @@ class MuonWithAux(PortableOptimizer):
         return {**super().__getstate__(), "_parts": self._parts, "_make": self._make}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Loading makes new groups and a new state: give them to the parts."""
+        """Pass the new groups and the new state, which loading creates, to both optimizers."""
         super().__setstate__(state)
         for which, part in self._parts.items():
             part.state = self.state
@@ -382,11 +386,11 @@ def _for_muon(group: Mapping[str, Any]) -> bool:
     return group["use_muon"]
 
 
-# The parts of a step of Muon.
+# The parts of a step of Muon
 
 
 def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
-    """Update the momenta, and return M [B, m, n]."""
+    """Update the momenta, and return the directions M [B, m, n]."""
     memory, blocks = group["momentum"], group["blocks"]
     momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
     if group["momentum_form"] == "polyak":
@@ -403,7 +407,7 @@ def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
 
 
 def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
-    """The orthogonalizer of a group."""
+    """Return the orthogonalizer of a group."""
     given = group["orthogonalizer"]
     if isinstance(given, str) and given == RANDOMIZED:
         return partial(_randomized, group=group)
@@ -434,11 +438,11 @@ def _newton_schulz(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Nesterov Muon, Algorithms 1 and 2. The shorter side is sampled, so the iteration is smaller.
+    """Apply Algorithms 1 and 2 of Nesterov Muon, and sketch the shorter side, so the work is small.
 
-    If the sketch is at least as wide as that side, Q spans everything and the full map is the same.
-    The sketch depends on the seed, the step and the shape, but not on how matrices are stacked. So
-    a resumed run repeats it.
+    If the sketch is at least as wide as this side, Q spans the whole space, and the full map
+    returns the same result. The sketch depends on the seed, the step and the shape, but not on the
+    grouping of matrices. A resumed run therefore repeats it.
     """
     short, long = sorted(stack.shape[-2:])
     if group["rank"] + group["oversample"] >= short:
@@ -455,9 +459,10 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
-    """NorMuon's step [B, m, n], which keeps the norm of each matrix, from O [B, m, n].
+    """Return NorMuon's step [B, m, n] from O [B, m, n]. It preserves the norm of each matrix.
 
-    The matrices of a parameter lie together. Its state has v [matrices, m, 1].
+    The matrices of one parameter are consecutive. The state of a parameter contains v [matrices, m,
+    1].
     """
     squares = found.square().mean(-1, keepdim=True)
     for state, seen in zip(states, squares.chunk(len(states)), strict=True):
@@ -480,10 +485,10 @@ def _check_row_memory(memory: Any, adjust: str | None) -> None:
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
-    """X <- (1 - eta lambda) X - eta s O for parameters of one shape, O [B, m, n] in their order."""
+    """Apply X <- (1 - eta lambda) X - eta s O to parameters of one shape, with O [B, m, n]."""
     lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
     if torch.promote_types(found.dtype, params[0].dtype) == params[0].dtype:
-        found = found.to(params[0].dtype)  # exact, and saves a conversion for each tensor
+        found = found.to(params[0].dtype)  # exact, and avoids a conversion per tensor
     if blocks == 1:
         stack = found if len(shape) == 2 else found.reshape(len(found), *shape)
         directions: Any = stack.unbind()
@@ -498,11 +503,12 @@ def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> N
 
 
 # Parameters as stacks of matrices. Many small products run faster as one batched product, as long
-# as their operands stay in cache. Large ones fill the machine alone, so stacking would only copy.
+# as their operands fit into the cache. Large products use the whole machine, so stacking them would
+# only add a copy.
 
 
 class Member(NamedTuple):
-    """A parameter, its gradient and its momentum, all of one shape."""
+    """A parameter, its gradient and its momentum, all with the same shape."""
 
     param: Tensor
     gradient: Tensor
@@ -510,13 +516,13 @@ class Member(NamedTuple):
 
 
 def matrix_shape(shape: torch.Size, blocks: int = 1) -> tuple[int, int]:
-    """(m, n) of the matrices of a tensor [out, ...] that is cut into blocks."""
+    """Return (m, n) of the matrices of a tensor [out, ...] that is cut into blocks."""
     rows, columns = shape[0], shape[1:].numel()
     return (rows // blocks, columns) if rows >= columns else (rows, columns // blocks)
 
 
 def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
-    """A tensor [out, ...] as [blocks, m, n]: read as [out, -1], cut along the longer side."""
+    """View a tensor [out, ...] as [blocks, m, n]: the matrix [out, -1], cut on its longer side."""
     matrix = tensor.flatten(1)
     rows, columns = matrix.shape
     if rows >= columns:
@@ -525,7 +531,7 @@ def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
 
 
 def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
-    """Tensors of one shape as matrices [B, m, n]. One tensor alone is not copied."""
+    """Stack tensors of equal shape as matrices [B, m, n]. A single tensor is not copied."""
     if len(tensors) == 1:
         return as_matrices(tensors[0], blocks)
     if blocks == 1:
@@ -534,7 +540,7 @@ def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
 
 
 def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
-    """Lists of members of one shape, dtype and device, to stack for a program in `work`."""
+    """Yield groups of equal shape, dtype and device, which are stacked and computed in `work`."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
     for one in members:
         alike.setdefault((one.param.shape, one.gradient.dtype, one.gradient.device), []).append(one)
@@ -549,7 +555,7 @@ def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[lis
 
 
 def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
-    """Reject unknown names, and options of a sketch that are out of range."""
+    """Reject unknown names, and sketch options that are out of range."""
     given = group["orthogonalizer"]
     if isinstance(given, str) and given not in _NAMES:
         names = ", ".join(_NAMES)

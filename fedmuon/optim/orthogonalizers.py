@@ -1,7 +1,7 @@
-"""Orthogonalizers as values, with their Lipschitz constants: `smoothed_polar(lam=0.1)`.
+"""Orthogonalizers as values with a Lipschitz constant, such as `smoothed_polar(lam=0.1)`.
 
-A custom one is `Orthogonalizer(function, lipschitz)`. Its first call in a run is checked on drawn
-matrices. This proves nothing; it rejects what is seen to be false.
+A custom orthogonalizer is `Orthogonalizer(function, lipschitz)`. Its first call in a run is checked
+on random matrices. The check rejects a constant that is visibly wrong, but it is not a proof.
 """
 
 import itertools
@@ -29,29 +29,29 @@ __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
 
-SCALES = (1e-3, 1.0, 1e3)  # of drawn matrices: small, ordinary and large against a map's constants
+SCALES = (1e-3, 1.0, 1e3)  # scales of the random matrices: small, ordinary and large
 NEAR = 1e-2  # relative size of a small perturbation
 MIXED = 0.02  # a larger relative difference is not rounding, even for a map that uses bfloat16
-DTYPES = {"full": None, "bfloat16": torch.bfloat16}  # of [orthogonalizer] products
-ROUNDING = 64  # allowed rounding, in units in the last place of the images
+DTYPES = {"full": None, "bfloat16": torch.bfloat16}  # values of [orthogonalizer] products
+ROUNDING = 64  # allowed rounding error, in units in the last place of the images
 
 
 @dataclass(frozen=True)
 class Orthogonalizer:
-    """An orthogonalizer of your own, with an optional Lipschitz constant.
+    """Your own orthogonalizer, with an optional Lipschitz constant.
 
-    The first step of a run checks it on random matrices. It rejects an orthogonalizer that draws
-    random numbers, that mixes matrices of a stack, or that moves two matrices apart by more than
-    `lipschitz` allows. This check is not a proof.
+    The first step of a run checks it on random matrices. The check rejects an orthogonalizer that
+    draws random numbers, that mixes the matrices of a stack, or that increases the distance of two
+    matrices by more than `lipschitz` allows. This check is not a proof.
 
     Attributes:
-        apply: A function on stacks of matrices `[..., m, n]` that returns a stack of the same shape
-            and dtype. It maps each matrix alone.
-        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M'. You are
-            responsible for it. Without it, perturbations are measured but bounds are rejected.
+        apply: A function on stacks of matrices `[..., m, n]`. It maps each matrix separately, and
+            returns a stack of the same shape and dtype.
+        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M'. You must
+            ensure that it is true. Without it, perturbations are measured but bounds are rejected.
 
     Raises:
-        InputError: If `apply` cannot be called, or `lipschitz` is not a number of 0 or more.
+        InputError: If `apply` cannot be called, or `lipschitz` is not a number >= 0.
 
     Example:
         >>> import fedmuon
@@ -75,7 +75,7 @@ class Orthogonalizer:
         try:  # a real number, or one entry of an array or tensor
             one = found.item() if hasattr(found, "item") else found
             number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
-        except (ValueError, RuntimeError, OverflowError, NotImplementedError):  # several, or huge
+        except (ValueError, RuntimeError, OverflowError, NotImplementedError):  # no single number
             number = math.nan
         if not 0 <= number < math.inf:
             shown = " ".join(repr(found).split())[:60]
@@ -84,15 +84,15 @@ class Orthogonalizer:
 
 
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
-    """Return smoothed polar, σ -> σ / sqrt(σ^2 + lam) (Stability note, Lemma D.1).
+    """Return the smoothed polar map, σ -> σ / sqrt(σ^2 + lam) (Stability note, Lemma D.1).
 
-    It is Lipschitz with L = 1/sqrt(lam).
+    Its Lipschitz constant is L = 1/sqrt(lam).
 
     Args:
         lam: Smoothing λ > 0.
 
     Returns:
-        The orthogonalizer with its proved constant.
+        The orthogonalizer with the constant of the lemma.
 
     Raises:
         InputError: If `lam` is not positive.
@@ -117,18 +117,18 @@ def newton_schulz(
     """Return Newton–Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
 
     Args:
-        steps: Number of steps T, 0 or more.
-        coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, one step (a, b, c, ...), or
-            one per step.
+        steps: Number of steps T, at least 0.
+        coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, one step (a, b, c, ...), or a
+            list with one such step per iteration.
         eps: Floor of the divisor, > 0.
         normalization: The divisor: "plus", "max", "unit" or "aol", as for
             `fedmuon.orthogonalize.newton_schulz`.
-        products: The dtype of the matrix products, such as torch.bfloat16; None is that of the
-            input.
+        products: The dtype of the matrix products, such as torch.bfloat16. With None, it is the
+            dtype of the input.
 
     Returns:
-        The orthogonalizer with its proved constant. With "aol" or another `products` dtype, it has
-        no constant.
+        The orthogonalizer with the constant of the lemma. With "aol", or if `products` is set, it
+            has no constant.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
@@ -152,13 +152,13 @@ def newton_schulz(
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
     """Return the clipped sign, σ -> min(σ / gamma, 1) (Stability note, Lemma D.9).
 
-    It is Lipschitz with L = 1/gamma.
+    Its Lipschitz constant is L = 1/gamma.
 
     Args:
         gamma: Clipping level γ > 0.
 
     Returns:
-        The orthogonalizer with its proved constant.
+        The orthogonalizer with the constant of the lemma.
 
     Raises:
         InputError: If `gamma` is not positive.
@@ -173,17 +173,17 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
     )
 
 
-# The maps of the table [orthogonalizer].
+# The maps of the table [orthogonalizer]
 
 
 def map_of_table(
     table: OrthogonalizerTable, regularization: Number | None = None, centred: bool = False
 ) -> Map:
-    """The map that the table names.
+    """Return the map that the table names.
 
     Args:
         table: Name and options.
-        regularization: lambda instead of the table's, one value or one per replica [S].
+        regularization: lambda, one value or one per replica [S]; it overrides that of the table.
         centred: Whether the rows of all matrices sum to 0, up to rounding.
     """
     sign = maps.quotient_sign if centred else maps.exact_sign
@@ -196,7 +196,7 @@ def map_of_table(
         names = ("rank", "oversample", "power", "steps", "sketch")
         given = {name: getattr(table, name) for name in names}
         given["coefficients"] = coefficients
-        return torch.cat([  # replicas of a client share its sketch
+        return torch.cat([  # all replicas of a client share its sketch
             maps.randomized_polar(part, **given, generator=draw(Draw.SKETCH, block=block))
             for part, draw in parts
         ])  # fmt: skip
@@ -217,9 +217,9 @@ def map_of_table(
 
 
 def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
-    """The map that the table names, as a value for a custom recipe that asks for one.
+    """Return the map that the table names, as a value for a custom recipe with this parameter.
 
-    Maps that draw at every step are rejected, because such a value draws nothing.
+    Maps that draw random numbers at every step are rejected, because a value cannot draw.
     """
     made: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
@@ -242,11 +242,11 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     return made[table.name]()
 
 
-# Custom orthogonalizers.
+# Custom orthogonalizers
 
 
 def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
-    """Turn a value, or a function on stacks, into an orthogonalizer that is called in its guard."""
+    """Convert a value or a function on stacks to an orthogonalizer, called within its guard."""
     guard = guard or Guard("orthogonalizer", found)
     with guard:
         made = as_map(found)
@@ -259,7 +259,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
 
 
 def as_map(found: Any) -> Orthogonalizer:
-    """The same without a guard, for a custom recipe that takes the map as an argument."""
+    """Convert as `as_orthogonalizer` does, but without a guard, for a custom recipe."""
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
@@ -267,10 +267,10 @@ def as_map(found: Any) -> Orthogonalizer:
 
 
 def map_of_value(value: Orthogonalizer) -> Map:
-    """The map of an orthogonalizer, which draws nothing.
+    """Return the map of an orthogonalizer, which draws no random numbers.
 
-    It gets a copy of its argument, because it may work in place. Its result must have the same
-    shape and dtype. The first matrix of each shape checks the map (`require_sound`).
+    It receives a copy of its argument, because it may work in place. Its result must have the same
+    shape and dtype. The first matrix of each shape is used to check the map (`require_sound`).
     """
     checked: set[object] = set()
 
@@ -291,11 +291,11 @@ def map_of_value(value: Orthogonalizer) -> Map:
 
 
 def require_sound(value: Orthogonalizer, like: Tensor) -> None:
-    """Reject a map that draws, that mixes matrices of a stack, or that exceeds its constant.
+    """Reject a map that draws, that mixes the matrices of a stack, or that exceeds its constant.
 
     Args:
         value: The orthogonalizer.
-        like: A tensor [..., m, n] with the shape, dtype and device of the drawn matrices.
+        like: A tensor [..., m, n] with the shape, dtype and device of the random matrices.
     """
     drawn = torch.Generator().manual_seed(0)
     shape = (len(SCALES), *like.shape[-2:])
@@ -334,13 +334,13 @@ def require_sound(value: Orthogonalizer, like: Tensor) -> None:
 
 
 def same(one: Tensor, other: Any) -> bool:
-    """Whether `other` is a tensor of the same numbers."""
+    """Return whether `other` is a tensor with the same values."""
     if not isinstance(other, Tensor) or one.shape != other.shape:
         return False
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding explains."""
+    """Return whether two tensors differ by more than rounding can explain."""
     one, other = one.nan_to_num(), other.nan_to_num()
     return bool((one - other).norm() > MIXED * other.norm())

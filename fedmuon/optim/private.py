@@ -1,13 +1,13 @@
-"""Private training in a custom loop: the recipes dp-* and disk-* on any module.
+"""Private training in your own loop: the optimizers dp-* and disk-* on any module.
 
     private = Private(model, population=len(inputs), recipe="dp-muon", lr=0.02,
                       privacy={"bound": 0.1, "noise": 2.0, "lot": 256.0})
     for lot in private.lots(steps=100):
         private.step(lot, inputs[lot.rows], labels[lot.rows])
-    private.epsilon(delta=1e-5)  # joint, both ends of the bracket
+    private.epsilon(delta=1e-5)  # joint, with both ends of the bracket
 
-The links of the simulator clip, add noise and orthogonalize, so both give the same trajectory. No
-`.grad` is read or written: gradients of single examples exist only inside a release.
+The simulator's links clip, add noise and orthogonalize, so both give the same trajectory. `.grad`
+is not used: gradients of single examples exist only inside a release.
 """
 
 import secrets
@@ -44,8 +44,8 @@ class Lot(NamedTuple):
     """The examples of one private step: a Poisson lot, which may be empty.
 
     Attributes:
-        rows: Indices of the examples `[lot]`, int64.
-        number: Which lot it is, from 0.
+        rows: Indices `[lot]` of the examples, int64.
+        number: Number of the lot, counted from 0.
 
     Example:
         >>> import torch
@@ -64,16 +64,17 @@ class Lot(NamedTuple):
 class Private(Optimizer):
     """A private optimizer over all trainable parameters of a module.
 
-    Hidden matrices are routed as in `routing_table`. Learning-rate schedulers see one group.
+    Hidden matrices are routed as in `routing_table`. For learning-rate schedulers, there is one
+    group.
 
     Args:
         model: The module.
-        population: Number of examples that lots are drawn from. If `privacy` has a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
-            it covers changing an example's values.
-        recipe: The name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
+        population: Number of examples from which lots are drawn. If `privacy` sets a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example.
+            Otherwise, it covers changing the values of an example.
+        recipe: Name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
         lr: Step size η.
-        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
@@ -133,12 +134,12 @@ class Private(Optimizer):
         self._recipe = self._current_recipe()
         self._chain_states = self._recipe.chain.init(self._params(), {})
         self._lots_drawn, self._open_lot = 0, None
-        self._identity = secrets.token_hex(8)  # tells our lots from those of a loaded state
+        self._identity = secrets.token_hex(8)  # distinguishes our lots from those of a loaded state
         self._events: dict[str, list[Event]] = {}  # by the object that drew the lots
-        self._public = bool(self._privacy.public_rate)  # the rates of all these lots
+        self._public = bool(self._privacy.public_rate)  # whether all these lots had a public rate
 
     def lots(self, steps: int) -> Iterator[Lot]:
-        """Draw Poisson lots. Give each one to `step` before you draw the next.
+        """Draw Poisson lots. Pass each lot to `step` before you draw the next one.
 
         Args:
             steps: Number of lots.
@@ -157,26 +158,26 @@ class Private(Optimizer):
                 partial(generator, self._seed, step=self._lots_drawn), self._population
             )
             self._open_lot, self._lots_drawn = self._lots_drawn, self._lots_drawn + 1
-            # Count the lot before anybody sees it.
+            # Count the lot before the caller receives it.
             blocks = mechanism.clipping.blocks(self._parameters)
             one = event(mechanism.noise, mechanism.rate(self._population), 1, blocks)
             self._events[self._identity] = merge([*self._events.get(self._identity, []), one])
             yield Lot(torch.from_numpy(rows), self._open_lot)
 
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
-        """Take one private step on the examples of the lot that `lots` has just drawn.
+        """Take one private step on the lot that `lots` has just drawn.
 
         `torch.autocast` has no effect, because the norms that bound an example's contribution must
         be exact.
 
         Args:
             lot: The lot.
-            inputs: Inputs of its examples `[lot, ...]`, in the order of `lot.rows`.
-            labels: Their labels `[lot, ...]`.
+            inputs: Inputs `[lot, ...]` of the lot's examples, in the order of `lot.rows`.
+            labels: Labels `[lot, ...]` of the lot's examples.
 
         Raises:
-            InputError: If the lot was used before, or the number of examples is not that of the
-                lot.
+            InputError: If the lot was used before, or the number of examples differs from that of
+                the lot.
         """
         if lot.number != self._open_lot:
             raise InputError(
@@ -188,7 +189,7 @@ class Private(Optimizer):
         self._open_lot, self._recipe = None, self._current_recipe()
         params, shape = self._params(), tuple(inputs.shape[1:])
         with Guard("model", self._model), without_autocast():
-            if shape not in self._tasks:  # made once, because it looks through the whole module
+            if shape not in self._tasks:  # created once, because it inspects the whole module
                 first = next(iter(self._parameters.values()))
                 self._tasks[shape] = NetworkTask(
                     self._model, shape, first.dtype, first.device, self._loss
@@ -204,18 +205,18 @@ class Private(Optimizer):
                 self._parameters[name].copy_(value[0])
 
     def epsilon(self, delta: float) -> Answer:
-        """Return the privacy spent on all lots drawn so far, at the noise of their draw.
+        """Return the privacy spent on all lots drawn so far, with the noise at each draw.
 
-        Lots count whether they were used or not.
+        All lots count, even if they were not used.
 
         Args:
             delta: Privacy parameter δ.
 
         Returns:
-            ε with both ends of its bracket, and what it assumes.
+            ε with both ends of its bracket, and the assumptions of the guarantee.
         """
         named = self._mechanism().adjacency
-        # One sample less would move the others to other rows, and change their dropout masks.
+        # Removing one sample would move others to other rows, and change their dropout masks.
         moved = not self._public or any(task.keyed for task in self._tasks.values())
         named = "zero-out" if moved and named == "add-remove" else named
         answer = account(chain.from_iterable(self._events.values()), delta, adjacency=named)
@@ -223,7 +224,7 @@ class Private(Optimizer):
         return uncertified(answer, doubt) if doubt else answer
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the states of the chain and the account of the lots drawn."""
+        """Return the state as in torch, with the chain's states and the account of all lots."""
         spent = {mine: [[*astuple(one)[:3]] for one in lots] for mine, lots in self._events.items()}
         held = {
             "chain": self._chain_states,
@@ -234,18 +235,18 @@ class Private(Optimizer):
         return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as in torch. Lots that were drawn stay spent, both here and in the loaded
-        state.
+        """Load a state, as in torch. Lots that were drawn stay spent.
 
-        Loading an earlier state of this object therefore does not lower ε.
+        This includes the lots of this object and of the loaded state. Loading an earlier state of
+        this object therefore does not lower ε.
 
         Args:
-            state_dict: From `state_dict()`.
+            state_dict: The result of `state_dict()`.
         """
         held = dict(state_dict)
         self._chain_states = held.pop("chain")
         self._lots_drawn, self._open_lot = max(self._lots_drawn, held.pop("drawn")), None
-        self._public &= held.pop("public", False)  # states of earlier versions have none
+        self._public &= held.pop("public", False)  # states of earlier versions lack this entry
         for mine, lots in held.pop("spent").items():
             known = self._events.get(mine, [])
             more = [Event(rate, noise, int(count)) for rate, noise, count in lots]
@@ -266,7 +267,7 @@ class Private(Optimizer):
 
 
 def _require_arguments(model: Any, population: Any, seed: Any, loss: Any) -> None:
-    """Reject arguments of other types."""
+    """Reject arguments of the wrong type."""
     wanted = {
         "model": (model, isinstance(model, nn.Module), WANTED["model"]),
         "population": (population, _is_whole(population, 1), WANTED["population"]),
@@ -285,7 +286,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _table(name: str, given: Any) -> Mapping[str, Any]:
-    """The keys of a table."""
+    """Return the keys of a table, after a check."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -294,7 +295,7 @@ def _table(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
-    """Reject options that the accountant cannot cover, or that need a run of known length."""
+    """Reject options that the accountant does not support, or that need a run of known length."""
     problems = [*mechanism_problems(privacy, local)]
     if privacy.epsilon:
         problems.append(
@@ -325,7 +326,7 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
 
 
 class _Named(Private):
-    """A private optimizer with a name of its own."""
+    """A private optimizer with its own name."""
 
     _name = ""
 
@@ -357,15 +358,15 @@ class _Named(Private):
 class DPSGD(_Named):
     """DP-SGD: SGD with momentum on clipped gradients with noise (Abadi et al. 2016).
 
-    It is `Private` with the optimizer "dp-sgd", and has its methods `lots`, `step` and `epsilon`.
+    It is `Private` with the optimizer "dp-sgd", and has the methods `lots`, `step` and `epsilon`.
 
     Args:
         model: The module.
-        population: Number of examples that lots are drawn from. If `privacy` has a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
-            it covers changing an example's values.
+        population: Number of examples from which lots are drawn. If `privacy` sets a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example.
+            Otherwise, it covers changing the values of an example.
         lr: Step size η.
-        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
@@ -394,15 +395,15 @@ class DPSGD(_Named):
 class DPAdam(_Named):
     """DP-Adam: Adam on clipped gradients with noise.
 
-    It is `Private` with the optimizer "dp-adam", and has its methods `lots`, `step` and `epsilon`.
+    It is `Private` with the optimizer "dp-adam", and has the methods `lots`, `step` and `epsilon`.
 
     Args:
         model: The module.
-        population: Number of examples that lots are drawn from. If `privacy` has a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
-            it covers changing an example's values.
+        population: Number of examples from which lots are drawn. If `privacy` sets a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example.
+            Otherwise, it covers changing the values of an example.
         lr: Step size η.
-        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
@@ -431,15 +432,15 @@ class DPAdam(_Named):
 class DPMuon(_Named):
     """DP-Muon: Muon on clipped gradients with noise (DP-Muon, Algorithm 1).
 
-    It is `Private` with the optimizer "dp-muon", and has its methods `lots`, `step` and `epsilon`.
+    It is `Private` with the optimizer "dp-muon", and has the methods `lots`, `step` and `epsilon`.
 
     Args:
         model: The module.
-        population: Number of examples that lots are drawn from. If `privacy` has a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
-            it covers changing an example's values.
+        population: Number of examples from which lots are drawn. If `privacy` sets a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example.
+            Otherwise, it covers changing the values of an example.
         lr: Step size η.
-        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
@@ -469,16 +470,16 @@ class DPMuon(_Named):
 class DPMuonBC(_Named):
     """DP-MuonBC: DP-Muon with a correction of the bias that noise causes (DP-Muon, Algorithm 2).
 
-    It is `Private` with the optimizer "dp-muonbc", and has its methods `lots`, `step` and
+    It is `Private` with the optimizer "dp-muonbc", and has the methods `lots`, `step` and
     `epsilon`.
 
     Args:
         model: The module.
-        population: Number of examples that lots are drawn from. If `privacy` has a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example; otherwise
-            it covers changing an example's values.
+        population: Number of examples from which lots are drawn. If `privacy` sets a public number
+            (`population` or `rate`), the guarantee covers adding and removing an example.
+            Otherwise, it covers changing the values of an example.
         lr: Step size η.
-        loss: `(outputs, targets)` -> one number per example `[examples]`.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":

@@ -1,9 +1,9 @@
 """A recipe: a chain of links for the clients, and a rule for the server.
 
-A recipe names the link states that are sent to the clients (`sent`), those that come back and are
-averaged (`returned`), and those that stay with a client until it takes part again (`persistent`).
-Its rule moves the server from the old model to the next one. Everything else in a federated round
-is the same for all recipes. `recipes.py` has the named ones.
+A recipe names the link states that the server sends to the clients (`sent`), the states that
+clients return and the server averages (`returned`), and the states that a client stores until it
+takes part again (`persistent`). The server's rule computes the next model from the old one. The
+rest of a federated round is the same for all recipes. `recipes.py` defines the named recipes.
 """
 
 import dataclasses
@@ -47,35 +47,37 @@ class Recipe:
 
     Attributes:
         chain: The links of a client.
-        server: `(old model, mean of the clients' models, states)` -> `(next model, next states)`.
+        server: Function from `(old model, mean of the clients' models, states)` to `(next model,
+            next states)`.
         sent: Names of the states that clients receive.
         returned: Names of the states that clients return. The server averages them. If no link has
-            such a state, the rule `client` makes it, with the shapes of the model.
+            such a state, the rule `client` creates it, with the shapes of the model.
         kept: Names of the states that the server stores between rounds.
-        mechanism: The privacy mechanism of a private chain. The chain sees the data only through
-            it.
-        aggregate: How replies are combined.
-        scaled: Whether the rules also take `factor`, the factor of the round's step sizes.
+        mechanism: The privacy mechanism of a private chain. The chain can read the data only
+            through this mechanism.
+        aggregate: The aggregator, which combines the replies.
+        scaled: Whether the rules also accept `factor`, the step-size factor of the round.
         steps: The number of local steps that the rule assumes; 0 if it assumes none.
         thread_safe: Whether several threads may train clients at once.
-        client_level: How whole updates are released, in place of their mean.
-        persistent: Names of the links whose state belongs to the client. It lasts while the client
-            sits rounds out, and is never sent. The state of a link named `personal` is the client's
-            own model.
-        client: `(received model, model after the local steps, states, number of local steps)` ->
-            `(model to return, states)`, at the end of a client's round.
-        counted: Whether the server's rule also takes `answered`: for each reply, its weight in the
-            mean and its number of local steps.
-        initial: State name -> a function of the model that makes the server's first state. Other
-            states begin with zeros.
+        client_level: The client-level release of whole updates, which replaces their mean.
+        persistent: Names of the links whose state belongs to the client. The client stores it
+            between the rounds in which it takes part, and never sends it. The state of a link named
+            `personal` is the client's own model.
+        client: Function from `(received model, model after the local steps, states, number of local
+            steps)` to `(model to return, states)`, which runs at the end of a client's round.
+        counted: Whether the server's rule also accepts `answered`: for each reply, its weight in
+            the mean and its number of local steps.
+        initial: Mapping of state name to a function of the model that returns the server's first
+            state. Other states start with zeros.
         personal: Name patterns, such as `head.*`, of parameters that never leave the client.
-        codecs: State name -> how messages carry it. Other states are sent as they are.
+        codecs: Mapping of state name to its encoding in messages. Other states are sent
+            uncompressed.
         clients: The number N of all clients that the rule assumes; 0 if it assumes none.
-        compression: How messages are compressed. The table `[compression]` sets it.
-        direction: Whether clients return a direction in place of a model, with the same shapes.
+        compression: The compression of messages. The table `[compression]` sets it.
+        direction: Whether clients return a direction instead of a model, with the same shapes.
 
     Raises:
-        InputError: If a part has another type, or the parts contradict each other.
+        InputError: If a part has the wrong type, or the parts contradict each other.
 
     Example:
         >>> import fedmuon
@@ -108,13 +110,13 @@ class Recipe:
     direction: bool = False
 
     def encoded(self, states: States) -> States:
-        """Return the states as messages carry them.
+        """Encode the states for a message.
 
         Args:
-            states: State name -> state.
+            states: Mapping of state name to state.
 
         Returns:
-            The same states, with those in `codecs` encoded.
+            The same states; those with an entry in `codecs` are encoded.
         """
         if not self.codecs:
             return states
@@ -122,14 +124,14 @@ class Recipe:
         return {n: own[n].encode(one) if n in own else one for n, one in states.items()}
 
     def decoded(self, states: States, like: Params) -> States:
-        """Return the states that messages carry, with the shapes of a model.
+        """Decode the states of a message, with the shapes of a model.
 
         Args:
-            states: State name -> state of a message.
+            states: Mapping of state name to a state in a message.
             like: A model with the shapes of the result.
 
         Returns:
-            State name -> state.
+            Mapping of state name to decoded state.
         """
         if not self.codecs:
             return states
@@ -138,17 +140,17 @@ class Recipe:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether anything belongs to a client and lasts while it sits rounds out."""
+        """Whether a client stores anything between the rounds in which it takes part."""
         remembers = self.compression is not None and self.compression.keeps
         return bool(self.persistent or self.personal) or remembers
 
     @property
     def personalizes(self) -> bool:
-        """Whether each client has a model of its own."""
+        """Whether each client has its own model."""
         return bool(self.personal) or PERSONAL in self.persistent
 
     def is_personal(self, name: str) -> bool:
-        """Tell whether a parameter never leaves the client.
+        """Return whether a parameter never leaves the client.
 
         Args:
             name: Name of the parameter.
@@ -160,7 +162,7 @@ class Recipe:
 
     @property
     def private(self) -> bool:
-        """Whether an accountant covers its releases."""
+        """Whether the recipe makes private releases, which an accountant covers."""
         return self.mechanism is not None or self.client_level is not None
 
     @property
@@ -170,7 +172,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         with Guard("recipe", self.server):
-            # Fields of other types would fail in the middle of a run.
+            # A field of the wrong type would raise an error only in the middle of a run.
             wanted = {
                 "chain": (isinstance(self.chain, Chain), "a fedmuon.Chain of links"),
                 "server": (callable(self.server), "a function (old, mean, states)"),
@@ -232,16 +234,18 @@ class Recipe:
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
-    """X <- mean of the clients' X (Stability note, eq. (4))."""
+    """Set X to the mean of the clients' X (Stability note, eq. (4))."""
     return mean, states
 
 
 def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
-    """X <- mean, and D <- (X - mean) / (lr E), the global direction (Stability note, Remark 3.2).
+    """Set X to the mean, and D to (X - mean) / (lr E), the global direction.
+
+    Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size of the clients.
-        steps: E, their number of local steps.
+        steps: E, the number of local steps of the clients.
         others: Step sizes of the parameters that do not use `lr`, by name.
     """
 
@@ -260,12 +264,12 @@ def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> 
 def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
     """SGD with momentum on the server, for the pseudo-gradient D = mean - X.
 
-    v <- memory v + D;  X <- X + lr v, or with Nesterov's look-ahead X + lr (D + memory v).
+    v <- memory v + D;  X <- X + lr v, or with Nesterov's look-ahead X <- X + lr (D + memory v).
     """
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
         if lr == 1 and memory == 0:
-            return mean, states  # FedAvg, to the bit
+            return mean, states  # exactly FedAvg, bit for bit
         if memory == 0:
             return {name: old[name].lerp(mean[name], lr) for name in old}, states
         moved = {name: mean[name] - old[name] for name in old}
@@ -283,9 +287,9 @@ def adaptive_step(
 ) -> ServerRule:
     """Adam, Yogi or Adagrad on the server, for D = mean - X (Reddi et al. 2021, Algorithm 2).
 
-    m <- memory m + (1 - memory) D;  X <- X + lr m / (sqrt(v) + tau), without bias correction, and
-    v begins at tau^2. With b = square_memory: "adam" v <- b v + (1 - b) D^2, "yogi"
-    v <- v - (1 - b) D^2 sign(v - D^2), "adagrad" v <- v + D^2.
+    m <- memory m + (1 - memory) D;  X <- X + lr m / (sqrt(v) + tau), without bias correction. v
+    starts at tau^2. With b = square_memory, "adam" sets v <- b v + (1 - b) D^2, "yogi" sets
+    v <- v - (1 - b) D^2 sign(v - D^2), and "adagrad" sets v <- v + D^2.
     """
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -308,27 +312,28 @@ def adaptive_step(
 
 
 def centralized(*links: Link) -> Recipe:
-    """The recipe of a centralized optimizer.
+    """Return the recipe of a centralized optimizer.
 
-    Every lasting state continues from round to round. Several clients average it.
+    Every lasting state continues from round to round. If there are several clients, the server
+    averages it.
     """
     chain = Chain(links)
     lasting = tuple(link.name for link in chain.links if link.lasting)
     return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
 
 
-# What is a client's own
+# Personal parameters of a client
 
 
 def shared_part(recipe: Recipe, params: Params) -> Params:
-    """What clients receive and return of a model: all but what is personal."""
+    """Return the part of a model that clients receive and return: all but personal parameters."""
     if not recipe.personal:
         return params
     return {name: value for name, value in params.items() if not recipe.is_personal(name)}
 
 
 def personal_part(recipe: Recipe, params: Params) -> Params:
-    """What never leaves a client of its model."""
+    """Return the personal part of a model, which never leaves a client."""
     return {name: value for name, value in params.items() if recipe.is_personal(name)}
 
 
@@ -336,10 +341,10 @@ def personal_part(recipe: Recipe, params: Params) -> Params:
 
 
 def initial_states(recipe: Recipe, params: Params) -> States:
-    """The server's states before the first round.
+    """Return the server's states before the first round.
 
-    These are the states of its links, zeros for its own, and what its aggregator declares. Only
-    the aggregator sees running statistics, which no gradient moves.
+    These are the first states of its links, zeros for its other states, and the state that its
+    aggregator declares. Running statistics have no gradient, so only the aggregator receives them.
     """
     params = shared_part(recipe, params)
     learned, _ = split_statistics(params)
@@ -360,7 +365,7 @@ def initial_states(recipe: Recipe, params: Params) -> States:
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:
-    """The state that an aggregator declares for tensors like these [S, ...], in new memory."""
+    """Return the state that an aggregator declares for tensors like these [S, ...], as a copy."""
     assert aggregator.init is not None
 
     def declared(params: Params) -> dict[str, Tensor]:
@@ -383,12 +388,12 @@ def _declared_state(aggregator: Aggregator, like: Params) -> Params:
 
 
 def aggregate_state(link: str = "") -> str:
-    """The name of the aggregator's state, for models or for the returned state of a link."""
+    """Return the name of the aggregator's state, for models or for the returned state of a link."""
     return f"aggregate-{link}" if link else "aggregate"
 
 
 def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
-    """The names of all states of the aggregator; empty if it declares none."""
+    """Return the names of all states of the aggregator; empty if it declares none."""
     names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
     return tuple(map(aggregate_state, names))
 
@@ -397,17 +402,18 @@ def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
 
 
 def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
-    """Turn a chain or a sequence of links into a recipe, and check a recipe of your own.
+    """Convert a chain or a sequence of links to a recipe, or check a custom recipe.
 
     Args:
         found: A `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of links.
-        guard: Names your object in errors. Its functions are then called inside the guard.
+        guard: Guard that names your object in errors. The recipe's functions are then called within
+            it.
 
     Returns:
-        The recipe. A chain becomes a centralized optimizer, whose lasting states clients average.
+        The recipe. A chain becomes a centralized optimizer, whose lasting states are averaged.
 
     Raises:
-        InputError: If the object is none of these.
+        InputError: If the object is not a recipe, a chain or a sequence of links.
 
     Example:
         >>> from fedmuon import links, recipes
@@ -440,7 +446,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A custom chain."""
+    """A custom chain, whose functions are called within a guard."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 
@@ -454,7 +460,7 @@ class _Chain(Chain):
 
 
 def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
-    """The recipe, with guards around its functions."""
+    """Return the recipe with guards around its functions."""
 
     def within(link: Link, part: str, read: Callable[[Any], Any]) -> Any:
         function = getattr(link, part)
@@ -484,7 +490,7 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
 
 
 def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A direction or model with its state or states, as plain dictionaries."""
+    """Return a direction or model with its state or states, as plain dictionaries."""
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(f"it returns a {type(found).__name__} and no pair of mappings")
     return mapping(found[0]), mapping(found[1])

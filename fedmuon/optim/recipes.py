@@ -1,9 +1,9 @@
-"""The federated methods and optimizers by name, each a plain function that returns a `Recipe`.
+"""The named federated methods and optimizers. Each is a plain function that returns a `Recipe`.
 
     fedmuon.recipes.fedmuon(lr=0.02, orthogonalizer=fedmuon.orthogonalizers.newton_schulz())
 
-Notation: X is the model, G the gradient of a client's batch, M the momentum, Orth the
-orthogonalizer. A client takes E local steps; then the server averages over the K clients of the
+Notation: X is the model, G the gradient of a client's batch, M the momentum, and Orth the
+orthogonalizer. A client takes E local steps. Then the server averages over the K clients of the
 round. A step size may be one number, or one per replica [S].
 """
 
@@ -70,7 +70,7 @@ MOMENTUM = ("momentum",)
 
 
 def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe]:
-    """Reject arguments that have no effect, and values that [local] cannot have."""
+    """Reject arguments that have no effect, and values that [local] does not allow."""
     signature, recipe = inspect.signature(function), function.__name__.replace("_", "-")
 
     @wraps(function)
@@ -172,8 +172,8 @@ def local_muon(
 
     M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M);  models are averaged.
 
-    State: none between rounds. Guarantee: that of `fedmuon`; the perturbation of M is 0 at the
-    start of a round.
+    State: none between rounds. Guarantee: that of `fedmuon`, with a perturbation of M that is 0 at
+    the start of each round.
     Source: Stability note.
 
     Args:
@@ -187,8 +187,8 @@ def local_muon(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -239,8 +239,8 @@ def fedmuon(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -278,11 +278,12 @@ def fedmuon_aligned(
 ) -> Recipe:
     """FedMuon with local-global alignment (Stability note, Remark 3.2).
 
-    X <- X - lr ((1 - alignment) Orth(M) + alignment D), with the last global direction D = (X -
-    mean) / (lr steps).
+    X <- X - lr ((1 - alignment) Orth(M) + alignment D), where D = (X - mean) / (lr steps) is the
+    last global direction.
 
     State: M and D, sent to the clients; M is averaged. Guarantee: the stability recursion with a
-    third state (global constants). Source: Stability note, Remark 3.2.
+        third
+    state (global constants). Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -297,8 +298,8 @@ def fedmuon_aligned(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -330,7 +331,7 @@ def fedmuon_aligned(
 
 @_recipe
 def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0) -> Recipe:
-    """FedProx: FedAvg with a pull to the server's model.
+    """FedProx: FedAvg with a proximal term that pulls each client to the server's model.
 
     x <- x - lr (G + proximal (x - X));  models are averaged.
 
@@ -338,7 +339,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        proximal: mu, the strength of the pull to the received model X. With 0 it is FedAvg.
+        proximal: mu, the strength of the pull to the received model X. With 0, this is FedAvg.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -358,19 +359,19 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
 @_recipe
 def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
-    """FedPer: FedAvg of a part of the model. Each client has its own other part.
+    """FedPer: FedAvg for one part of the model, while each client has its own other part.
 
     (x, z_i) <- (x, z_i) - lr G(x, z_i);  the mean of the clients' x is the next X.
 
-    State: z_i stays with its client, and begins as in the first model. With `data.client-test`,
-    each client tests its own (X, z_i). Guarantee: no certificate is known. Source: Arivazhagan et
-    al. 2019 (arXiv:1912.00818).
+    State: z_i stays with its client and starts from the first model. With `data.client-test`, each
+    client tests its own (X, z_i). Guarantee: no certificate is known. Source: Arivazhagan et al.
+    2019 (arXiv:1912.00818).
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         personal: Name patterns of the personal part z, such as "head.*", separated by commas.
-            Without any it is FedAvg. With all names of the BatchNorm layers, including running
-            statistics, it is FedBN (arXiv:2102.07623).
+            Without patterns, this is FedAvg. If they match all parameters and running statistics of
+            the BatchNorm layers, this is FedBN (arXiv:2102.07623).
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -396,14 +397,15 @@ def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 
     x <- x - lr G(x);  v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X));  the mean of the x is
     the next X.
 
-    State: v_i stays with its client. It begins as the first model, and takes as many steps as x,
-    with the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no
-    certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    State: v_i stays with its client. It starts from the first model, and takes as many steps as x,
+        with
+    the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no certificate
+    is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
         personal_weight: lambda, the strength of the pull to the received model X. With 0, v_i is
-            trained locally.
+            trained only on the client's own data.
         weight_decay: Decoupled weight decay of both models.
 
     Returns:
@@ -431,7 +433,7 @@ def _adaptive(
     tau: float,
     weight_decay: float,
 ) -> Recipe:
-    """FedAdam, FedYogi and FedAdagrad, of which the server's rule differs."""
+    """Return FedAdam, FedYogi or FedAdagrad, which differ only in the server's rule."""
     rule = adaptive_step(kind, server_lr or 0.1, server_momentum, server_memory, tau)
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
 
@@ -463,7 +465,7 @@ def fedadam(
         server_lr: Step size of the server. 0 means 0.1.
         server_momentum: Memory of m.
         server_memory: Memory of v.
-        tau: Bounds the step where v is small. v begins at tau^2.
+        tau: Limits the step where v is small. v starts at tau^2.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -494,7 +496,7 @@ def fedyogi(
     D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
     v <- v - (1 - server_memory) D^2 sign(v - D^2);  X <- X + server_lr m / (sqrt(v) + tau).
 
-    State: m and v, on the server; v begins at tau^2 and changes by at most a share of D^2.
+    State: m and v, on the server; v starts at tau^2 and changes by at most a share of D^2.
     Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
@@ -502,7 +504,7 @@ def fedyogi(
         server_lr: Step size of the server. 0 means 0.1.
         server_momentum: Memory of m.
         server_memory: Memory of v.
-        tau: Bounds the step where v is small. v begins at tau^2.
+        tau: Limits the step where v is small. v starts at tau^2.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -530,13 +532,14 @@ def fedadagrad(
 
     D = mean - X;  v <- v + D^2;  X <- X + server_lr D / (sqrt(v) + tau).
 
-    State: v, on the server, which begins at tau^2; and the last D. Guarantee: no certificate is
+    State: v, which starts at tau^2, and the last D, both on the server. Guarantee: no certificate
+        is
     known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_lr: Step size of the server. 0 means 0.1.
-        tau: Bounds the step where v is small. v begins at tau^2.
+        tau: Limits the step where v is small. v starts at tau^2.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -555,12 +558,12 @@ def fedadagrad(
 
 @_recipe
 def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
-    """FedNova: each client's update is divided by its number of local steps before the mean.
+    """FedNova: the server averages updates that are divided by each client's number of local steps.
 
-    X <- X + t mean_i[(x_i - X) / t_i], with t = mean_i t_i in the weights of the aggregate.
+    X <- X + t mean_i[(x_i - X) / t_i],  t = mean_i t_i.
 
-    With `[local] epochs`, clients with more samples take more steps t_i, and the mean of FedAvg
-    would favour them.
+    Both means use the weights of the aggregate. With `[local] epochs`, clients with more samples
+    take more steps t_i. FedAvg would then favour these clients, which FedNova avoids.
 
     State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
     for SGD without momentum.
@@ -608,12 +611,12 @@ def _require_clients(clients: int) -> None:
 def scaffold(
     lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
 ) -> Recipe:
-    """SCAFFOLD: steps are corrected by how a client's gradients differ from the mean over clients.
+    """SCAFFOLD: steps are corrected by the difference of a client's gradients from the mean.
 
     x <- x - lr (G - c_i + c);  then c_i+ = c_i - c + (X - x) / (E lr), the mean of the gradients.
     Server: X <- X + server_lr (mean - X);  c <- c + (K / N) mean(c_i+ - c_i).
 
-    State: c_i stays with its client; c is sent by the server, and c_i+ - c_i comes back.
+    State: c_i stays with its client. The server sends c, and clients return c_i+ - c_i.
     Guarantee: no certificate is known.
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
 
@@ -642,7 +645,7 @@ def scaffold(
         received: Params, params: Params, states: States, steps: int, factor: float
     ) -> tuple[Params, States]:
         own, shared = states["client-control"], states["server-control"]
-        if factor == 0:  # nothing moved, so nothing is known
+        if factor == 0:  # no step was taken, so the mean gradient is unknown
             return params, {**states, "control-change": zeros(params)}
         moved = {
             name: (received[name] - value) / (per_replica(lr, value) * (factor * steps))
@@ -697,9 +700,10 @@ def fedmuon_corrected(
     M_i <- momentum M_i + (1 - momentum) G;  x <- x - lr Orth(M_i - C_i + C);  then C_i <- M_i.
     Server: C <- C + (1/N) sum_i (C_i+ - C_i);  X <- (1 - K/N) X + (1/N) sum_i x_i.
 
-    State: M_i and C_i stay with their client; C is sent by the server, and the change of C_i comes
-    back. Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO
-    (arXiv:2509.26337), which claims convergence for any number of Newton-Schulz steps.
+    State: M_i and C_i stay with their client. The server sends C, and clients return the change of
+        C_i.
+    Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO (arXiv:2509.26337),
+    which claims convergence for any number of Newton-Schulz steps.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -713,8 +717,8 @@ def fedmuon_corrected(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -732,7 +736,7 @@ def fedmuon_corrected(
     _require_clients(clients)
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    apart = _others(routes, aux, aux_lr) if aux == "adamw" else {}  # without a momentum
+    apart = _others(routes, aux, aux_lr) if aux == "adamw" else {}  # parameters without a momentum
 
     def client(
         received: Params, params: Params, states: States, steps: int
@@ -783,14 +787,17 @@ def fedmuon_svd(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon with compressed momentum: messages carry its rank-r factors in both directions.
+    """FedMuon with compressed momentum: messages contain its rank-r factors in both directions.
 
-    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M);  a message has L = U_r S_r and R =
-    V_r^T of the singular value decomposition M = U S V^T, and its receiver takes M <- L R.
+    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M).
 
-    State: M, sent and returned as factors, and averaged; nothing corrects for what the factors
-    leave out. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403), whose
-    alignment is in `fedmuon-aligned`.
+    With the singular value decomposition M = U S V^T, a message contains L = U_r S_r and R = V_r^T.
+    The receiver sets M <- L R.
+
+    State: M, sent and returned as factors, and averaged. Nothing corrects for the part that the
+        factors
+    lose. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403). The
+    alignment of that paper is in `fedmuon-aligned`.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -798,15 +805,15 @@ def fedmuon_svd(
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        rank: r. A matrix [m, n] with r (m + n) >= m n is sent as it is. If that holds for all
+        rank: r. A matrix [m, n] with r (m + n) >= m n is sent uncompressed. If this applies to all
             matrices, the method is FedMuon.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -845,11 +852,11 @@ def ef21_muon(
     M_i <- momentum M_i + (1 - momentum) G;  message C(M_i - g_i);  g_i <- g_i + C(M_i - g_i).
     Server: g <- mean of all g_i;  X <- X - lr Orth(g).
 
-    C and g_i are those of [compression] with feedback = "ef21". Without it, g is the mean of the
-    round's M_i. The gradients of E local steps are all taken at X; the paper has E = 1. With
-    `aux="adamw"`, the server takes the AdamW step, by the mean gradient.
+    [compression] with feedback = "ef21" defines C and g_i. Without it, g is the mean of this
+    round's M_i. All gradients of the E local steps are computed at X; the paper uses E = 1. With
+    `aux="adamw"`, the server takes the AdamW step with the mean gradient.
 
-    State: M_i stays with its client, and the states of the step with the server. Guarantee: no
+    State: M_i stays with its client, and the states of the step stay on the server. Guarantee: no
     certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
 
     Args:
@@ -863,8 +870,8 @@ def ef21_muon(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -886,7 +893,7 @@ def ef21_muon(
     lasting = {one.name: one.init for one in of_server if one.lasting}
 
     def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        return zeros(direction), direction  # the server alone steps the model
+        return zeros(direction), direction  # only the server changes the model
 
     def client(
         received: Params, params: Params, states: States, steps: int, factor: float
@@ -959,13 +966,15 @@ def diloco(
 
     D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
 
-    State: v, on the server; the moments restart in every round, while the paper's few workers store
-    theirs. Guarantee: no certificate is known. Source: Douillard et al. 2023 (arXiv:2311.08105).
+    State: v, on the server. The clients' moments restart in every round; in the paper, the few
+        workers
+    store their moments. Guarantee: no certificate is known. Source: Douillard et al. 2023
+    (arXiv:2311.08105).
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_lr: Step size of the server. 0 means 0.7.
-        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local AdamW.
+        server_momentum: Memory of v. With 0 and server_lr = 1, this is Local AdamW.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
 
     Returns:
@@ -1012,14 +1021,14 @@ def muloco(
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
         server_lr: Step size of the server. 0 means 0.7.
-        server_momentum: Memory of v. With 0, and server_lr = 1, it is Local Muon.
+        server_momentum: Memory of v. With 0 and server_lr = 1, this is Local Muon.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -1036,7 +1045,7 @@ def muloco(
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    # The server's v is not the clients' M.
+    # The server's momentum v has another meaning than the clients' M, so M gets another name.
     steps = tuple(
         replace(one, name="local-momentum") if one.name == "momentum" else one for one in steps
     )
@@ -1044,7 +1053,7 @@ def muloco(
     return Recipe(Chain((gradient(), *steps)), rule, kept=MOMENTUM)
 
 
-# Centralized optimizers; several clients average models and lasting states
+# Centralized optimizers. With several clients, the server averages models and lasting states.
 
 
 @_recipe
@@ -1057,7 +1066,7 @@ def sgd(
 ) -> Recipe:
     """SGD with momentum: X <- X - lr M.
 
-    It is a centralized optimizer. With several clients, the server averages models and M.
+    This is a centralized optimizer. With several clients, the server averages models and M.
 
     State: M, averaged. Guarantee: the stability recursion with L = 1.
 
@@ -1093,9 +1102,9 @@ def normalized_sgd(
 ) -> Recipe:
     """Normalized SGD with momentum: X <- X - lr M / ||M||_F.
 
-    It is a centralized optimizer. With several clients, the server averages models and M.
+    This is a centralized optimizer. With several clients, the server averages models and M.
 
-    State: M, averaged. Guarantee: none, because M / ||M|| jumps at M = 0.
+    State: M, averaged. Guarantee: none, because M / ||M|| is not continuous at M = 0.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -1123,10 +1132,10 @@ def normalized_sgd(
 def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """AdamW with the constants of torch.optim.AdamW (Loshchilov, Hutter 2019).
 
-    It is a centralized optimizer. With several clients, the server averages models and both
+    This is a centralized optimizer. With several clients, the server averages models and both
     moments.
 
-    State: both moments, averaged. Guarantee: none; the recursion has no second moment.
+    State: both moments, averaged. Guarantee: none, because the recursion covers no second moment.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -1161,11 +1170,12 @@ def muon(
 ) -> Recipe:
     """Muon: X <- X - lr Orth(M).
 
-    It is a centralized optimizer. With several clients, the server averages models and all lasting
-    states.
+    This is a centralized optimizer. With several clients, the server averages models and all
+    lasting states.
 
-    State: every lasting state, averaged. Guarantee: with one client it is FedMuon. Source: Jordan
-    et al. 2024; Nesterov Muon.
+    State: every lasting state, averaged. Guarantee: with one client, that of FedMuon. Source:
+        Jordan et
+    al. 2024; Nesterov Muon.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -1178,8 +1188,8 @@ def muon(
         weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Parameter name -> how many matrices it holds. A parameter with 0 takes the auxiliary
-            step. Without it, every parameter is a matrix.
+        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
+            auxiliary step. By default, every parameter is a matrix.
         aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
@@ -1201,7 +1211,7 @@ def muon(
 
 # From the tables [local], [orthogonalizer] and [privacy] of a config to recipes
 
-# Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.
+# Each recipe, with the keys of [local] that it uses. Muon recipes also use the map and the routes.
 MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")
 HEAVY = ("momentum", "momentum_form", "weight_decay")
 ADAPTIVE_KEYS = ("server_lr", "tau", "weight_decay")
@@ -1230,8 +1240,8 @@ RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
     "local-adamw": (local_adamw, ("weight_decay",)),
     "diloco": (diloco, ("server_lr", "server_momentum", "weight_decay")),
 }
-COUNTS_CLIENTS = ("scaffold", "fedmuon-corrected")  # whose rules count all clients
-RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # every matrix has its own draws
+COUNTS_CLIENTS = ("scaffold", "fedmuon-corrected")  # their rules need the number of all clients
+RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # each matrix has its own draws
 
 
 def make_recipe(
@@ -1247,23 +1257,23 @@ def make_recipe(
     joint_block: frozenset[str] | None = None,
     turns: tuple[int, int] = (1, 1),
 ) -> Recipe:
-    """The recipe that the tables name.
+    """Return the recipe that the tables name.
 
     Args:
         local: The recipe and its options.
-        orthogonalizer: The map.
-        lr: A step size per replica [S] instead of the table's.
-        regularization: A lambda per replica [S] instead of the table's.
-        routed: How many matrices each parameter of a network holds; 0 takes the auxiliary step.
-            Without it, all parameters are matrices.
+        orthogonalizer: The orthogonalizer and its options.
+        lr: A step size per replica [S], which overrides that of the table.
+        regularization: A lambda per replica [S], which overrides that of the table.
+        routed: The number of matrices in each parameter of a network. Parameters with 0 take the
+            auxiliary step. By default, all parameters are matrices.
         privacy: The mechanism of a private recipe.
-        custom_map: A custom map instead of the table's.
+        custom_map: A custom orthogonalizer, which overrides that of the table.
         centred: Whether the rows of all gradients sum to 0.
-        clients: N, for recipes that count all clients.
-        joint_block: Names of the parameters that a private recipe clips as one block; by default
-            those that take the auxiliary step.
-        turns: The steps of the run and the lots of an epoch, for which noise is correlated by
-            buffers.
+        clients: N, for recipes whose rules need the number of all clients.
+        joint_block: Names of the parameters that a private recipe clips as one block. By default,
+            these are the parameters that take the auxiliary step.
+        turns: The number of steps in the run, and of lots in an epoch. Noise that buffers
+            correlate is optimized for these numbers.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -1283,7 +1293,7 @@ def make_recipe(
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
-    unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
+    unchecked = inspect.unwrap(recipe)  # values of a config were checked when it was read
     return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
 
 
@@ -1291,10 +1301,10 @@ def _private(
     local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
     joint_block: frozenset[str] | None = None, turns: tuple[int, int] = (1, 1),
 ) -> Recipe:  # fmt: skip
-    """dp-BASE or disk-BASE: a base optimizer that sees only what the mechanism releases.
+    """Return the recipe dp-BASE or disk-BASE: a base optimizer that reads only private releases.
 
     The released gradient is plain (DP-Muon, Algorithms 1 and 2) or filtered (DiSK, Algorithm 2).
-    Clipping takes the auxiliary parameters as one block. Guarantee: epsilon of the mechanism.
+    The auxiliary parameters are clipped as one block. Guarantee: epsilon of the mechanism.
     """
     first, base = local.recipe.split("-")
     routed = of_map["routes"] or {}
@@ -1352,7 +1362,7 @@ def _private(
 
 
 def aux_rate(local: Local) -> float:
-    """The auxiliary step size of the table."""
+    """Return the auxiliary step size that the table sets, or its default."""
     return aux_step_size(local.aux, local.aux_lr)
 
 
@@ -1370,13 +1380,13 @@ def _muon_links(
     aux: str,
     aux_lr: float,
 ) -> tuple[Link, ...]:
-    """Momentum, orthogonalization and descent.
+    """Return the links for momentum, orthogonalization and descent.
 
-    The orthogonalizer may be a link already. Parameters that are not orthogonalized keep M, or take
-    AdamW's step. The federated recipes do not send AdamW's moments, so they begin afresh in every
-    round.
+    The orthogonalizer may already be a link. Parameters that are not orthogonalized step along M,
+    or take AdamW's step. Federated recipes do not send AdamW's moments, so the moments restart in
+    every round.
     """
-    if type(orthogonalizer) is Link:  # isinstance would ask the object, which may raise anything
+    if type(orthogonalizer) is Link:  # isinstance may run the object's own code, which may raise
         orthogonal = orthogonalizer
     elif orthogonalizer is None:
         orthogonal = links.map_matrices(
@@ -1398,11 +1408,14 @@ def _muon_links(
 
 
 def _others(routes: Mapping[str, int] | None, aux: str, aux_lr: float) -> dict[str, float]:
-    """Step sizes of the parameters that are not orthogonalized."""
+    """Return the step sizes of the parameters that are not orthogonalized."""
     return {name: aux_step_size(aux, aux_lr) for name, count in (routes or {}).items() if not count}
 
 
 def aux_step_size(aux: str, aux_lr: float) -> float:
-    """The auxiliary step size. The default is FedAvg's in the Stability note (Table 3), or torch's
-    for AdamW."""
+    """Return the auxiliary step size.
+
+    The default for SGD is FedAvg's step size in the Stability note (Table 3). The default for AdamW
+    is that of torch.
+    """
     return aux_lr or (0.05 if aux == "sgd" else 1e-3)

@@ -1,12 +1,12 @@
-"""Which parameters Muon takes: a rule, and a table that shows its result.
+"""Choose the parameters that Muon updates, by a rule, and show the result as a table.
 
-A tensor [out, ...] is read as the matrix [out, -1]. Muon takes the hidden matrices. The auxiliary
-optimizer takes vectors and scalars (biases, norms, and tensors with one row or one column),
-embeddings, normalizations, and the first and the last layer. These are the first and last modules,
-in the order of registration, that own a matrix. Tensors [1, ..., n] that belong to no convolution
-are tokens or positions, and count as embeddings. If a model has no hidden matrix, as a network of
-two layers, Muon takes the largest matrix. A parameter with several names (tied weights) is hidden
-only if it is hidden under all of them.
+A tensor [out, ...] is read as the matrix [out, -1]. Muon updates the hidden matrices. The auxiliary
+optimizer updates vectors and scalars (biases, norms, and tensors with one row or one column),
+embeddings, normalizations, and the first and the last layer. These two are the first and last
+modules, in order of registration, that own a matrix. A tensor [1, ..., n] outside a convolution
+contains tokens or positions, so it counts as an embedding. If a model has no hidden matrix, such as
+a network with two layers, Muon updates the largest matrix. A parameter with several names (tied
+weights) is hidden only if it is hidden under every name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.muon import matrix_shape
 from fedmuon.tasks.models import owned_parameters
 
-FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
-GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}  # matrices in one recurrent weight
+FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> number of fused matrices
+GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}  # matrices per recurrent weight
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -32,10 +32,10 @@ class Route(NamedTuple):
 
     Attributes:
         name: Name of the parameter.
-        shape: Its shape.
-        matrices: (count, m, n) as Muon sees the parameter; None for the auxiliary optimizer.
+        shape: Shape of the parameter.
+        matrices: (count, m, n) of the matrices that Muon updates; None for the auxiliary optimizer.
         optimizer: "muon" or "aux".
-        reason: Why, such as "hidden", "vector", "first layer" or "embedding".
+        reason: The reason, such as "hidden", "vector", "first layer" or "embedding".
         param: The parameter itself.
 
     Example:
@@ -55,7 +55,7 @@ class Route(NamedTuple):
 
 
 class RoutingTable(tuple[Route, ...]):
-    """The routes of all parameters of a model: a tuple of `Route`, which prints as a table.
+    """The routes of all parameters of a model: a tuple of `Route` that you can print as a table.
 
     Example:
         >>> import torch
@@ -100,10 +100,10 @@ def routing_table(
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
         to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: The same for the auxiliary optimizer.
-        fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
-            into its k square matrices.
-        ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
+        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
+        fused: Mapping of a part of a name to k. A matrix [k d, d] or [d, k d] with this part in its
+            name is cut into its k square matrices.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Set this to False
             for a part of a network, such as one block.
 
     Returns:
@@ -169,13 +169,13 @@ def param_groups_for_muon(
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
         to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: The same for the auxiliary optimizer.
-        fused: Part of a name -> k. A matrix [k d, d] or [d, k d] with this part in its name is cut
-            into its k square matrices.
+        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
+        fused: Mapping of a part of a name to k. A matrix [k d, d] or [d, k d] with this part in its
+            name is cut into its k square matrices.
 
     Returns:
-        One group with `use_muon: True` for each number of `blocks`, and one with False. Parameters
-            come with their names.
+        One group with `use_muon: True` for each number of `blocks`, and one group with `use_muon:
+            False`. Each parameter comes with its name.
 
     Raises:
         InputError: If a pattern matches no name, or if nothing is left for Muon.
@@ -200,26 +200,27 @@ def groups(
     to_aux: Sequence[str] = (),
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Make the parameter groups of `MuonWithAux`, and print which parameter goes where, and why.
+    """Make the parameter groups of `MuonWithAux`, and print the optimizer of each parameter.
 
-    Muon takes the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
-    auxiliary optimizer, AdamW by default, takes embeddings, class tokens, the first and the last
-    layer, norms and vectors. First and last refer to the order in which the model declares its
-    layers. If it calls them in another order, name them in `to_muon` and `to_aux`. If no matrix is
-    left, Muon takes the largest one.
+    Muon updates the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
+    auxiliary optimizer, AdamW by default, updates embeddings, class tokens, the first and the last
+    layer, norms and vectors. The first and the last layer are found in the order in which the model
+    declares its layers. If the model calls its layers in another order, name them in `to_muon` and
+    `to_aux`. If no matrix is left, Muon updates the largest one.
 
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
         split_qkv: Whether query, key and value projections that share one parameter are
-            orthogonalized as three matrices. Otherwise they are one matrix.
-        ends: Whether the first and the last layer go to the auxiliary optimizer. Set it to False
+            orthogonalized as three matrices. Otherwise, they are one matrix.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Set this to False
             for a part of a network, such as one encoder layer.
         to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: The same for the auxiliary optimizer.
+        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
         show: Whether to print the table.
 
     Returns:
-        One group with `use_muon: True` for each number of `blocks`, and one with False.
+        One group with `use_muon: True` for each number of `blocks`, and one group with `use_muon:
+            False`.
 
     Raises:
         InputError: If a pattern matches no name, or if nothing is left for Muon.
@@ -263,27 +264,27 @@ def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
 
 
 def _is_matrix(param: Tensor) -> bool:
-    """Whether [out, -1] has several rows and several columns."""
+    """Return whether [out, -1] has several rows and several columns."""
     return param.ndim >= 2 and param.shape[0] > 1 and param[0].numel() > 1
 
 
 def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str:
-    """Why the parameter is no hidden matrix; empty if it is one."""
+    """Return why the parameter is not a hidden matrix; empty if it is one."""
     if isinstance(module, _NORMS):
         return "norm"
-    # A class token or a table of positions is [1, ..., n], and no filter.
+    # A class token or a table of positions has the shape [1, ..., n], and is not a filter.
     token = param.ndim > 2 and param.shape[0] == 1 and not isinstance(module, _ConvNd)
     if token or isinstance(module, _EMBEDDINGS):
         return "embedding"
     if not _is_matrix(param):
         return "vector"
     if isinstance(module, nn.RNNBase | nn.RNNCellBase) and "weight_ih" not in name:
-        return ""  # from hidden units to hidden units, even in the first or the last layer
+        return ""  # maps hidden units to hidden units, even in the first or the last layer
     return end or ""
 
 
 def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
-    """The largest matrix that no pattern names; an embedding only if there is no other."""
+    """Return the largest matrix that no pattern names; an embedding only if there is no other."""
     matrices = [
         param
         for param, reason in reasons.items()
@@ -309,13 +310,13 @@ def _route(
     if param.ndim < 2:
         raise InputError(f"{name} of shape {shape} is no matrix: take it out of to_muon.")
     short, long = sorted((param.shape[0], param.shape[1:].numel()))
-    counts = (  # of square matrices side by side
+    counts = (  # numbers of square matrices side by side
         count
         for part, count in fused.items()
         if long == count * short and any(part in name for name, _ in uses)
     )
     blocks = next(counts, 1)
-    if "weight_ih" in name or "weight_hh" in name:  # one matrix for each gate, one below the other
+    if "weight_ih" in name or "weight_hh" in name:  # one matrix per gate, stacked vertically
         gates = GATES.get(type(owner), 1)
         blocks = gates if shape[0] >= param.shape[1:].numel() else blocks
     why = "largest matrix" if largest else "fused" if blocks > 1 else "hidden"

@@ -1,7 +1,7 @@
-"""Step sizes by round: the factor of [local] lr in round r = 0, 1, ...
+"""Step sizes by round: the factor of [local] lr in rounds r = 0, 1, ...
 
-A schedule is a function of the round alone, not of the data. So the recursion of the Stability note
-holds with it; only its matrix A_t varies from round to round.
+A schedule depends only on the round, not on the data. The recursion of the Stability note therefore
+holds for it, with a matrix A_t that varies from round to round.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ SCHEDULES: Registry[Schedule] = Registry()
 
 
 def as_factor(found: Any) -> float | str:
-    """The float of a number or of an array of one number; of anything else, words for an error."""
+    """Convert a number, or an array of one number, to a float; else return text for an error."""
     held = found.detach() if hasattr(found, "detach") else found
-    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # several numbers
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # not one number
         if isinstance(held, SupportsFloat):
             return float(held)
     return found if isinstance(found, str) else plain(found, 60)
@@ -31,7 +31,7 @@ def as_factor(found: Any) -> float | str:
 def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
     """Return a factor that falls from 1 to `floor` along half a cosine.
 
-    The factor would reach `floor` in the round after the last. DiSK (C.1) sets `warm` to a
+    The factor would reach `floor` one round after the last round. DiSK (C.1) sets `warm` to one
     twentieth of all rounds.
 
     Args:
@@ -40,7 +40,7 @@ def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
         warm: Number of first rounds in which the factor rises, as in `warm_up`.
 
     Returns:
-        Round 0, 1, ... -> factor of the step size.
+        Function from a round (0, 1, ...) to the factor of the step size.
 
     Raises:
         InputError: If `warm` is negative or not below `rounds`.
@@ -76,7 +76,7 @@ def step(every: int = 10, factor: float = 0.5) -> Schedule:
         factor: The multiplier.
 
     Returns:
-        Round 0, 1, ... -> factor of the step size.
+        Function from a round (0, 1, ...) to the factor of the step size.
 
     Raises:
         InputError: If `every` is below 1.
@@ -94,13 +94,13 @@ def step(every: int = 10, factor: float = 0.5) -> Schedule:
 
 @SCHEDULES.add("warm-up")
 def warm_up(warm: int = 5) -> Schedule:
-    """Return a factor that rises to 1: 1/(warm + 1), 2/(warm + 1), ..., then 1.
+    """Return a factor that rises to 1: 1/(warm + 1), 2/(warm + 1), ..., and then stays at 1.
 
     Args:
         warm: Number of rounds with a factor below 1.
 
     Returns:
-        Round 0, 1, ... -> factor of the step size.
+        Function from a round (0, 1, ...) to the factor of the step size.
 
     Raises:
         InputError: If `warm` is negative.
@@ -121,11 +121,12 @@ def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, fl
 
         eta = K^(-(2 alpha - 1) / (3 alpha - 2))        beta = 1 - K^(-alpha / (3 alpha - 2))
 
-    Source: Nesterov Muon, Theorem 3.4. One step has beta = 0.
+    Source: Nesterov Muon, Theorem 3.4. With one step, beta is 0.
 
     Args:
         steps: K, the number of local steps of the whole run.
-        tail_index: alpha. Without it, alpha = 2 gives K^(-3/4) and 1 - K^(-1/2) (Theorem 3.5).
+        tail_index: alpha. The default is alpha = 2, with the exponents -3/4 for eta and -1/2 for
+            1 - beta (Theorem 3.5).
 
     Returns:
         Step size eta and momentum beta.

@@ -1,7 +1,8 @@
 """Orthogonalizers on stacks of matrices [..., m, n], and their Lipschitz constants.
 
-An orthogonalizer needs torch, and a certificate numpy, so each is imported when it is first used
-(PEP 562). Coefficients, and hence configs, work without either, and bounds without torch.
+Each name is imported when it is first used (PEP 562), because orthogonalizers need torch and
+certificates need numpy. Coefficients, and therefore configs, need neither. Bounds do not need
+torch.
 """
 
 from importlib import import_module
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from fedmuon.orthogonalize.polynomial import newton_schulz
     from fedmuon.orthogonalize.randomized import randomized_polar
 else:
-    # A module must not have the name of a function: importing it would hide the function.
+    # A module must not have the same name as a function, because importing it would hide the
+    # function.
     _MODULES = {
         "Uncertified": "lipschitz_constants",
         "lipschitz": "lipschitz_constants",
@@ -30,7 +32,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """The object of that name, stored for the next use."""
+        """Import the object with this name, and store it for the next use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")

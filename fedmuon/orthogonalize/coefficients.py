@@ -1,6 +1,6 @@
-"""Newton–Schulz as data: tables of coefficients with their sources, and the normalizations.
+"""Data of Newton–Schulz: tables of coefficients with their sources, and the normalizations.
 
-A step is the odd polynomial a x + b x^3 + c x^5 + ..., stored as `(a, b, c, ...)`.
+One step is the odd polynomial a x + b x^3 + c x^5 + ..., stored as `(a, b, c, ...)`.
 """
 
 import operator
@@ -21,17 +21,18 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Table:
-    """Steps in order, of which the last one repeats, and their source."""
+    """Steps in order, and their source. After the last step, the last step repeats."""
 
     steps: Schedule
     source: str
 
 
 def _taylor(degree: int) -> Step:
-    """Return x p(x^2), where p is the Taylor polynomial of l^(-1/2) at l = 1 of that degree.
+    """Return x p(x^2), where p is the Taylor polynomial of l^(-1/2) at l = 1 with this degree.
 
-    p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s (Newton-Schulz convergence). The coefficient of l^j
-    follows from the binomial theorem. All are dyadic rationals, hence exact doubles.
+    p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s (Newton–Schulz convergence). The coefficient of l^j
+    follows from the binomial theorem. All coefficients are dyadic rationals, so doubles represent
+    them exactly.
     """
     series = [comb(2 * s, s) / 4**s for s in range(degree + 1)]
     powers = range(degree + 1)
@@ -62,7 +63,7 @@ _POLAR_EXPRESS_E3 = (
     (1.8750, -1.2500, 0.3750),
 )
 
-_POLAR_EXPRESS = (  # those of the paper's Algorithm 1, over 1.01 to the power of each monomial
+_POLAR_EXPRESS = (  # from Algorithm 1 of the paper, with x^k divided by 1.01^k
     (8.2051, -22.9019, 16.4607),
     (4.0664, -2.8612, 0.5184),
     (3.9096, -2.8234, 0.5250),
@@ -124,9 +125,10 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     """Return the polynomials of `steps` Newton–Schulz steps, each with at least (a, b, c).
 
     Args:
-        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. A list that is
-            too short repeats its last step; one that is too long is cut.
-        steps: Number of steps, 0 or more.
+        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
+            step per iteration. A list that is too short repeats its last step; a list that is too
+            long is cut.
+        steps: Number of steps, at least 0.
 
     Returns:
         A tuple of `steps` tuples.
@@ -158,25 +160,25 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 
 
 def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
-    """Return coefficients whose steps, except the last, take x / factor instead of x.
+    """Return coefficients whose steps, except the last one, use x / factor instead of x.
 
-    A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding puts
-    singular values there. The factor divides them before each step, so the coefficient of x^(2k+1)
-    is divided by factor^(2k+1). The last step stays, because it brings singular values to 1. The
-    first seven steps of `polar-express-e3` with the factor 1.01 are those of `polar-express`, to
-    four decimals.
+    A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding can
+    produce such singular values. The factor therefore divides them before each step, so the
+    coefficient of x^(2k+1) is divided by factor^(2k+1). The last step is unchanged, because it
+    moves singular values to 1. With the factor 1.01, the first seven steps of `polar-express-e3`
+    equal those of `polar-express` to four decimals.
 
     Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
 
     Args:
         coefficients: A name in `COEFFICIENTS`, or a list of steps.
-        factor: The factor, at least 1. With 1 the coefficients are returned unchanged.
+        factor: The factor, at least 1. With 1, the coefficients are returned unchanged.
 
     Returns:
         The steps, each a tuple of coefficients.
 
     Raises:
-        InputError: If the factor is below 1, or if there is only one step, which is the last.
+        InputError: If the factor is below 1, or if there is only one step.
 
     Example:
         >>> from fedmuon.orthogonalize import with_safety
@@ -205,8 +207,8 @@ def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":
     return size.clamp_min(floor)
 
 
-AOL = "aol"  # not one divisor, but one for each row or column (`precondition`)
-# (||M||_F, floor) -> divisor of M. The floor is 1 for `unit`, and eps otherwise.
+AOL = "aol"  # has no single divisor, but one for each row or column (`precondition`)
+# Function from (||M||_F, floor) to the divisor of M. The floor is 1 for `unit`, and eps otherwise.
 NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
     "plus": operator.add,  # ||M||_F + eps (Stability note, Lemma D.3)
     "max": _larger,  # max(||M||_F, eps), as in torch.optim.Muon
@@ -215,9 +217,9 @@ NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
 
 
 def divisor_floor(eps: float, normalization: str) -> float:
-    """Return the floor of a normalization: 1 for `unit`, else eps.
+    """Return the floor of a normalization: 1 for `unit`, otherwise eps.
 
-    Dividing by the normalization is 1/floor-Lipschitz, except for `aol`.
+    The normalization is a 1/floor-Lipschitz map, except for `aol`.
     """
     names = ", ".join([*NORMALIZATIONS, AOL])
     if normalization not in names.split(", "):
