@@ -1,26 +1,28 @@
-"""What is proved about orthogonalizers: Lipschitz constants, output norms, approximation errors.
+"""Certificates of orthogonalizers: Lipschitz constants, output norms, approximation errors.
 
-Nothing here needs torch. A constant that is not known to hold raises `Uncertified`.
+This module does not need torch. If no constant is known to hold, it raises `Uncertified`.
 
 **Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'.
-`paper` is the constant as printed in the Stability note; `sharp` is proved here and never larger.
-The proofs share one tool. For an odd f, the map M = U S V^T -> U f(S) V^T has, in the bases U and
-V, a derivative that multiplies the symmetric part of the entry pair (i, j) by the divided
-difference f[s_i, s_j], and the antisymmetric part by f[s_i, -s_j]. Entries against the null space
-of a rectangular M are multiplied by f[s_i, 0] (Daleckii-Krein, on the dilation [[0, M], [M^T, 0]]).
-Divided differences are slopes of chords of f. Hence if f is L-Lipschitz on [-r, r], the map is
-L-Lipschitz in Frobenius norm on the ball of operator norm r, which is convex.
+`paper` is the constant published in the Stability note. `sharp` is derived in this module and is
+never larger. All derivations use the following fact. For an odd f, consider the derivative of the
+map M = U S V^T -> U f(S) V^T in the bases U and V. It multiplies the symmetric part of the entry
+pair (i, j) by the divided difference f[s_i, s_j], and the antisymmetric part by f[s_i, -s_j]. For a
+rectangular M, it multiplies entries against the null space by f[s_i, 0] (Daleckii-Krein, on the
+dilation [[0, M], [M^T, 0]]). A divided difference is the slope of a chord of f. If f is L-Lipschitz
+on [-r, r], the map is therefore L-Lipschitz in Frobenius norm on the ball of operator norm r, which
+is convex.
 
-**Output norms** (`growth`): phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s. The maps act
-on singular values alone, so phi(s) is a supremum over [0, s]. For rising functions that is the
-value at s, and for signs it is 1, whatever noise is added first. Newton-Schulz divides by
-||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op. So the argument of its
-polynomial p_T is at most s / (s + eps), min(s / eps, 1) or min(s, 1). That of `aol` is at most
-min(s / eps, 1), because its divisors are at least eps. phi is the running maximum of
-|p_T|, enclosed by intervals, or the steepest slope times the argument if that is less.
+**Output norms** (`growth`): a function phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s.
+The maps change only singular values, so phi(s) is a supremum over [0, s]. For increasing functions,
+it is the value at s. For signs it is 1, whatever noise was added before. Newton-Schulz divides by
+||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op. The argument of its
+polynomial p_T is therefore at most s / (s + eps), min(s / eps, 1) or min(s, 1). For `aol`, the
+argument is at most min(s / eps, 1), because its divisors are at least eps. phi is the running
+maximum of |p_T|, enclosed by intervals, or the steepest slope times the argument if that is
+smaller.
 
-**Approximation errors** (`newton_schulz_error`, `residual` and others): how far a map is from the
-polar factor (Stability note, Lemma D.3 and Proposition D.4; Newton-Schulz convergence).
+**Approximation errors** (`newton_schulz_error`, `residual` and others): the distance of a map from
+the polar factor (Stability note, Lemma D.3 and Proposition D.4; Newton–Schulz convergence).
 """
 
 import math
@@ -54,13 +56,13 @@ def growth(
         name: Name of the orthogonalizer, as in a config.
         lam: Smoothing of `smoothed-polar`.
         gamma: Clipping level of `clipped-sign`.
-        steps: Steps of `newton-schulz`, as the following ones.
-        coefficients: Coefficients of its steps.
-        eps: Floor of its divisor.
-        normalization: Its divisor.
+        steps: Number of steps of `newton-schulz`.
+        coefficients: Coefficients of the `newton-schulz` steps.
+        eps: Floor of the divisor of `newton-schulz`.
+        normalization: Divisor of `newton-schulz`.
 
     Returns:
-        A function s -> phi(s), with ||Orth(M)||_op <= phi(s) if ||M||_op <= s.
+        The function s -> phi(s), with ||Orth(M)||_op <= phi(s) if ||M||_op <= s.
     """
     if name == "smoothed-polar":
         return lambda s: s / math.hypot(s, math.sqrt(lam)) if s else 0.0
@@ -82,7 +84,7 @@ def growth(
     return running_maximum
 
 
-# Lipschitz constants.
+# Lipschitz constants
 
 Kind = Literal["paper", "sharp"]
 
@@ -90,7 +92,7 @@ _ANTI_CONCENTRATION = 2.35  # C_ac of Stability note, Lemma D.8
 
 
 class Uncertified(InputError):
-    """An error: no Lipschitz constant is known for this orthogonalizer with these parameters.
+    """Error: no Lipschitz constant is known for this orthogonalizer and these parameters.
 
     Example:
         >>> from fedmuon.orthogonalize import Uncertified, lipschitz
@@ -107,8 +109,8 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
 
     Args:
         name: Name of the orthogonalizer, as in a config.
-        kind: `paper` is the constant printed in the Stability note. `sharp` is proved in this
-            package and never larger.
+        kind: `paper` is the constant published in the Stability note. `sharp` is derived in this
+            package and is never larger.
         **parameters: `lam` of `smoothed-polar`; `gamma` of `clipped-sign` and `exact-sign`;
             `steps`, `coefficients`, `eps` and `normalization` of `newton-schulz`; `sigma`, `alpha`,
             `calls` and `shape` of `gaussian-smoothed-sign`.
@@ -142,16 +144,18 @@ def _newton_schulz(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> float:
-    """Lambda_T of Lemma D.3, or the steepest slope of p_T on [0, 1] over the floor.
+    """Return Lambda_T of Lemma D.3, or the steepest slope of p_T on [0, 1] divided by the floor.
 
-    *sharp.* The normalization is 1/floor-Lipschitz into the unit ball. `plus`: the derivative of
-    M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T), m = M/|M|: a contraction times at
-    most 1/e. `max`: M/max(|M|, e) is the projection onto the ball of radius e, over e. `unit`: the
-    same with e = 1. The iteration applies the odd p_T to the singular values, which are in [0, 1].
-    Both factors can be attained together at 0. So the constant is exact if |p_T'| peaks there.
+    *sharp.* The normalization maps into the unit ball and is 1/floor-Lipschitz. For `plus`, the
+    derivative of M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T) with m = M/|M|. This
+    is a contraction times at most 1/e. For `max`, M/max(|M|, e) is the projection onto the ball of
+    radius e, divided by e. `unit` is the case e = 1. The iteration applies the odd p_T to the
+    singular values, which are in [0, 1]. Both factors can be attained together at 0, so the
+    constant is exact if |p_T'| has its maximum there.
 
     *paper.* The recurrence only needs a normalization that is Lambda_0-Lipschitz into the unit
-    ball. The paper prints Lambda_0 = 2/eps for `plus`; 2/floor holds a fortiori for the others.
+    ball. The paper states Lambda_0 = 2/eps for `plus`. Then 2/floor also holds for the other
+    normalizations.
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
@@ -176,34 +180,37 @@ def _newton_schulz(
         raise Uncertified(
             "The slope of this schedule cannot be bounded in doubles: use fewer steps."
         )
-    return math.nextafter(slope / floor, math.inf) if slope else 0.0  # of a constant map
+    return math.nextafter(slope / floor, math.inf) if slope else 0.0  # 0 for a constant map
 
 
 def _gaussian_smoothed_sign(
     kind: Kind, *, sigma: float, alpha: float, calls: int, shape: tuple[int, int]
 ) -> float:
-    """1/gamma, where s_q(M + sigma H) >= gamma in all `calls` with probability 1 - alpha.
+    """Return 1/gamma, where s_q(M + sigma H) >= gamma in all `calls` with probability 1 - alpha.
 
-    On that event the sign equals the clipped sign at gamma (Corollary D.11).
+    On this event, the sign equals the clipped sign at gamma (Corollary D.11).
 
     *paper* (Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp*: the largest of that and two more floors, as each holds on its own. Let M be d1 x q with
-    d1 >= q (else transpose). Each floor fails at one call with probability at most alpha / calls,
-    whatever M is, because M is fixed before its call draws H.
+    *sharp*: the largest of three lower bounds, each valid on its own: the bound of the paper and
+    the two bounds below. Let M be d1 x q with d1 >= q (otherwise transpose it). Each bound fails at
+    one call with probability at most alpha / calls, for every M, because M is fixed before its call
+    draws H.
 
-    *By columns.* Given the others, column j of M + sigma H is Gaussian. Its distance to their span
-    is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom, which exceeds any t
-    at least as often as the central one. A unit x has an entry with |x_j| >= 1/sqrt(q), and
-    |(M + sigma H) x| >= |x_j| dist_j. So s_q >= min_j dist_j / sqrt(q), and
-    P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). Take the t that makes this alpha / calls.
+    *By columns.* Given the other columns, column j of M + sigma H is Gaussian. Its distance to
+    their span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom. For
+    every t, a noncentral chi exceeds t at least as often as the central one. A unit vector x has an
+    entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j. Therefore s_q >= min_j
+    dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). The bound is the t
+    for which this is alpha / calls.
 
-    *By rotation.* Q M = (R, 0) with R q x q for some orthogonal Q, and Q H is distributed as H. So
-    the last N = d1 - q rows of Q (M + sigma H) are sigma H2 with H2 a standard normal N x q, and
-    |(M + sigma H) x| >= sigma |H2 x| gives s_q >= sigma s_min(H2). Gordon's inequality says
-    E s_min(H2) >= sqrt(N) - sqrt(q). As s_min is 1-Lipschitz, it is below its mean by t or more
-    with probability at most exp(-t^2 / 2) (Davidson and Szarek 2001, Theorem II.13). With
-    t = sqrt(2 ln(calls / alpha)), gamma = sigma (sqrt(N) - sqrt(q) - t), if that is positive.
+    *By rotation.* For some orthogonal Q, Q M = (R, 0) with R of shape q x q, and Q H has the same
+    distribution as H. The last N = d1 - q rows of Q (M + sigma H) are therefore sigma H2, where H2
+    is a standard normal N x q matrix. From |(M + sigma H) x| >= sigma |H2 x| follows
+    s_q >= sigma s_min(H2). By Gordon's inequality, E s_min(H2) >= sqrt(N) - sqrt(q). As s_min is
+    1-Lipschitz, it is below its mean by t or more with probability at most exp(-t^2 / 2) (Davidson
+    and Szarek 2001, Theorem II.13). With t = sqrt(2 ln(calls / alpha)), the bound is
+    sigma (sqrt(N) - sqrt(q) - t), if this is positive.
     """
     _require_positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
@@ -216,7 +223,8 @@ def _gaussian_smoothed_sign(
         # Imported here: scipy takes longer to load than any other certificate takes to compute.
         from scipy.special import gammaincinv
 
-        # The quantile of chi-squared, lowered by more than scipy's error (at most 1e-13 was seen).
+        # The quantile of chi-squared, reduced by more than scipy's error (at most 1e-13 was
+        # observed).
         quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls))) * (1 - 1e-9)
         tail = math.sqrt(2 * math.log(calls / alpha))
         rotated = math.sqrt(d1 - q) - math.sqrt(q) - tail
@@ -225,9 +233,9 @@ def _gaussian_smoothed_sign(
 
 
 def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
-    """2/gamma (*paper*, Lemma D.12) or 1/gamma (*sharp*) for pairs in the tube s_q >= gamma.
+    """Return 2/gamma (*paper*, Lemma D.12) or 1/gamma (*sharp*) for pairs in the tube s_q >= gamma.
 
-    In the tube the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma
+    In the tube, the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma
     D.7).
     """
     if gamma is None:
@@ -252,10 +260,10 @@ def _require_positive(name: str, value: float) -> float:
 
 
 _CERTIFICATES: dict[str, Callable[..., float]] = {
-    # The slope of s/sqrt(s^2 + lam) at 0 attains 1/sqrt(lam) (Lemma D.1).
+    # The slope of s/sqrt(s^2 + lam) at 0 is 1/sqrt(lam) (Lemma D.1).
     "smoothed-polar": lambda kind, *, lam: 1 / math.sqrt(_require_positive("lam", lam)),
     "newton-schulz": _newton_schulz,
-    # Below gamma the map is M/gamma, which attains 1/gamma (Lemma D.9).
+    # Below gamma, the map is M/gamma, whose slope is 1/gamma (Lemma D.9).
     "clipped-sign": lambda kind, *, gamma: 1 / _require_positive("gamma", gamma),
     "gaussian-smoothed-sign": _gaussian_smoothed_sign,
     "exact-sign": _exact_sign,
@@ -263,19 +271,19 @@ _CERTIFICATES: dict[str, Callable[..., float]] = {
 }
 
 
-# Inexact polar maps (Newton-Schulz convergence). delta_q and eps_q of Definition 3 say how far Z
-# Z^T is from a projector, and Z from the polar factor.
+# Inexact polar maps (Newton–Schulz convergence). By Definition 3, delta_q is the distance of Z Z^T
+# from a projector, and eps_q is the distance of Z from the polar factor.
 
 
 def residual(initial: float, degree: int, steps: int) -> float:
-    """Return delta_q from delta_0 for Taylor steps (Newton-Schulz convergence, Lemma 2), exactly.
+    """Return delta_q from delta_0 for Taylor steps (Newton–Schulz convergence, Lemma 2), exactly.
 
-    One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2. Its power series in d starts at d^(k+1) and
-    has positive coefficients, so small residuals keep all their digits.
+    One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2. The power series of phi in d starts at
+    d^(k+1) and has positive coefficients, so small residuals lose no digits.
 
     Args:
         initial: delta_0, in [0, 1].
-        degree: Degree k of the Taylor polynomial, 1 or more.
+        degree: Degree k of the Taylor polynomial, at least 1.
         steps: Number of steps q.
     """
     current = _require_share("delta_0", initial)
@@ -286,20 +294,23 @@ def residual(initial: float, degree: int, steps: int) -> float:
 
 
 def polar_error_bound(residual: float) -> float:
-    """eps = 1 - sqrt(1 - delta) (Newton-Schulz convergence, Lemma 1); an equality for delta_q."""
+    """Return eps = 1 - sqrt(1 - delta), with equality for delta_q.
+
+    Source: Newton–Schulz convergence, Lemma 1.
+    """
     share = _require_share("delta", residual)
     return share / (1 + math.sqrt(1 - share))
 
 
 def slowdown(polar_error: float) -> float:
-    """chi = 1 / (1 - eps) (Newton-Schulz convergence, Theorem 1); infinite for eps = 1."""
+    """Return chi = 1 / (1 - eps) (Newton–Schulz convergence, Theorem 1); infinite for eps = 1."""
     share = _require_share("eps", polar_error)
     return 1 / (1 - share) if share < 1 else math.inf
 
 
 @lru_cache
 def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
-    """The powers and coefficients of phi; sums of exact fractions, rounded once."""
+    """Return the powers and coefficients of phi: sums of exact fractions, rounded once."""
     if degree < 1 or degree != int(degree):
         raise InputError(f"degree is {degree!r}: give a whole number from 1 on.")
     series = [Fraction(math.comb(2 * s, s), 4**s) for s in range(degree + 1)]
@@ -318,44 +329,44 @@ def _require_share(name: str, value: float) -> float:
 
 # Distances from the polar factor (Stability note, Lemma D.3 and Proposition D.4).
 #
-# For M = U S V^T and X = S / divisor, Newton-Schulz returns U p_T(X) V^T. Its distance from U V^T
-# is the root of sum_j (p_T(x_j) - 1)^2 over the positive singular values. There are `rank` of them,
-# and each has x_j >= tau. As ||X||_F <= 1, none exceeds top with top^2 = 1 - (rank - 1) tau^2.
-# Hence
+# For M = U S V^T and X = S / divisor, Newton-Schulz returns U p_T(X) V^T. The square of its
+# distance from U V^T is the sum of (p_T(x_j) - 1)^2 over the `rank` positive singular values, each
+# with x_j >= tau. As ||X||_F <= 1, no x_j exceeds top, where top^2 = 1 - (rank - 1) tau^2.
+# Therefore
 #
 #     ||NS(M) - msign(M)||_F <= sqrt(rank) e,   e = max over [tau, top] of |p_T(x) - 1|.
 #
-# The paper assumes full rank and takes e over all of [tau, 1]; its proof needs neither. If p_T
-# rises to 1, as for Taylor steps, then e = 1 - p_T(tau), and x = (tau, ..., tau) attains the bound.
-# Jordan's p_T crosses 1 and comes back, so `top` matters.
+# The paper assumes full rank and uses the maximum over all of [tau, 1], but its proof needs
+# neither. If p_T rises to 1, as for Taylor steps, then e = 1 - p_T(tau), and x = (tau, ..., tau)
+# attains the bound. Jordan's p_T crosses 1 and returns, so `top` matters.
 #
 # *The cubic step.* A step maps 1 - p^2 to (1 - p^2)^2 (4 - p^2) / 4, so 1 - p_T^2 <=
-# (1 - tau^2)^(2^T). The paper concludes e <= 1 - p_T^2. In fact e is
-# 1 - p_T = (1 - p_T^2) / (1 + p_T), which is up to twice smaller. Each step also drops the factor
-# (4 - p^2) / 4, which is between 3/4 and 1.
+# (1 - tau^2)^(2^T). The paper concludes e <= 1 - p_T^2. In fact,
+# e = 1 - p_T = (1 - p_T^2) / (1 + p_T), which is smaller by a factor of up to 2. Each step also
+# omits the factor (4 - p^2) / 4, which is between 3/4 and 1.
 #
 # *Without a floor (Remark D.1).* M / ||M||_F is not Lipschitz. But if ||M||_F >= nu, it equals
-# M / max(||M||_F, nu), the projection onto a ball of radius nu, over nu. So the constant is that of
-# the normalization `max` with eps = nu: 1/nu times the steepest slope of p_T. The paper begins its
-# recurrence with 2/nu instead.
+# M / max(||M||_F, nu), which is the projection onto a ball of radius nu, divided by nu. The
+# constant is therefore that of the normalization `max` with eps = nu: 1/nu times the steepest slope
+# of p_T. The recurrence of the paper starts from 2/nu instead.
 #
 # *Other ranks (Remark D.3).* If every positive singular value is at least gamma, the sign equals
-# the clipped sign at gamma. So it is 1/gamma-Lipschitz on the set of all such matrices, whatever
-# their ranks. It remains to show that a neighbour stays in this set. That needs a rank that no
-# momentum can exceed (`fedmuon.analysis.theory.exact_polar`).
+# the clipped sign at gamma. It is therefore 1/gamma-Lipschitz on the set of all such matrices,
+# whatever their ranks. It remains to show that a neighbour stays in this set. This needs a rank
+# that no momentum can exceed (`fedmuon.analysis.theory.exact_polar`).
 
 
 def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int) -> float:
-    """Return sqrt(rank) e, a bound on ||NS(M) - msign(M)||_F for M of that rank.
+    """Return sqrt(rank) e, a bound on ||NS(M) - msign(M)||_F for M of this rank.
 
     Args:
-        coefficients: Those of the steps, as for `schedule`.
+        coefficients: Coefficients of the steps, as for `schedule`.
         steps: Number of steps T.
-        tau: Floor of the positive singular values of M over the divisor.
+        tau: Lower bound of the positive singular values of M, divided by the divisor.
         rank: Rank of M.
 
     Raises:
-        InputError: If rank values of tau do not fit into the unit ball.
+        InputError: If `rank` values of size tau do not fit into the unit ball.
         Uncertified: If the schedule cannot be bounded in doubles.
     """
     if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
@@ -371,38 +382,39 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
 
 
 def printed_cubic_error(steps: int, tau: float, rank: int = 1) -> float:
-    """sqrt(rank) (1 - tau^2)^(2^T), as the Stability note prints it for the cubic step."""
+    """Return sqrt(rank) (1 - tau^2)^(2^T), the Stability note's bound for the cubic step."""
     return math.sqrt(rank) * (1 - tau**2) ** (2**steps)
 
 
-# Proved maxima of a composition p_T of odd polynomials and of its slope, by interval arithmetic.
+# Guaranteed maxima of a composition p_T of odd polynomials and of its slope, by interval
+# arithmetic.
 #
-# Intervals are pairs of arrays. Every operation rounds outward by one unit in the last place, which
-# is more than the error of round-to-nearest.
+# An interval is a pair of arrays. Every operation rounds outward by one unit in the last place,
+# which is more than the error of round-to-nearest.
 
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array]  # (lower ends, upper ends)
-Enclose = Callable[[Array, Array, Array], Interval]  # of the boxes (low, middle, high)
+Enclose = Callable[[Array, Array, Array], Interval]  # encloses a function on (low, middle, high)
 
 _GAP = 1e-9
 _NARROW = 32  # units in the last place
-# Slopes below this keep their own bounds. Near underflow the outward steps are no longer small
-# compared with a number, and the following steps multiply them.
+# Slopes below this value keep their own bounds. Near underflow, outward rounding is no longer small
+# compared with a number, and the following steps multiply it.
 _NOTHING = 1e-200
-_START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
-BOXES = 1 << 12  # of `running_maxima`
+_START, _SPLIT, _MOST = 512, 8, 1 << 20  # first boxes, pieces of a box, maximum number of boxes
+BOXES = 1 << 12  # number of boxes in `running_maxima`
 
 
 @lru_cache(maxsize=256)
 def max_slope(polynomials: Schedule) -> float | None:
-    """Return max |p_T'| over [0, 1]; None if out of reach.
+    """Return max |p_T'| over [0, 1], or None if it cannot be bounded.
 
-    The number is never below the maximum. It exceeds it by at most a relative 1e-9, or by the
-    effect of rounding.
+    The result is never below the maximum. It exceeds the maximum by a relative error of at most
+    1e-9, or by the effect of rounding.
 
-    If p_T' peaks at 0 and the slopes of its steps fall from there, the enclosure of a small box
-    [0, h] is already exact. Then prod a_t comes out to the last digits. A step that is 0 makes the
-    map constant: odd polynomials keep 0, so p_T = 0.
+    If |p_T'| has its maximum at 0 and the slopes of the steps decrease from there, the enclosure of
+    a small box [0, h] is already exact. The result then equals prod a_t to the last digits. A step
+    that is 0 makes the map constant: odd polynomials map 0 to 0, so p_T = 0.
     """
     if not all(any(step) for step in polynomials):
         return 0.0
@@ -413,10 +425,10 @@ def max_slope(polynomials: Schedule) -> float | None:
 def max_deviation(
     polynomials: Schedule, low: float, high: float, centre: float = 1.0
 ) -> float | None:
-    """Return max |p_T - centre| over [low, high], within [0, 1], rounded up in the same way.
+    """Return max |p_T - centre| over [low, high], within [0, 1], rounded up as in `max_slope`.
 
-    Where p_T is 1, only rounding is left. So boxes whose bound is within four times the widest
-    enclosure of a point are not split.
+    Where p_T is 1, only rounding errors remain. Boxes whose bound is within four times the widest
+    enclosure of a point are therefore not split.
     """
 
     def distance(*box: Array) -> Interval:
@@ -432,10 +444,10 @@ def max_deviation(
 def _maximize(enclose: Enclose, first: float, last: float, least: float) -> float | None:
     """Return max |f| over [first, last], from enclosures of f on boxes (low, middle, high).
 
-    Branch and bound: a box is dropped once its enclosure shows that it cannot exceed the best value
-    seen at a point by the gap, or by `least`. Rounding can widen an enclosure by more than the gap
-    (6e-9 was seen). A box that is too narrow to split then keeps its own bound, which is looser but
-    proved as well.
+    The method is branch and bound. A box is dropped as soon as its enclosure shows that it cannot
+    exceed the best value at a point by more than the gap, or by `least`. Rounding can widen an
+    enclosure by more than the gap (6e-9 was observed). A box that is too narrow to split then keeps
+    its own bound, which is looser but also guaranteed.
     """
     edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]
@@ -451,7 +463,7 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
             open_ = ~(bound <= best * (1 + _GAP / 2) + least)
             open_ &= high - low >= _NARROW * np.spacing(high)
             settled = max(settled, float(bound[~open_].max(initial=0.0)))
-            # Pieces of a box share their edges, so that nothing falls between them.
+            # Neighbouring pieces share their edge, so that no point lies between them.
             low, high = low[open_], high[open_]
             cuts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
             cuts[:, -1] = high
@@ -465,8 +477,8 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
 def running_maxima(polynomials: Schedule) -> Array:
     """Return upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite if unknown.
 
-    The enclosures of long schedules are wide. So |p_T| is also bounded by the maximum of the last
-    step over the range of the steps before it. The coefficients are scaled by that range.
+    The enclosures of long schedules are wide. |p_T| is therefore also bounded by the maximum of the
+    last step over the range of the steps before it, with the coefficients scaled by this range.
     """
     top = np.float64(1.0)
     for step in polynomials:
@@ -478,7 +490,7 @@ def running_maxima(polynomials: Schedule) -> Array:
 
 @lru_cache(maxsize=256)
 def _enclosed_maxima(polynomials: Schedule) -> Array:
-    """The same from the enclosures of p_T alone."""
+    """Return the same bounds from the enclosures of p_T alone."""
     edges = np.linspace(0.0, 1.0, BOXES + 1)
     low, high = edges[:-1], edges[1:]
     with np.errstate(all="ignore"):
@@ -488,7 +500,7 @@ def _enclosed_maxima(polynomials: Schedule) -> Array:
 
 
 def _lower_bound(enclose: Enclose, points: Array) -> float:
-    """A number that |f| reaches at one of the points."""
+    """Return a number that |f| reaches at one of the points."""
     with np.errstate(all="ignore"):
         low, high = enclose(points, points, points)
     reached = np.maximum(np.maximum(low, -high), 0.0)
@@ -500,10 +512,11 @@ def _enclose(
 ) -> tuple[Interval, Interval]:
     """Enclose p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
 
-    The chain rule on ranges errs by the width of a box, in every step again. So each range is
-    intersected with the mean value form around the middle, of the composed p_t and p_t' rather than
-    of single steps: p_t(box) is in p_t(middle) + p_t'(box) (box - middle). This errs by the width
-    squared, so the flat parts near 1 and the peaks inside (0, 1) need few boxes.
+    In every step, the chain rule on ranges adds an error of the width of a box. Each range is
+    therefore intersected with the mean value form around the middle: p_t(box) is in
+    p_t(middle) + p_t'(box) (box - middle). It uses the composed p_t and p_t', not those of single
+    steps. Its error is the square of the width, so the flat parts near 1 and the maxima inside (0,
+    1) need few boxes.
     """
     one = np.ones_like(low)
     around = _outward(low - middle, high - middle)
@@ -529,8 +542,9 @@ def _enclose(
 def _horner(coefficients: list[float], u: Interval) -> Interval:
     """Enclose sum_k c_k u^k for intervals u >= 0.
 
-    Nesting c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is negative. The
-    integer factors in the coefficients round once, so their intervals extend a unit either way.
+    The nested form c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is
+    negative. The integer factors in the coefficients round once, so the intervals of the
+    coefficients are extended by one unit in both directions.
     """
     ends = [
         (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients
@@ -563,5 +577,5 @@ def _square(a: Interval) -> Interval:
 
 
 def _intersect(a: Interval, b: Interval) -> Interval:
-    """The intersection of two enclosures; a NaN (an overflow) in one leaves the other."""
+    """Return the intersection of two enclosures. If one is NaN (overflow), return the other."""
     return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])

@@ -1,7 +1,7 @@
 """The exact matrix sign (polar factor) U V^T, and smoothed variants that are Lipschitz.
 
-Each function takes a stack of matrices M = U diag(s) V^T and applies a scalar function to the
-singular values s. `fedmuon.orthogonalize.lipschitz` returns the constants that are named below.
+Each function applies a scalar function to the singular values s of a stack of matrices
+M = U diag(s) V^T. `fedmuon.orthogonalize.lipschitz` returns the constants named below.
 """
 
 import torch
@@ -21,7 +21,8 @@ from fedmuon.orthogonalize.spectral import (
     wide,
 )
 
-# Squares of float64 entries stay normal numbers between these; float32 inputs always do.
+# Within this range, the squares of float64 entries are normal numbers. Float32 inputs are always
+# within it.
 _LOW, _HIGH = 1e-280, 1e280
 
 
@@ -42,7 +43,7 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
     Raises:
         InputError: If `lam` is not positive and finite, or does not broadcast.
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -73,7 +74,7 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
     Raises:
         InputError: If `gamma` is not positive and finite, or does not broadcast.
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -90,12 +91,12 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 def exact_sign(matrix: Tensor) -> Tensor:
     """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T, the polar factor.
 
-    Singular values up to max(m, n) eps s_max count as zero, with the eps of M's dtype. Rounding
-    leaves values of this size where the exact value is zero.
+    Singular values up to max(m, n) eps s_max count as zero, where eps belongs to M's dtype.
+    Rounding leaves values of this size in place of exact zeros.
 
     Guarantee: none on all matrices, because the map jumps where a singular value crosses 0. It is
     1/gamma-Lipschitz between matrices whose smallest singular value is at least gamma. The paper
-    prints 2/gamma (Lemma D.12).
+    states 2/gamma (Lemma D.12).
 
     Source: Stability note, section 3.
 
@@ -106,7 +107,7 @@ def exact_sign(matrix: Tensor) -> Tensor:
         The polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -121,8 +122,8 @@ def exact_sign(matrix: Tensor) -> Tensor:
         return Spectral.apply(matrix, matrix.new_zeros(()), lambda s, _: s, exact_sign)
     view, flipped = wide(matrix)
     cut = view.shape[-1] * torch.finfo(matrix.dtype).eps
-    # With float64 the Gram path fails if M lacks full rank. So where checks are deferred, its
-    # success is not assumed.
+    # With float64, the Gram path fails if M does not have full rank. If checks are deferred, its
+    # success is therefore not assumed.
     out = _by_gram(view, cut) if at_hand(view.device) or view.dtype != torch.float64 else None
     if out is None:
         zero = torch.zeros((), dtype=torch.float64, device=view.device)
@@ -133,10 +134,10 @@ def exact_sign(matrix: Tensor) -> Tensor:
 def quotient_sign(matrix: Tensor) -> Tensor:
     """Return the exact sign of matrices whose rows sum to 0, without a false direction.
 
-    The columns of Q [n, n-1] are an orthonormal basis of the vectors that sum to 0. Then M is (M Q)
-    Q^T, and U V^T is sign(M Q) Q^T. In floating point the rows of M sum to 0 only up to rounding.
-    If M is small compared with the gradients that it was summed from, `exact_sign` would treat this
-    rounding as a direction.
+    The columns of Q [n, n-1] are an orthonormal basis of the vectors with sum 0. Then M equals (M
+    Q) Q^T, and U V^T equals sign(M Q) Q^T. In floating point, the rows of M sum to 0 only up to
+    rounding. If M is small compared with the gradients in its sum, `exact_sign` would treat this
+    rounding error as a direction.
 
     Guarantee: that of `exact_sign`.
 
@@ -147,7 +148,7 @@ def quotient_sign(matrix: Tensor) -> Tensor:
         The polar factors `[..., m, n]`, with the dtype and device of M.
 
     Raises:
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -175,8 +176,8 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        sigma: Noise level σ >= 0 (0 is `exact_sign`): one number, or a tensor that broadcasts over
-            the leading axes.
+        sigma: Noise level σ >= 0: one number, or a tensor that broadcasts over the leading axes.
+            With 0, the result is `exact_sign`.
         noise: H `[m, n]`, or with leading axes that broadcast. A run and its neighbours share one
             H.
 
@@ -185,7 +186,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
     Raises:
         InputError: If `sigma` is negative or not finite, or does not broadcast.
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -210,11 +211,12 @@ def _drop_below(cut: float) -> Divisor:
 
 
 def _by_gram(view: Tensor, cut: float) -> Tensor | None:
-    """Return U V^T of [..., q, d] through the float64 Gram matrix G, or None if not accurate.
+    """Return U V^T of [..., q, d] through the float64 Gram matrix G, or None if it is not accurate.
 
-    Eigenvalues of G err by about noise = eps tr G, so the relative error of an eigenvalue w is
-    noise / w. Each must be within the target, or lie below the cut by a margin that noise cannot
-    produce. Float32 inputs offer this margin: their cut is far above the noise of float64.
+    Eigenvalues of G have errors of about noise = eps tr G, so the relative error of an eigenvalue w
+    is noise / w. For each eigenvalue, this error must be within the target, or the eigenvalue must
+    lie below the cut by a margin that noise cannot produce. Float32 inputs have this margin,
+    because their cut is far above the noise of float64.
     """
     product = gram(view, torch.float64)
     trace = product.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
@@ -232,10 +234,10 @@ def _by_gram(view: Tensor, cut: float) -> Tensor | None:
     zero = torch.zeros_like(trace[..., 0])
     small = inverse(values.clamp_min(0).sqrt(), vectors, zero, _drop_below(cut))
     # The last product multiplies an inverse of norm 1/s_min by M. Its error is cond(M) times the
-    # eps of the dtype that it runs in.
+    # eps of the dtype in which it is computed.
     info = torch.finfo(view.dtype)
     mild = info.eps**2 * trace <= TARGETS[view.dtype] ** 2 * values
     narrow = at_hand(view.device) and bool(
         mild.all()
-    )  # rare: not assumed where checks are deferred
+    )  # rare, so not assumed if checks are deferred
     return apply(small, view, view.dtype if narrow else torch.float64)

@@ -1,9 +1,9 @@
-"""Newton–Schulz iterations: odd polynomials of a normalized matrix, from matrix products alone.
+"""Newton–Schulz iterations: odd polynomials of a normalized matrix, using only matrix products.
 
-Half precision (bfloat16, float16) iterates as torch.optim.Muon does: operands and results of every
-product are rounded to it, and sums are float32. A CPU without such products emulates them by
-float32 products that round in the same places. That is a hundred times faster than torch's own
-fallback.
+In half precision (bfloat16, float16), the iteration is that of torch.optim.Muon: operands and
+results of every product are rounded to this dtype, and sums are float32. A CPU without such
+products emulates them by float32 products that are rounded at the same places. This is a hundred
+times faster than torch's own fallback.
 """
 
 from collections.abc import Callable
@@ -31,14 +31,14 @@ from fedmuon.orthogonalize.spectral import (
     wide,
 )
 
-# Divisors in this range can be squared without overflow, and without an underflow that matters.
+# Divisors in this range can be squared without overflow and without relevant underflow.
 _RANGE = {torch.float16: (1e-2, 6e4), torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
-# (||M||_F [B], the scale that was taken out of M: [B] or 1) -> divisor of M [B]
+# (||M||_F [B], scale by which M was already divided: [B] or 1) -> divisor of M [B]
 Divide = Callable[[Tensor, Tensor | float], Tensor]
 
 _HALF = (torch.bfloat16, torch.float16)
-_SMALL = 64  # products with a shorter side take as long as reading their operands
-_WIDER = 2  # a product takes this much longer in the next wider dtype
+_SMALL = 64  # a product with a shorter side than this is as slow as reading its operands
+_WIDER = 2  # slowdown of a product in the next wider dtype
 
 
 def newton_schulz(
@@ -51,32 +51,34 @@ def newton_schulz(
 ) -> Tensor:
     """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
 
-    The result is U p_T(S) V^T for M / divisor = U S V^T and the composed polynomial p_T. It is near
-    U V^T if the coefficients converge and no positive singular value is tiny.
+    The result is U p_T(S) V^T, where M / divisor = U S V^T and p_T is the composed polynomial. It
+    is near U V^T if the coefficients converge and no positive singular value is very small.
 
-    Guarantee: L-Lipschitz in the Frobenius norm, with L the steepest slope of p_T on [0, 1] over
-    the floor of the divisor (eps, or 1 for `unit`). The paper prints a larger constant, Lambda_T.
-    With `aol` there is no such constant, and U and V are those of the preconditioned matrix.
+    Guarantee: L-Lipschitz in the Frobenius norm, where L is the steepest slope of p_T on [0, 1]
+        divided
+    by the floor of the divisor (eps, or 1 for `unit`). The paper states a larger constant,
+    Lambda_T. For `aol`, no constant exists, and U and V belong to the preconditioned matrix.
 
-    Source: Stability note, Lemma D.3; each table in `COEFFICIENTS` names its own.
+    Source: Stability note, Lemma D.3. Each table in `COEFFICIENTS` names its own source.
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        steps: Number of steps T, 0 or more.
-        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. The last one
-            repeats if there are fewer than `steps`.
+        steps: Number of steps T, at least 0.
+        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
+            step per iteration. If the list is shorter than `steps`, its last step repeats.
         eps: Floor of the divisor, > 0. `unit` does not use it.
         normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
             max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning.
-        products: The dtype of the iterates after the division, such as torch.bfloat16; None is that
-            of M. The result then has errors of a few eps of that dtype, and no constant L.
+        products: The dtype of the iterates after the division, such as torch.bfloat16. The result
+            then has errors of a few eps of this dtype, and no constant L. With None, it is the
+            dtype of M.
 
     Returns:
         Z after the last step `[..., m, n]`, with the dtype and device of M.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -96,20 +98,23 @@ def newton_schulz(
 
 
 def precondition(matrix: Tensor, floor: float) -> Tensor:
-    """Divide each row i by max(sqrt(sum_j |G_ij|), floor), G = M M^T (AOL preconditioning).
+    """Divide each row i by max(sqrt(sum_j |G_ij|), floor), where G = M M^T (AOL preconditioning).
 
     Matrices with more rows than columns are transposed first, so their columns are divided and
-    G = M^T M, as in the paper. The result has ||.||_op <= 1: with D the diagonal matrix of
-    divisors, its Gram matrix D^-1 G D^-1 is similar to D^-2 G, whose rows have absolute sums of at
-    most 1. Its singular values are usually nearer to 1 than those of M / ||M||_F. Its polar factor
-    differs from that of M, unless G is diagonal or all divisors are equal.
+    G = M^T M, as in the paper. The result has ||.||_op <= 1. To see this, let D be the diagonal
+    matrix of the divisors. The Gram matrix D^-1 G D^-1 is similar to D^-2 G, whose rows have
+    absolute sums of at most 1. The singular values of the result are usually nearer to 1 than those
+    of M / ||M||_F. Its polar factor differs from that of M, unless G is diagonal or all divisors
+    are equal.
 
-    Source: Turbo-Muon (arXiv:2512.04632), from almost-orthogonal layers (arXiv:2208.03160). Their
-    code floors sum_j |G_ij| at eps; here its root is floored, so eps has the unit of M.
+    Source: Turbo-Muon (arXiv:2512.04632), based on almost-orthogonal layers (arXiv:2208.03160).
+        Their
+    code applies the floor eps to sum_j |G_ij|. This function applies it to the root, so eps has the
+    unit of M.
 
     Args:
         matrix: The stack M [..., m, n].
-        floor: Smallest divisor, > 0. Zero rows stay zero.
+        floor: Smallest divisor, > 0. Rows that are zero stay zero.
     """
     if matrix.numel() == 0:
         return matrix.clone()
@@ -128,15 +133,15 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
 def scaled_newton_schulz(
     matrix: Tensor, divisor: Tensor, steps: int, coefficients: Coefficients = "cubic"
 ) -> Tensor:
-    """Iterate as `newton_schulz` does, from M / divisor with a divisor that the caller computes.
+    """Iterate as `newton_schulz` does, from M / divisor with a divisor that the caller provides.
 
     Source: Nesterov Muon, section 2.
 
     Args:
         matrix: The stack M [..., m, n].
-        divisor: One number > 0 per matrix [...], at least ||M||_op. With a smaller divisor the
+        divisor: One number > 0 per matrix [...], at least ||M||_op. With a smaller divisor, the
             iteration may diverge.
-        steps: Number of steps T, 0 or more.
+        steps: Number of steps T, at least 0.
         coefficients: As for `newton_schulz`.
 
     Returns:
@@ -155,7 +160,7 @@ def _iterate(
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
     out = _iterate_on_gram(stack, polynomials, divide) if products not in _HALF else None
-    if out is None:  # iterate on Z itself: two large products a step
+    if out is None:  # iterate on Z itself, with two large products per step
         z = _normalize(stack, divide).to(products)
         if z.dtype not in _HALF or native_half(z.dtype, z.device):
             out = _iterate_on_matrix(polynomials, z, lambda x: x)
@@ -167,7 +172,7 @@ def _iterate(
 
 
 def _normalize(stack: Tensor, divide: Divide) -> Tensor:
-    """Return M over its divisor. Extreme matrices are first divided by max|M|, in float64."""
+    """Return M divided by its divisor. Extreme matrices are first divided by max|M|, in float64."""
     divisor = divide(torch.linalg.vector_norm(stack, dim=(-2, -1)), 1.0)
     if _in_range(divisor):
         return stack / divisor[..., None, None]
@@ -186,7 +191,7 @@ def _in_range(divisor: Tensor) -> bool:
 
 
 def native_half(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the hardware multiplies in this half precision; on a CPU, oneDNN knows."""
+    """Return whether the hardware multiplies in this half precision. On a CPU, oneDNN is asked."""
     if device.type != "cpu":
         return True
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -195,9 +200,9 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
 def _iterate_on_matrix(
     polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return Z_T [B, q, d]. A step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T.
+    """Return Z_T [B, q, d]. One step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T.
 
-    A stack of one matrix is iterated as a matrix, because plain products are faster.
+    A stack with one matrix is iterated as a matrix, because plain products are faster.
     """
     if len(z) == 1 and z.ndim == 3:
         return _iterate_on_matrix(polynomials, z[0], rounded)[None]
@@ -225,7 +230,7 @@ def _bracket(
 
 
 def degree(step: Step) -> int:
-    """The largest k with a term x^(2k+1)."""
+    """Return the largest k for which the step has a term x^(2k+1)."""
     top = len(step) - 1
     while top > 0 and not step[top]:
         top -= 1
@@ -233,7 +238,7 @@ def degree(step: Step) -> int:
 
 
 def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
-    """beta C + alpha A B of matrices [., .] or stacks [B, ., .]; plain products are faster."""
+    """Return beta C + alpha A B for matrices or stacks; plain products are faster than stacks."""
     if a.ndim == 2:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
     if len(a) == 1:
@@ -242,13 +247,13 @@ def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
-    """Iterate on G = Z Z^T [B, q, q] alone, with two large products in all, or return None.
+    """Iterate only on G = Z Z^T [B, q, q], with two large products in total, or return None.
 
-    Z_T = P Z_0, where P is the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all
-    polynomials of one matrix, and G_{t+1} = Q_t G_t Q_t. The slope of p_T at 0 is gain = prod a_t.
-    Rounding G_0 moves its small eigenvalues by eps, and every step multiplies that by a_t^2. So the
-    error is eps gain^2, compared with eps gain for the direct iteration. Hence G is iterated in
-    the first dtype whose eps gain^2 is within tolerance.
+    Z_T = P Z_0, where P is the product of the small matrices Q_t = a I + b G_t + c G_t^2 + ... All
+    of them are polynomials of one matrix, and G_{t+1} = Q_t G_t Q_t. The slope of p_T at 0 is
+    gain = prod a_t. Rounding changes the small eigenvalues of G_0 by eps, and every step multiplies
+    this error by a_t^2. The final error is therefore eps gain^2, compared with eps gain for the
+    direct iteration. The function uses the first dtype for which eps gain^2 is within tolerance.
     """
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
@@ -269,12 +274,12 @@ def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Ten
 def gram_dtypes(
     short: int, long: int, dtype: torch.dtype, polynomials: Schedule
 ) -> tuple[torch.dtype, ...]:
-    """The dtypes in which to iterate on the Gram matrix of [short, long], best first.
+    """Return the dtypes in which to iterate on the Gram matrix of [short, long], best first.
 
-    Empty if the iteration on Z itself is better. The Gram side is faster if it needs less
-    arithmetic, or if the matrices are so small that passes over Z dominate. In units of 2 q^3 flop,
-    with d = r q and quintic steps, it costs 2 r + 4 T - 3, times `_WIDER` in a wider dtype. The
-    iteration on Z costs T (2 r + 1).
+    The result is empty if the iteration on Z itself is better. The Gram iteration is faster if it
+    needs less arithmetic, or if the matrices are so small that reading Z takes most of the time.
+    Let d = r q. For quintic steps, the Gram iteration costs 2 r + 4 T - 3, in units of 2 q^3 flop,
+    times `_WIDER` in a wider dtype. The iteration on Z costs T (2 r + 1).
     """
     if dtype in _HALF or not polynomials:
         return ()
@@ -289,17 +294,17 @@ def gram_dtypes(
 
 
 def _gain(polynomials: Schedule) -> float:
-    """A bound on the slope of the composed polynomial at 0."""
+    """Return a bound on the slope of the composed polynomial at 0."""
     return prod(max(1.0, abs(step[0])) for step in polynomials)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """The largest relative error that a rearranged computation may add, by dtype of the input."""
+    """Return the relative error that a reordered computation may add, by dtype of the input."""
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 
 def _polynomial(step: Step, g: Tensor) -> Tensor:
-    """a I + b G + c G^2 + ... [B, q, q]."""
+    """Return a I + b G + c G^2 + ... [B, q, q]."""
     if degree(step) == 0:
         out = torch.zeros_like(g)
     else:

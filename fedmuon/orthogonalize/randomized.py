@@ -1,8 +1,9 @@
 """Randomized low-rank polar maps (Nesterov Muon, Algorithms 1 and 2).
 
-With Q an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
-It depends on Y only through the range of Y. So any well-conditioned basis may replace Y between the
-products: in exact arithmetic nothing changes, and powers lose no digits.
+If Q is an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
+It depends on Y only through the range of Y. Between the products, Y may therefore be replaced by
+any well-conditioned basis of its range. In exact arithmetic the result is the same, and in floating
+point powers lose no digits.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +25,12 @@ Sketch = Callable[[Tensor, int, list[np.random.Generator]], Tensor]  # M -> samp
 Axis = Literal["columns", "rows"]
 Delta = Literal["frobenius", "operator"]
 
-# The divisor that Nesterov Muon uses with each sketch.
+# The divisor that the paper Nesterov Muon uses with each sketch.
 DELTAS: dict[str, Delta] = {"gaussian": "frobenius", "kaczmarz": "operator"}
-# Squared sine of the angle between a column and those before it. Below this, the rounding of the
-# float64 Gram matrix (about 1e-13 for a thousand columns) starts to show in the factor.
+# Squared sine of the angle between a column and those before it. Below this value, rounding in the
+# float64 Gram matrix (about 1e-13 for a thousand columns) becomes visible in the factor.
 _LEAST_PIVOT = 1e-10
-_LOW, _HIGH = 1e-15, 1e15  # norms between these square safely in float32
+_LOW, _HIGH = 1e-15, 1e15  # norms in this range can be squared in float32
 
 
 def randomized_polar(
@@ -50,25 +51,26 @@ def randomized_polar(
     Newton–Schulz polynomial of `newton_schulz`.
 
     Guarantee: no Lipschitz constant, because a small change of M can make the sketch miss a
-    direction. Nesterov Muon bounds the quality (gamma, nu) of the result instead.
+        direction.
+    The paper Nesterov Muon bounds the quality (gamma, nu) of the result instead.
 
     Source: Nesterov Muon, Algorithm 1 (`gaussian`) and Algorithm 2 (`kaczmarz`).
 
     Args:
         M: The stack `[..., m, n]`.
-        rank: Target rank, 1 or more.
-        oversample: Extra columns of the sketch, 0 or more.
-        power: Number h of power iterations, 0 or more.
+        rank: Target rank, at least 1.
+        oversample: Number of extra columns of the sketch, at least 0.
+        power: Number h of power iterations, at least 0.
         steps: Number of Newton–Schulz steps T.
-        coefficients: Those of the steps, as for `newton_schulz`.
+        coefficients: Coefficients of the steps, as for `newton_schulz`.
         sketch: `gaussian` mixes all columns; `kaczmarz` samples columns by their squared norms.
-        generator: A NumPy or torch generator: one for all matrices, or k for k equal runs of
-            consecutive matrices. None uses torch's default generator, which `torch.manual_seed`
-            seeds.
-        axis: What the sketch mixes or samples: `columns` as in the paper, or `rows`, which is the
-            same map of M^T.
+        generator: NumPy or torch generators: one for all matrices, or a sequence of k generators
+            for k groups of consecutive matrices of equal size. None uses torch's default generator,
+            which `torch.manual_seed` seeds.
+        axis: The axis that the sketch mixes or samples: `columns` as in the paper, or `rows`, which
+            is the same map applied to M^T.
         delta: The divisor of B = Q^T M: `frobenius` is ||M||_F, `operator` is ||B||_op. A number,
-            or numbers `[...]`, must be at least ||M||_op. None takes the one of the sketch's
+            or numbers `[...]`, must be at least ||M||_op. None selects the divisor of the sketch's
             algorithm.
 
     Returns:
@@ -76,7 +78,7 @@ def randomized_polar(
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
-        NonFinite: If M holds NaN or infinity.
+        NonFinite: If M contains NaN or infinity.
 
     Example:
         >>> import torch
@@ -107,7 +109,7 @@ def randomized_polar(
     work = M.dtype if M.dtype in (torch.float32, torch.float64) else torch.float32
     stack, scale = _scale_into_range(M.reshape(-1, *M.shape[-2:]).to(work))
     samples = SKETCHES[sketch](stack, width, _numpy_generators(generator, len(stack)))
-    for _ in range(power):  # reconditioned before every product
+    for _ in range(power):  # the basis is replaced before every product
         across = multiply(stack.mT, _condition(samples))
         samples = multiply(stack, _condition(across))
     basis = orthonormal(samples)
@@ -118,7 +120,7 @@ def randomized_polar(
 
 
 def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale matrices so that their squares are safe; also return the factors [B] taken out."""
+    """Scale matrices so that they can be squared; also return the divisors [B]."""
     size = torch.linalg.vector_norm(stack, dim=(-2, -1))
     if holds(((size >= _LOW) & (size <= _HIGH)).all()):
         return stack, torch.ones_like(size)
@@ -147,22 +149,23 @@ def _divisor(
 def orthonormal(samples: Tensor) -> Tensor:
     """Return Q [B, m, l] with the range of tall `samples` [B, m, l]; columns beyond its rank are 0.
 
-    Cholesky QR, twice. A Gram matrix and its Cholesky factor cost a few matrix products, whereas
-    Householder QR works column by column. They square the condition number, so the Gram matrix is
-    float64. Matrices whose pivots are lost in rounding go to a QR that decides on the rank. The
-    first pass leaves columns orthonormal up to eps cond, and the second one up to eps.
+    The method is Cholesky QR, applied twice. A Gram matrix and its Cholesky factor cost a few
+    matrix products, whereas Householder QR works column by column. They square the condition
+    number, so the Gram matrix is float64. If rounding dominates the pivots of a matrix, a QR that
+    detects the rank is used instead. After the first pass, columns are orthonormal up to eps cond,
+    and after the second pass up to eps.
     """
     return _condition(_condition(samples))
 
 
 def _condition(samples: Tensor) -> Tensor:
-    """One pass: the same range, with columns orthonormal up to eps cond, which is far below 1."""
+    """Make one pass: the same range, with columns orthonormal up to eps cond, far below 1."""
     product = gram(samples.mT, torch.float64)
-    size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # of columns, [B, l]
+    size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # norms of the columns, [B, l]
     empty = size == 0
     size = torch.where(empty, 1.0, size)
     product = product / (size.unsqueeze(-1) * size.unsqueeze(-2))
-    product.diagonal(dim1=-2, dim2=-1).add_(empty)  # an empty column stays empty
+    product.diagonal(dim1=-2, dim2=-1).add_(empty)  # a zero column stays zero
     factor, failed = torch.linalg.cholesky_ex(product)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
     lost = (failed != 0) | ~(pivots >= _LEAST_PIVOT)
@@ -177,7 +180,7 @@ def _condition(samples: Tensor) -> Tensor:
 
 
 def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
-    """The same by QR and an SVD of the small factor; directions made by rounding become 0."""
+    """Make the same pass by QR and an SVD of the small factor; rounding directions become 0."""
     q, r = torch.linalg.qr(samples.double() / size.unsqueeze(-2))
     u, s, _ = torch.linalg.svd(r)
     cut = 10 * samples.shape[-2] * torch.finfo(torch.float64).eps
@@ -188,9 +191,9 @@ def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
 def _numpy_generators(generator: Generators, count: int) -> list[np.random.Generator]:
     """Return NumPy generators for a stack of `count` matrices.
 
-    A generator of torch supplies one seed per call. Each generator draws one sketch, with the same
-    numbers for every dtype and device. k generators serve k equal runs of consecutive matrices, so
-    that coupled replicas share a sketch.
+    A torch generator supplies one seed per call. Each generator draws one sketch, with the same
+    numbers for every dtype and device. With k generators, each serves one of k groups of
+    consecutive matrices of equal size, so that coupled replicas share a sketch.
     """
     alone = generator is None or isinstance(generator, Generator)
     asked: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
@@ -210,7 +213,7 @@ def _numpy_generators(generator: Generators, count: int) -> list[np.random.Gener
 
 
 def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
-    """M Omega with Omega [n, l] standard Gaussian (Nesterov Muon, Algorithm 1, line 1)."""
+    """Return M Omega with Omega [n, l] standard Gaussian (Nesterov Muon, Algorithm 1, line 1)."""
     shape = (stack.shape[-1], width)
     omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
     runs = stack.reshape(len(generators), -1, shape[0])
@@ -222,10 +225,10 @@ def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     """Draw l columns with probabilities pi_j = ||M_j||^2 / ||M||_F^2.
 
     This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator invert their
-    own distributions at the same uniforms. Only the range of the samples is used, so the factor
-    1/sqrt(l pi_j) is left out, and a column that is drawn again becomes 0.
+    own distributions at the same uniform numbers. Only the range of the samples is used. The factor
+    1/sqrt(l pi_j) is therefore omitted, and a column that is drawn again becomes 0.
     """
-    # In blocks of rows that fit a cache: several times faster than one reduction on a CPU.
+    # Blocks of rows fit into a cache. On a CPU, this is several times faster than one reduction.
     blocks = [rows.square().sum(-2).double() for rows in stack.split(256, dim=-2)]
     share = torch.stack(blocks).sum(0)
     edges = share.cumsum(-1)

@@ -1,9 +1,9 @@
 """The shared core: apply an odd function f to the singular values of a stack of matrices.
 
-O = U diag(f(s)) V^T is f(s)/s applied to the smaller Gram matrix, times M. That takes two large
-products and a q x q eigenproblem, where q is the smaller side. Forming the Gram matrix squares the
-condition number. So this path runs only if a bound shows that it costs no digits; otherwise an SVD
-in float64 is used.
+O = U diag(f(s)) V^T is f(s)/s, applied to the smaller Gram matrix, times M. This takes two large
+products and a q x q eigenproblem, where q is the smaller side. The Gram matrix squares the
+condition number. This path is therefore used only if a bound shows that no digits are lost.
+Otherwise, an SVD in float64 is used.
 """
 
 import math
@@ -19,9 +19,9 @@ from fedmuon.core.errors import InputError, NonFinite
 Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
 
 # The relative error that the Gram path may have, by dtype of the input. The tests allow ten times
-# more, which leaves room for the constants of the eigensolver.
+# this error, because of the constants of the eigensolver.
 TARGETS = {torch.bfloat16: 1e-6, torch.float16: 1e-6, torch.float32: 1e-6, torch.float64: 1e-12}
-# The dtypes worth trying for the Gram path, cheapest first, by dtype of the input.
+# The dtypes that the Gram path tries, cheapest first, by dtype of the input.
 WORK_DTYPES: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.bfloat16: (torch.float64,),
     torch.float16: (torch.float64,),
@@ -30,11 +30,13 @@ WORK_DTYPES: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 }
 
 
-# Devices on which an inverse root comes from products, and the shortest side for which it does. An
-# eigensolver is sequential: on an H200, 12 matrices of side 768 take it 91 ms, and products 9 ms.
+# On these devices, the inverse root is computed by products, from this shortest side on. An
+# eigensolver is sequential: for 12 matrices of side 768, it takes 91 ms on an H200, and products
+# take 9 ms.
 BY_PRODUCTS, SHORTEST = {"cuda"}, 64
-# Odd quintics (a, b, c), each the best uniform approximation of 1 on the image of [REACH, 1] under
-# those before. Together they map [REACH, 1] into 1 +- 1e-15 (Polar Express, arXiv:2505.16932).
+# Odd quintics (a, b, c). Each is the best uniform approximation of 1 on the image of [REACH, 1]
+# under the quintics before it. Together they map [REACH, 1] into 1 +- 1e-15 (Polar Express,
+# arXiv:2505.16932).
 REACH = 1.4e-5
 QUINTICS = (
     (8.513683634202, -25.279306963066, 18.765504137293),
@@ -54,7 +56,7 @@ QUINTICS = (
 def wide(matrix: Tensor) -> tuple[Tensor, bool]:
     """Return a view [..., q, d] of M [..., m, n] with q <= d, and whether it is transposed.
 
-    Square matrices are transposed if that makes the last axis contiguous. A batch is copied if
+    Square matrices are transposed if this makes the last axis contiguous. A batch is copied if
     neither it nor its transpose is packed, because no matrix product can read it in place.
     """
     rows, columns = matrix.shape[-2:]
@@ -65,26 +67,26 @@ def wide(matrix: Tensor) -> tuple[Tensor, bool]:
 
 
 def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor:
-    """[..., q, k] times [..., k, d], laid out in memory like the second factor or `template`."""
+    """Multiply [..., q, k] by [..., k, d], with the memory layout of `stack` or `template`."""
     if (stack if template is None else template).stride(-1) == 1:
         return small @ stack
     return (stack.mT @ small.mT).mT
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A B of stacks [B, ., .]; a stack of one matrix uses the plain product, which is faster."""
+    """Multiply stacks A and B [B, ., .]. One matrix uses the plain product, which is faster."""
     return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
 def gram(view: Tensor, work: torch.dtype) -> Tensor:
-    """M M^T [..., q, q] in the dtype `work`, from M [..., q, d]."""
+    """Return M M^T [..., q, q] in the dtype `work`, from M [..., q, d]."""
     stacks = (piece.to(work) for piece in _pieces(view, work))
     products = torch.cat([stack @ stack.mT for stack in stacks])
     return products.view(*view.shape[:-1], view.shape[-2])
 
 
 def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
-    """[..., q, q] times M [..., q, d], computed in `work`, returned in M's dtype and layout."""
+    """Multiply [..., q, q] by M [..., q, d] in the dtype `work`; return M's dtype and layout."""
     if view.dtype == work:
         return left(small.to(work), view)
     out = torch.empty_like(view)
@@ -96,9 +98,9 @@ def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
-    """Split M into stacks [k, q, d]: pieces of 1 MiB if `work` needs a conversion on a CPU.
+    """Split M into stacks [k, q, d]: pieces of 1 MiB if M must be converted on a CPU.
 
-    Fresh memory for a converted copy of the whole stack would cost more than the arithmetic.
+    New memory for a converted copy of the whole stack would take more time than the arithmetic.
     """
     flat = view.view(-1, *view.shape[-2:])
     whole = view.dtype == work or view.device.type != "cpu"
@@ -106,12 +108,12 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def norm(stack: Tensor) -> Tensor:
-    """Frobenius norms [...] as float64; infinite if the input's own dtype overflows."""
+    """Return Frobenius norms [...] as float64; infinite if the input's own dtype overflows."""
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
 def peak(stack: Tensor) -> Tensor:
-    """max|M| [...] of matrices that must be finite."""
+    """Return max|M| [...] of matrices, which must be finite."""
     largest = stack.abs().amax((-2, -1))
     if not holds(largest.isfinite().all()):
         raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
@@ -121,8 +123,8 @@ def peak(stack: Tensor) -> Tensor:
 def per_matrix(
     name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
 ) -> Tensor:
-    """Return `value` as float64 [...] or [], checked: finite, positive (or zero), broadcastable."""
-    if isinstance(value, int | float):  # filled on the device, so nothing is copied
+    """Convert `value` to float64 [...] or []; it must be finite, positive and broadcastable."""
+    if isinstance(value, int | float):  # created on the device, so nothing is copied
         parameter = torch.full((), value, dtype=torch.float64, device=matrix.device)
         sound = (value >= 0 if zero else value > 0) and value < math.inf
     else:
@@ -145,14 +147,14 @@ def per_matrix(
 def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """Return U diag(s / divisor(s, root)) V^T for M [..., m, n], where divisor >= root.
 
-    The Gram matrix has an error of about eps ||M||_F^2. As a function of it, 1/divisor has divided
-    differences (times the factor s from M) of at most 1/root^2. So the relative error of the output
-    is about eps ||M||_F^2 / root^2, which decides the dtype to work in.
+    The Gram matrix has an error of about eps ||M||_F^2. As a function of the Gram matrix, 1/divisor
+    has divided differences (times the factor s from M) of at most 1/root^2. The relative error of
+    the output is therefore about eps ||M||_F^2 / root^2, which determines the working dtype.
 
     Args:
         matrix: The stack M [..., m, n].
         root: Lower bound of the divisor, [...] or [].
-        divisor: (s [..., q], root [..., 1]) -> s / f(s).
+        divisor: Function from (s [..., q], root [..., 1]) to s / f(s).
 
     Returns:
         The stack [..., m, n], differentiable in M.
@@ -178,7 +180,7 @@ def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dty
     """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
     The largest norm is compared with the smallest root, as Python numbers. If reading them would
-    synchronize a device, only the widest dtype is considered.
+    synchronize a GPU, only the widest dtype is considered.
     """
     largest: Any = size.detach().max()
     floor: Any = root.detach().min()
@@ -202,12 +204,12 @@ def _products_are_faster(view: Tensor) -> bool:
 
 
 def inverse_root(product: Tensor, root: Tensor) -> Tensor:
-    """(G + root^2 I)^(-1/2) from matrix products alone, without waiting for a GPU.
+    """Return (G + root^2 I)^(-1/2) with matrix products only, without synchronizing a GPU.
 
-    R = (G + root^2 I) / c with c = tr G + root^2 has eigenvalues in [root^2 / c, 1]. A quintic
-    x q(x^2) that moves sqrt(R) towards 1 gives R <- q R q and Z <- Z q, so Z approaches
-    R^(-1/2). Rounding moves the smallest eigenvalue of R by eps relative to 1, so the relative
-    error is about eps c / root^2, as with an eigensolver.
+    R = (G + root^2 I) / c with c = tr G + root^2 has eigenvalues in [root^2 / c, 1]. A quintic x
+    q(x^2) that moves sqrt(R) towards 1 defines R <- q R q and Z <- Z q, so Z approaches R^(-1/2).
+    Rounding changes the smallest eigenvalue of R by eps, relative to 1. The relative error is
+    therefore about eps c / root^2, as with an eigensolver.
 
     Args:
         product: G [..., q, q] in float64, positive semi-definite.
@@ -231,13 +233,13 @@ def inverse_root(product: Tensor, root: Tensor) -> Tensor:
 
 
 def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """V diag(1 / divisor(s)) V^T [..., q, q] from singular values [..., q] and vectors V."""
+    """Return V diag(1 / divisor(s)) V^T [..., q, q] for singular values [..., q] and vectors V."""
     weights = divisor(s, root.to(s.dtype).unsqueeze(-1)).reciprocal()
     return (vectors * weights.unsqueeze(-2)) @ vectors.mT
 
 
 def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """Apply f through a float64 SVD of M / max(max|M|, root), in which nothing overflows."""
+    """Apply f through a float64 SVD of M / max(max|M|, root), which cannot overflow."""
     stack = view.double()
     scale = torch.maximum(peak(stack), root)
     scale = torch.where(scale > 0, scale, 1.0)
@@ -246,27 +248,27 @@ def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     return left(u * weights.unsqueeze(-2), vh, template=view).to(view.dtype)
 
 
-# The derivative of a spectral map F(M) = U f(S) V^T, f odd, by Daleckii and Krein.
+# The derivative of a spectral map F(M) = U f(S) V^T with odd f, by Daleckii and Krein.
 #
-# F is the gradient of M -> sum_i int_0^{s_i} f, so its derivative is self-adjoint and serves a
-# reverse pass directly. With M = U S V^T thin, K = U^T H V = K_+ + K_- (symmetric and skew part)
-# and w_i = f(s_i) / s_i,
+# F is the gradient of M -> sum_i int_0^{s_i} f. Its derivative is therefore self-adjoint, and a
+# reverse pass can use it directly. Let M = U S V^T be the thin decomposition, K = U^T H V = K_+ +
+# K_- the sum of a symmetric and a skew part, and w_i = f(s_i) / s_i. Then
 #
 #     DF(M)[H] = U (A o K_+ + B o K_-) V^T + (H - U K V^T) V w V^T + U w U^T (H - U K V^T)
 #     A_ij = (f_i - f_j) / (s_i - s_j)        B_ij = (f_i + f_j) / (s_i + s_j)
 #
-# because dU = U a and dV = V b with skew a, b solve s_j a_ij - s_i b_ij = K_ij off the diagonal,
-# and the last two terms rotate the spans themselves (one of them is 0, as U or V is square, and
-# left out). A and B are bounded by the Lipschitz constant of f, whatever the gaps between singular
-# values. Torch's own derivative of eigh divides by these gaps, and gradients of the softmax have
+# This holds because dU = U a and dV = V b with skew a, b solve s_j a_ij - s_i b_ij = K_ij off the
+# diagonal. The last two terms rotate the spans. One of them is 0, because U or V is square, and is
+# omitted. A and B are bounded by the Lipschitz constant of f, whatever the gaps between singular
+# values. Torch's derivative of eigh divides by these gaps, and gradients of the softmax have
 # s_q = 0.
 #
-# With f = s / h, the product rule of divided differences keeps A free of cancellation:
+# With f = s / h, the product rule of divided differences avoids cancellation in A:
 # 2 A_ij = w_i + w_j - (s_i + s_j) w_i w_j (h_i - h_j) / (s_i - s_j).
 
 
 class Spectral(torch.autograd.Function):
-    """A spectral map of M, computed by `compute`, with the derivative above."""
+    """A spectral map of M, computed by `compute`, with the derivative described above."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor, divisor: Divisor, compute: Any) -> Tensor:
@@ -276,12 +278,12 @@ class Spectral(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """DF(M)[H] of the cotangent H."""
+        """Return DF(M)[H] for the cotangent H."""
         return derivative(ctx.saved_tensors, cotangents[0]), None, None, None
 
 
 def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...]:
-    """U, V^T, w, A and B of M."""
+    """Return U, V^T, w, A and B of M."""
     u, s, vh = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
     h = divisor(s, root.detach().double().unsqueeze(-1))
     w = h.reciprocal()
@@ -300,7 +302,7 @@ def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...
 
 
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:
-    """DF(M)[H] [..., m, n] for H, from the factors of M."""
+    """Return DF(M)[H] [..., m, n] for H, from the factors of M."""
     u, vh, w, even, odd = found
     right = towards @ vh.mT
     inner = u.mT @ right

@@ -1,65 +1,72 @@
-"""Lower bounds on epsilon from canaries: in many runs, or many canaries in one run.
+"""Lower bounds on epsilon from canaries: from many runs, or from many canaries in one run.
 
-# Many runs: one canary, there or not
+# Many runs with one canary, present or absent
 
-White box, worst case: one example's clipped gradient is known, has norm C in all m blocks at once,
-and all other examples contribute nothing. With or without it, step t releases in block w the noise
-sigma xi plus b_t (in units of C, along the canary), where b_t says whether the Poisson lot drew it.
-The sum over blocks over sqrt(m) is sufficient: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest
-statistic is the log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
+This is the white-box worst case. The clipped gradient of one example (the canary) is known. It has
+norm C in all m blocks at once, and all other examples contribute nothing. Let b_t be 1 if the
+Poisson lot of step t contains the canary, and otherwise 0. In block w, step t releases the noise
+sigma xi plus b_t, in units of C along the canary. The sum over blocks divided by sqrt(m) is a
+sufficient statistic: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest test statistic is the
+log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
 
-There are two bounds. `counted` trusts nothing about the release. It counts how often the statistic
-passes a threshold with and without the canary. The threshold is chosen on half of the trials, and
-the others give Clopper-Pearson bounds; N trials can show no epsilon above about ln N. `tilted`
-trusts that the noise is the declared Gaussian: delta(epsilon) = E_with max(0, 1 - exp(epsilon -
-statistic)) is then the definition of the hockey-stick divergence. Each trial throws a coin with
-this bias, and Clopper-Pearson on the heads bounds delta(epsilon) from below, so it reaches any
-epsilon. It tests whether the accountant is right about this noise, not whether a release draws it.
+There are two bounds. `counted` assumes nothing about the release. It counts how often the statistic
+passes a threshold with and without the canary. Half of the trials select the threshold, and the
+other half give Clopper-Pearson bounds. N trials cannot show an epsilon above about ln N. `tilted`
+assumes that the noise is the declared Gaussian. Then delta(epsilon) = E_with max(0, 1 - exp(epsilon
+- statistic)) is the definition of the hockey-stick divergence. Each trial tosses a coin with this
+bias, and Clopper-Pearson on the number of heads bounds delta(epsilon) from below. This bound can
+show any epsilon. It tests whether the accountant is right about this noise, not whether a release
+draws the noise.
 
-The larger of two bounds of confidence 1 - f / 2 each has confidence 1 - f: see `both_bounds`.
+If two bounds have confidence 1 - f / 2 each, the larger one has confidence 1 - f: see
+`both_bounds`.
 
-# One run: many canaries, and how many right guesses refute which epsilon
+# One run with many canaries: which epsilon a number of right guesses refutes
 
-A fair coin of its own decides whether each of m canaries is in the data: S in {0, 1}^m. An auditor
-sees what the run released, but no coin, and guesses r of the coins. r is fixed beforehand; which
-ones may depend on all that was seen. V of the guesses are right. Changing a coin leaves one canary
-out, or puts it in. In a run that is (epsilon, delta)-private for this, many right guesses are
-unlikely, by two bounds.
+For each of m canaries, a separate fair coin decides whether it is in the data: S in {0, 1}^m. An
+auditor sees all releases of the run, but no coin, and guesses r of the coins. The number r is fixed
+in advance. The choice of the r coins may depend on everything the auditor sees. V of the guesses
+are right. Changing a coin removes a canary or adds it. If the run is (epsilon, delta)-private for
+this change, many right guesses are unlikely, by two bounds.
 
 **Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
 
     P[V >= v] <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i.
 
-At delta = 0, given the release and the coins before it, a coin's odds are the ratio of two mixtures
-of neighbouring runs, at most e^epsilon. So every guess is right with a chance of at most
-1 / (1 + e^-epsilon), whatever the others were. Hence V lies below W; randomized response attains
-this. At delta > 0, V lies below W + F, where F counts the coins of which the release tells more,
-and E F <= 2 m delta.
+At delta = 0, given the release and the earlier coins, the odds of a coin are the ratio of two
+mixtures of neighbouring runs, at most e^epsilon. Every guess is therefore right with probability at
+most 1 / (1 + e^-epsilon), whatever the other guesses were. Hence W dominates V. Randomized response
+attains this bound. At delta > 0, W + F dominates V, where F counts the coins about which the
+release reveals more, and E F <= 2 m delta.
 
 **Trade-off** (Mahloujifar, Melis, Chaudhuri 2024: auditing f-DP in one run). Let P(E) <= f(P'(E))
-for all events E and neighbours, f concave and rising: here f(x) = min_k (e^epsilon_k x + delta_k),
-that is all of the claims (epsilon_k, delta_k) at once. Let p_j = P[V = j]. For every set J
+for all events E and neighbours, with f concave and increasing. In this module, f(x) = min_k
+(e^epsilon_k x + delta_k), which combines all claims (epsilon_k, delta_k). Let p_j = P[V = j]. For
+every set J
 
     (1/m) sum_{j in J} j p_j <= f( (1/m) sum_{j in J} (r - j + 1) p_{j-1} ).                     (1)
 
-Proof. For canary i, the other coins s and a side b let E be the event that i is guessed to be b
-and that the guesses about (s, b) have j in J right ones. With the coin 1 - b the same release has
-i wrong and j - 1 right. So P[E | s, b] <= f(P[E | s, 1 - b]). Average over s, b and i; f is concave
-(Jensen). On the left each outcome counts its right guesses, on the right its wrong ones.
+Proof. Consider a canary i, the other coins s, and a side b. Let E be the event that the guess for i
+is b, and that j in J of the guesses agree with (s, b). If the coin is 1 - b, the same release has i
+wrong and j - 1 guesses right. Therefore, P[E | s, b] <= f(P[E | s, 1 - b]). Average over s, b and
+i, and use that f is concave (Jensen). On the left, each outcome counts its right guesses, and on
+the right, its wrong guesses.
 
-Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i, so that H_j + R_j
-= r P[V >= j], and (1) says R_{j-1} >= g(H_j) with the rising g(h) = m f^-1(h / m). Suppose P[V >=
-v] = tau. The least total mass is found greedily: H_v = v tau, R_v = (r - v) tau and then, for j =
-v, v - 1, ..., the least p_{j-1} that (1) allows. If it exceeds 1, then P[V >= v] < tau: were it
-more, all p_j could be scaled down to tau, as f is concave and f(0) >= 0.
-    Greedy is least: write (H, R) <=_j (H', R') if H' - H >= 0 and -(H' - H) <= R' - R <= (r - j) /
-j (H' - H). Other masses above v start from more in this order: mass at i > v instead of v adds
-(i - v)(1, -1). More than the least p_j adds a multiple of (j, r - j). And a greedy step keeps the
-order, as <=_j implies <=_{j-1}: if R' - R = x > 0, it adds less to R' than to R by y <= x, and at
-most (j - 1) / (r - j + 1) y <= H' - H less to H'; if not, at least as much to R' as to R, and
-along (j - 1, r - j + 1) itself. Larger in the order is more in mass, (H + R) / r.
+Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i. Then H_j + R_j
+= r P[V >= j], and (1) says R_{j-1} >= g(H_j) with the increasing g(h) = m f^-1(h / m). Suppose
+P[V >= v] = tau. The smallest total mass is found greedily: set H_v = v tau and R_v = (r - v) tau.
+For j = v, v - 1, ..., take the smallest p_{j-1} that (1) allows. If the total mass exceeds 1, then
+P[V >= v] < tau. If P[V >= v] were larger than tau, all p_j could be scaled down to reach tau,
+because f is concave and f(0) >= 0.
+    The greedy choice is the smallest. Write (H, R) <=_j (H', R') if H' - H >= 0 and -(H' - H) <=
+R' - R <= (r - j) / j (H' - H). Other masses above v start from a larger element of this order: mass
+at i > v instead of v adds (i - v)(1, -1). Choosing more than the smallest p_j adds a multiple of
+(j, r - j). A greedy step preserves the order, because <=_j implies <=_{j-1}. If R' - R = x > 0, the
+step adds less to R' than to R, by y <= x, and it adds at most (j - 1) / (r - j + 1) y <= H' - H
+less to H'. Otherwise, it adds at least as much to R' as to R, along (j - 1, r - j + 1) itself. A
+larger element of the order has a larger mass (H + R) / r.
 
-Both bound the same tail, so the smaller of the two does, with no loss of confidence.
+Both bounds apply to the same tail. The smaller one is therefore valid too, at the same confidence.
 """
 
 import dataclasses
@@ -78,16 +85,16 @@ from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
 
 FEWEST = 100
 CONFIDENCE = 0.95
-LEVEL = 0.01  # between the epsilons that are tested
-CHUNK = 2**22  # normal numbers held at a time
+LEVEL = 0.01  # distance between the epsilons that are tested
+CHUNK = 2**22  # normal numbers stored at a time
 PRECISION = 1e-4  # precision of an epsilon
-MOST_EPSILON = 700.0  # exp of it is still finite
-NEAR = 1.03  # how near the noise comes to that which is refuted
-MOST_TIMES = 32  # the declared noise, beyond which nothing is refuted
-POINTS = 32  # claims that stand for a mechanism
-SLIGHT, MOST_POINTS = 0.1, 16  # share of the noise's variance; points of an integral
-# What an audit can show at best is known before it. If that is below the claim, no outcome of the
-# audit speaks against the claim.
+MOST_EPSILON = 700.0  # exp of this value is still finite
+NEAR = 1.03  # precision factor of the refuted noise
+MOST_TIMES = 32  # multiples of the declared noise that are tested
+POINTS = 32  # number of claims that represent a mechanism
+SLIGHT, MOST_POINTS = 0.1, 16  # share of the noise's variance; maximum points of an integral
+# The largest epsilon that an audit can show is known in advance. If it is below the claim, no
+# outcome of the audit can contradict the claim.
 FEW = (
     "{} an epsilon of at most {:.4g} by counts, so this audit cannot test the claimed {:.4g}: "
     "use more {}."
@@ -99,7 +106,7 @@ MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
 
 
 class Setting(NamedTuple):
-    """The setting of an audit. The noise is that of one block; the blocks share their lots."""
+    """The setting of an audit. The noise is that of one block. All blocks share their lots."""
 
     noise_multiplier: float
     sampling_probability: float
@@ -108,7 +115,7 @@ class Setting(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The log-likelihood ratio in trials with and without the canary."""
+    """The log-likelihood ratios of the trials with and without the canary."""
 
     present: np.ndarray
     absent: np.ndarray
@@ -116,7 +123,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon at delta that holds with this confidence."""
+    """A lower bound on epsilon at delta, with its confidence."""
 
     epsilon: float
     method: str
@@ -125,12 +132,12 @@ class LowerBound:
     trials: int
 
 
-# How many (trials, steps), and whether the canary is there -> the aligned sums s, so many.
+# Function from (trials, steps), and whether the canary is present, to the aligned sums s.
 Observe = Callable[[tuple[int, int], bool], np.ndarray]
 
 
 def projected(setting: Setting, rng: np.random.Generator) -> Observe:
-    """The aligned sums without the tensors around them."""
+    """Return a function that draws the aligned sums directly, without tensors."""
 
     def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
         held = present * (rng.random(shape) < setting.sampling_probability)
@@ -141,7 +148,7 @@ def projected(setting: Setting, rng: np.random.Generator) -> Observe:
 
 
 def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
-    """ln P(s_1, ..., s_T | with) / P(s_1, ..., s_T | without), from sums [trials, steps]."""
+    """Return ln P(s_1, ..., s_T | with) / P(s_1, ..., s_T | without) for sums [trials, steps]."""
     q, noise = setting.sampling_probability, setting.noise_multiplier
     exponent = (math.sqrt(setting.blocks) * sums - setting.blocks / 2) / noise**2
     if q == 1:
@@ -150,13 +157,13 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 
 
 def require_enough(count: int) -> None:
-    """Reject trials that can show nothing."""
+    """Reject a number of trials that can show nothing."""
     if count < FEWEST:
         raise InputError(f"trials = {count} is too few to show anything: use at least {FEWEST}")
 
 
 def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
-    """`count` trials with the canary, and as many without it."""
+    """Run `count` trials with the canary, and as many without it."""
     require_enough(count)
     if not setting.noise_multiplier > 0:
         raise InputError("noise = 0 hides nothing, so epsilon is infinite: set noise above 0")
@@ -172,20 +179,20 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
 
 
 def at_least(hits: int, of: int, failure: float) -> float:
-    """Clopper-Pearson: the true probability is smaller with a chance of at most `failure`."""
+    """Clopper-Pearson: the true probability is smaller with probability at most `failure`."""
     return float(betaincinv(hits, of - hits + 1, failure)) if hits else 0.0
 
 
 def at_most(hits: int, of: int, failure: float) -> float:
-    """Clopper-Pearson from the other side."""
+    """Clopper-Pearson: the true probability is larger with probability at most `failure`."""
     return float(betaincinv(hits + 1, of - hits, 1 - failure)) if hits < of else 1.0
 
 
 def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
-    """From counts alone: P_with(A) <= e^epsilon P_without(A) + delta, and the other way round.
+    """Return the bound from counts: P_with(A) <= e^epsilon P_without(A) + delta, and reversed.
 
-    The event A is a half-line of the statistic, chosen on the first half of the trials together
-    with its direction; the failure is shared by the two probabilities.
+    The event A is a half-line of the statistic. The first half of the trials selects it, with its
+    direction. Both probabilities share the failure probability.
     """
     half, failure = len(found.present) // 2, (1 - confidence) / 2
     first = Statistics(*(part[:half] for part in found))
@@ -201,9 +208,10 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
 
 
 def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
-    """ln((P(A) - delta) / P'(A)), P(A) bounded from below and P'(A) from above.
+    """Return ln((P(A) - delta) / P'(A)), with P(A) bounded from below and P'(A) from above.
 
-    A is what lies above the threshold and P is with the canary, or both are turned around.
+    A is the half-line above the threshold, and P is with the canary. If not `up`, both are
+    reversed.
     """
     if up:
         hits, false = (int((part > threshold).sum()) for part in found)
@@ -217,11 +225,12 @@ def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure:
 def tilted(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> LowerBound:
-    """From the declared noise: the largest epsilon at which delta is surely exceeded.
+    """Return the bound from the declared noise: the largest epsilon whose delta is surely exceeded.
 
     Heads of coins with mean delta(epsilon) are counted at epsilon = 0, LEVEL, 2 LEVEL, ... until
-    delta is no longer surely exceeded. A claim that is false needs a first false one, at a level
-    fixed beforehand, so the confidence of that one test is the confidence of all.
+    the claimed delta is no longer surely exceeded. For a false claim, there is a first false level,
+    which is fixed in advance. The confidence of the test at this level is therefore the confidence
+    of all.
     """
     coins, of = rng.random(len(found.present)), len(found.present)
 
@@ -229,7 +238,7 @@ def tilted(
         bias = -np.expm1(np.minimum(0.0, level * LEVEL - found.present))
         return at_least(int((coins < bias).sum()), of, 1 - confidence) > delta
 
-    low, high = 0, max(1, math.ceil(found.present.max() / LEVEL))  # heads get fewer with the level
+    low, high = 0, max(1, math.ceil(found.present.max() / LEVEL))  # heads decrease with the level
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if exceeded(middle) else (low, middle - 1)
@@ -239,16 +248,16 @@ def tilted(
 def both_bounds(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> tuple[LowerBound, LowerBound]:
-    """Both bounds, each with half of the failure.
+    """Return both bounds, each with half of the failure probability.
 
-    With this confidence both hold, and so does the larger one.
+    With this confidence, both bounds are valid, and so is the larger one.
     """
     each = (1 + confidence) / 2
     return counted(found, delta, each), tilted(found, delta, rng, each)
 
 
 class Guesses(NamedTuple):
-    """How many canaries there are, how many coins were guessed, and how many guesses are right."""
+    """The numbers of canaries, of guessed coins, and of right guesses."""
 
     canaries: int
     made: int
@@ -256,19 +265,19 @@ class Guesses(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """The run is (epsilons[k], deltas[k])-private for every k."""
+    """Claims that the run is (epsilons[k], deltas[k])-private for every k."""
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
 
 def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """Guess the canaries with the largest |score|: those with a positive score are in the data.
+    """Guess the canaries with the largest |score|; a positive score means "in the data".
 
     Args:
-        scores: What the release says of each canary [m], best a log-likelihood ratio.
+        scores: The evidence in the release for each canary [m], ideally a log-likelihood ratio.
         included: The coins [m].
-        made: How many guesses to make.
+        made: Number of guesses.
     """
     chosen = np.argsort(-np.abs(scores), kind="stable")[:made]
     right = int(((scores > 0) == included)[chosen].sum())
@@ -276,13 +285,13 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
 
 
 def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
-    """How many guesses promise the largest bound.
+    """Return the number of guesses that promises the largest bound.
 
     Args:
-        ratios: Rehearsed log-likelihood ratios of canaries in and out of the data. A guess by a
-            ratio is wrong with chance 1 / (1 + e^|ratio|).
-        canaries: How many canaries the run has.
-        failure: The chance that the bound may fail.
+        ratios: Log-likelihood ratios of simulated canaries in and out of the data. A guess by a
+            ratio is wrong with probability 1 / (1 + e^|ratio|).
+        canaries: Number of canaries in the run.
+        failure: Failure probability of the bound.
     """
     share = canaries / len(ratios)
     wrong = np.cumsum(1 / (1 + np.exp(np.sort(np.abs(ratios))[::-1]))) * share
@@ -292,7 +301,7 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """An upper bound on the chance of so many right guesses in an (epsilon, delta)-private run."""
+    """Bound the probability of so many right guesses in an (epsilon, delta)-private run."""
     canaries, made, right = guesses
     if right == 0:
         return 1.0
@@ -304,13 +313,13 @@ def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
-    """Whether so many right guesses have a chance below `failure` wherever the claims hold."""
+    """Return whether the claims imply a probability below `failure` for so many right guesses."""
     canaries, made, right = guesses
     shrink = np.exp(-claims.epsilons)
     hit, miss = failure * right, failure * (made - right)  # H_j and R_j
     for place in range(right, 0, -1):
         least = canaries * float(((hit / canaries - claims.deltas) * shrink).max())
-        if least <= miss:  # now and for all smaller places
+        if least <= miss:  # the same holds for all smaller places
             return False
         hit += (place - 1) / (made - place + 1) * (least - miss)
         miss = least
@@ -320,11 +329,12 @@ def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
 
 
 def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
-    """The bounds that stand on the number of right guesses alone.
+    """Return the bounds that depend only on the number of right guesses.
 
-    `binomial` is the largest epsilon that Theorem 5.2 refutes. If 2 m delta <= 1, its tail grows
-    with epsilon, because it is a maximum of means of P[W >= v] and P[W >= v - i]. Otherwise nothing
-    is claimed. `trade_off` is the largest one for which the single claim (epsilon, delta) is.
+    `binomial` is the largest epsilon that Theorem 5.2 refutes. If 2 m delta <= 1, the tail of the
+    theorem increases with epsilon, because it is a maximum of means of P[W >= v] and P[W >= v - i].
+    Otherwise, `binomial` is 0. `trade_off` is the largest epsilon for which the single claim
+    (epsilon, delta) is refuted.
     """
     deltas, failure, binomial = np.array([delta]), 1 - CONFIDENCE, 0.0
     if 2 * guesses.canaries * delta <= 1:
@@ -336,7 +346,7 @@ def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
-    """The largest epsilon up to which all are refuted."""
+    """Return the largest epsilon up to which every epsilon is refuted."""
     low, high = 0.0, 1.0
     if not beyond(low):
         return 0.0
@@ -349,9 +359,9 @@ def _largest(beyond: Callable[[float], bool]) -> float:
 
 
 def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
-    """The accountant's claims at `POINTS` epsilons up to `most`.
+    """Return the accountant's claims at `POINTS` epsilons up to `most`.
 
-    The claims hold whether the example is added or removed, and for each of these kinds of
+    The claims hold for adding and for removing the example, and for each of these kinds of
     releases.
     """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
@@ -372,17 +382,17 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
 def noise_below(
     guesses: Guesses, spent: Sequence[Event], most: float, delta: float, confidence: float
 ) -> float:
-    """An upper bound on the noise, in units of the declared noise; inf if no noise is refuted.
+    """Return an upper bound on the noise, as a multiple of the declared noise; inf if unbounded.
 
-    It stands on more than counts: the mechanism must be the declared one, with Poisson lots and
-    Gaussian noise, and only the multiplier is in doubt.
+    This bound assumes more than the counts: the mechanism must be the declared one, with Poisson
+    lots and Gaussian noise. Only the multiplier is in doubt.
 
     Args:
         guesses: The guesses.
-        spent: The `hardest` of what the run released.
-        most: About its epsilon.
-        delta: The delta of its account.
-        confidence: The chance that the bound holds.
+        spent: The `hardest` events of the run.
+        most: The approximate epsilon of these events.
+        delta: The delta of the account.
+        confidence: Probability that the bound holds.
     """
 
     def beyond(times: float) -> bool:
@@ -396,7 +406,7 @@ def noise_below(
         low, high = high, 2 * high
         if high > MOST_TIMES:
             return math.inf
-    while low == high or (low > 1 / MOST_TIMES and beyond(low)):  # more than is declared
+    while low == high or (low > 1 / MOST_TIMES and beyond(low)):  # the noise may be below `low`
         low, high = low / 2, low
     while high > low * NEAR:
         middle = math.sqrt(low * high)
@@ -405,18 +415,19 @@ def noise_below(
 
 
 def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
-    """The log-likelihood ratio of releases along a canary, with it and without it.
+    """Return the log-likelihood ratio of releases along a canary, with it and without it.
 
-    With the canary, y_t is (1 - q) N(b, s_t) + q N(b + s_t, s_t); without it, N(b, s_t). Here b is
-    what other samples do at a canary's places in every release. It is N(0, t^2), where t^2 is the
-    part of the variance over canaries of the mean over time that noise and canaries do not explain.
-    If there is none, the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise b is integrated
-    out, on a grid around its mean given y that is wide enough for both cases.
+    With the canary, y_t is distributed as (1 - q) N(b, s_t) + q N(b + s_t, s_t), and without it as
+    N(b, s_t). Here b is the contribution of other samples at a canary's places, which is the same
+    in every release. It is N(0, t^2). The variance over canaries of the mean over time is partly
+    explained by noise and canaries, and t^2 is the rest. If t^2 is 0, the ratio is
+    sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise, b is integrated out, on a grid around its
+    mean given y that is wide enough for both cases.
 
     Args:
         y: Releases along the canaries [T, m].
-        s: Squared lengths of a canary over the noise [T].
-        rate: q, for all or for each [T, m]; 0 where a canary has no part in a release.
+        s: Squared lengths of a canary divided by the noise variance [T].
+        rate: q, for all or for each [T, m]; 0 if a canary has no part in a release.
 
     Returns:
         The ratios [m].
@@ -430,7 +441,8 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
     center, spread = (y / s[:, None]).sum(0) / precision, precision**-0.5
     low = -share * mean / spread - 3
     grid = np.linspace(low, 3, max(7, min(MOST_POINTS, math.ceil(3 - low)))) * spread
-    # Up to what no b changes, ln P(b | y) without the canary is -(b - center)^2 precision / 2.
+    # Without the canary, ln P(b | y) is -(b - center)^2 precision / 2, up to terms that do not
+    # depend on b.
     weights = -(grid**2) * precision / 2
     within = [
         weight + _ratio(y - (center + b) - s[:, None] / 2, rate)
@@ -440,14 +452,16 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
 
 
 def _ratio(x: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
-    """sum_t ln(1 - q + q e^x)."""
+    """Return sum_t ln(1 - q + q e^x)."""
     with np.errstate(divide="ignore"):  # q may be 0 or 1
         return np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + x).sum(0)
 
 
 class Claimed(NamedTuple):
-    """The expected account of a run at `delta`, from the releases of each participating client,
-    with canaries or without."""
+    """The expected account of a run at `delta`, from the releases of each participating client.
+
+    The releases may be with or without canaries.
+    """
 
     settings: Sequence[Setting]
     delta: float
@@ -455,9 +469,10 @@ class Claimed(NamedTuple):
 
 
 def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
-    """The largest epsilon that `counted` can show, with a note if it is below the claim.
+    """Return the largest epsilon that `counted` can show, with a note if it is below the claim.
 
-    It shows this if the statistic separates all trials with the canary from all without.
+    This epsilon is shown if the statistic separates all trials with the canary from all trials
+    without it.
     """
     of, failure = count - count // 2, (1 - CONFIDENCE) / 2
     least = at_least(of, of, failure) - delta
@@ -468,9 +483,9 @@ def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]
 
 
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
-    """The same of so many guesses; no note if any bound could refute the claim.
+    """Return the same limit for a number of guesses; no note if any bound could refute the claim.
 
-    `more` says what to raise if they are too few.
+    If the guesses are too few, the note tells the user to raise `more`.
     """
     best, delta = Guesses(canaries, made, made), claimed.delta
     most = max(bounds_by_counts(best, delta).values())

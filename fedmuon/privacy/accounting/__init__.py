@@ -1,1 +1,1 @@
-"""Privacy accounting: dominating pairs, privacy loss, epsilon, calibration, tuning."""
+"""Privacy accounting: dominating pairs, privacy loss, epsilon, noise calibration, and tuning."""

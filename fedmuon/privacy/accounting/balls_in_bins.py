@@ -1,41 +1,45 @@
-"""Lots by balls in bins, with correlated noise: an account by Monte Carlo, with its confidence.
+"""Lots by balls in bins, with correlated noise: a Monte Carlo account with its confidence.
 
-Each example is put into one of b bins by chance, independently and once; the bins are the lots of
-the run's n steps, in turn (Choquette-Choo et al. 2024, "Near exact privacy amplification for matrix
-mechanisms"; Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"). Which bin it is stays secret.
-An example takes part in steps b apart, so noise may be correlated, and its secret bin amplifies
-privacy, which lots in a public order (`fedmuon.privacy.mechanisms.fixed_order`) do not.
+Each example is placed once, independently and at random, into one of b bins. The bins are the lots
+of the run's n steps, in turn (Choquette-Choo et al. 2024, "Near exact privacy amplification for
+matrix mechanisms"; Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"). The bin of an example
+stays secret. An example takes part in steps that are b apart, so noise may be correlated. Its
+secret bin amplifies privacy. Lots in a public order (`fedmuon.privacy.mechanisms.fixed_order`) do
+not amplify privacy.
 
 # The pair
 
 Let C >= 0 be lower triangular, and let m_i be the sum of its columns i, i + b, i + 2b, ... Then
 P = (1/b) sum_i N(m_i, s^2 I) and Q = N(0, s^2 I) are a dominating pair in both directions, for
-examples that contribute or add 0 instead (zero-out; or add-remove, where b is public), also if
-gradients depend on earlier releases.
+examples that contribute or add 0 instead (zero-out; or add-remove, if b is public). This also holds
+if gradients depend on earlier releases.
 
-*Proof.* All releases follow from C G + Z. Fix the bins of all other examples, as H_a is jointly
-convex; given the past, subtract their part. In step t the example would add a vector g_t of norm <=
-1, which may depend on the past. If it is in bin i, row t of C G + Z is moved by v_it, the sum of
-C_ts g_s over the steps s <= t of bin i. Under Q, the likelihood ratio after n steps is the mean
-over i of the products of exp(<v_it, z_t> / s^2 - ||v_it||^2 / 2 s^2) over t, and H_a is the mean of
-a convex function F of it: max(x - a, 0), or max(1 - a x, 0) for the pair turned round. Replace the
-factors of the last row, then of the one before, ..., by those of the numbers w_it = sum_s C_ts. If
-later rows are replaced already, the mean over them, V(l_1, ..., l_b) = E F(sum_i l_i A_i / b) with
-A_i > 0, has mixed derivatives E F'' A_i A_j / b^2 >= 0. And <v_it, v_jt> <= w_it w_jt, as C >= 0.
-For such V, E V(l_i exp(X_i - Var X_i / 2)) grows with each covariance of the Gaussian X: along X(u)
-= sqrt(1 - u) X + sqrt(u) Y for independent X and Y, its derivative is half the sum of (Cov Y_ij -
-Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality, in one row). So each
-replacement raises the mean, and after the last one it is that of the pair. QED.
+*Proof.* All releases follow from C G + Z. Fix the bins of all other examples, which is allowed
+because H_a is jointly convex. Given the past, subtract their part. In step t, the example would add
+a vector g_t of norm <= 1, which may depend on the past. If the example is in bin i, it moves row t
+of C G + Z by v_it, the sum of C_ts g_s over the steps s <= t of bin i. Under Q, the likelihood
+ratio after n steps is the mean over i of the products of exp(<v_it, z_t> / s^2 - ||v_it||^2 /
+2 s^2) over t. H_a is the mean of a convex function F of this ratio: max(x - a, 0), or
+max(1 - a x, 0) for the reversed pair. Replace the factors of the last row, then of the row before,
+and so on, by the factors of the numbers w_it = sum_s C_ts. If all later rows are already replaced,
+the mean over them, V(l_1, ..., l_b) = E F(sum_i l_i A_i / b) with A_i > 0, has mixed derivatives
+E F'' A_i A_j / b^2 >= 0. Also, <v_it, v_jt> <= w_it w_jt, because C >= 0. For such V,
+E V(l_i exp(X_i - Var X_i / 2)) increases with each covariance of the Gaussian X. To see this, let
+X(u) = sqrt(1 - u) X + sqrt(u) Y for independent X and Y. The derivative along X(u) is half the sum
+of (Cov Y_ij - Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality, in one
+row). Each replacement therefore increases the mean. After the last one, it is the mean of the pair.
+QED.
 
 # The account
 
-The pair has b dimensions: the loss ln(P / Q) follows from <m_i, y>, whose covariance is that of the
-Gram matrix of the m_i. `trials` losses are drawn from P, as many in each bin, and from Q. Each mean
-of (1 - e^(epsilon - loss))_+ estimates delta(epsilon), by independent numbers in [0, 1]. If their
-mean should be delta, it is at most p < delta with probability exp(-N KL(p || delta)) (Hoeffding
-1963). As both delta(epsilon) and its estimate fall in epsilon, the epsilon at which the estimate
-reaches such a p is too small with no more than this probability, whatever it is: only the true
-epsilon decides. Both directions and the lower end share 1 - confidence.
+The pair has b dimensions. The loss ln(P / Q) follows from <m_i, y>, whose covariance is the Gram
+matrix of the m_i. `trials` losses are drawn from P, equally many in each bin, and `trials` losses
+from Q. Each mean of (1 - e^(epsilon - loss))_+ estimates delta(epsilon) by independent numbers in
+[0, 1]. If their expected mean is delta, the mean is at most p < delta with probability
+exp(-N KL(p || delta)) (Hoeffding 1963). delta(epsilon) and its estimate both decrease in epsilon.
+Let epsilon be the value at which the estimate reaches such a p. The probability that it is too
+small is therefore at most this number, whatever the value is, because only the true epsilon
+decides. Both directions and the lower end share 1 - confidence.
 """
 
 import math
@@ -46,17 +50,17 @@ import numpy as np
 from fedmuon.core.errors import InputError
 
 CHUNK = 4_000_000  # numbers that are drawn at once
-MOST_NUMBERS = 4e10  # trials times bins: some minutes
+MOST_NUMBERS = 4e10  # maximum of trials times bins, which takes some minutes
 MOST_BINS = 4000  # limits the size of the Gram matrix
 
 
 class Estimate(NamedTuple):
-    """An epsilon by Monte Carlo.
+    """An epsilon from Monte Carlo.
 
     Attributes:
-        upper: At least the true epsilon, with the confidence.
-        lower: At most the true epsilon, with the same confidence.
-        trials: How many losses were drawn from each distribution.
+        upper: Bound that is at least the true epsilon, with the given confidence.
+        lower: Bound that is at most the true epsilon, with the same confidence.
+        trials: Number of losses drawn from each distribution.
     """
 
     upper: float
@@ -74,23 +78,23 @@ def epsilon_of_bins(
     confidence: float = 0.999,
     seed: int = 0,
 ) -> Estimate:
-    """The epsilon of a run whose lots are bins.
+    """Return the epsilon of a run whose lots are bins.
 
     Args:
         coefficients: c_0, c_1, ... of the correlated noise, not negative; [1] is independent noise.
-        steps: n.
-        bins: b, which take turns.
-        noise: s, the multiplier of all blocks together.
-        delta: That of (epsilon, delta).
-        trials: Losses that are drawn from each distribution; rounded up to a multiple of b.
-        confidence: The probability that both ends hold.
-        seed: Of the draws.
+        steps: Number n of steps.
+        bins: Number b of bins, which take turns.
+        noise: Noise multiplier s of all blocks together.
+        delta: The delta of (epsilon, delta).
+        trials: Number of losses drawn from each distribution, rounded up to a multiple of b.
+        confidence: Probability that both ends hold.
+        seed: Seed of the draws.
     """
     _require_sound(coefficients, steps, bins, noise, trials, confidence)
     if not 0 < delta < 1:
         raise InputError(f"delta = {delta} is out of range: give a number in (0, 1)")
     trials = -(-trials // bins) * bins
-    least = math.log(3 / (1 - confidence)) / trials  # least KL for two directions and the lower end
+    least = math.log(3 / (1 - confidence)) / trials  # smallest KL, for all three bounds
     if -math.log1p(-delta) < least:
         raise InputError(
             f"{trials:,} trials are too few to show delta = {delta:g} with confidence "
@@ -105,7 +109,7 @@ def epsilon_of_bins(
 def drawn_losses(
     coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ln(P / Q) of draws from P, as many of each bin, and ln(Q / P) of draws from Q."""
+    """Return ln(P / Q) of draws from P, equally many per bin, and ln(Q / P) of draws from Q."""
     moved = means_of(coefficients, steps, bins)
     gram = moved.T @ moved / noise**2
     values, vectors = np.linalg.eigh(gram)
@@ -123,7 +127,7 @@ def drawn_losses(
 
 
 def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
-    """m_0, m_1, ... as columns [n, b]; bins beyond the steps are never used."""
+    """Return m_0, m_1, ... as columns [n, b]; bins beyond the number of steps are never used."""
     c = np.zeros(steps)
     c[: min(len(coefficients), steps)] = coefficients[:steps]
     first = np.zeros(steps)
@@ -136,14 +140,14 @@ def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
 
 
 def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """ln(P / Q) of outcomes y, from <m_i, y> / s^2 [trials, b] and <m_i, m_j> / s^2 [b, b]."""
+    """Return ln(P / Q) for outcomes y: along is <m_i, y> / s^2, gram is <m_i, m_j> / s^2."""
     exponents = along - np.diag(gram) / 2
     largest = exponents.max(1)
     return largest + np.log(np.exp(exponents - largest[:, None]).mean(1))
 
 
 def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
-    """The epsilon >= 0 at which the mean of (1 - e^(epsilon - loss))_+ is `wanted`, enclosed."""
+    """Enclose the epsilon >= 0 at which the mean of (1 - e^(epsilon - loss))_+ is `wanted`."""
     positive = losses[losses > 0]
 
     def estimate(epsilon: float) -> float:
@@ -160,7 +164,7 @@ def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, fl
 
 
 def _deviation(delta: float, least: float, side: int) -> float:
-    """The p nearest to delta, below or above it, with KL(p || delta) >= `least`."""
+    """Return the p nearest to delta, below or above it, with KL(p || delta) >= `least`."""
 
     def divergence(p: float) -> float:
         first = p * math.log(p / delta) if p else 0.0

@@ -1,12 +1,13 @@
-"""The epsilon of composed releases, and the least noise that meets a target.
+"""The epsilon of composed releases, and the smallest noise that meets a target.
 
-`account` turns events into an epsilon with both ends of its bracket; `noise_for` finds the noise.
+`account` converts events to an epsilon with both ends of its bracket. `noise_for` finds the noise.
 
-The m blocks of a step are clipped to C each and share their lot. Together they are one Gaussian
-release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma / sqrt(m) (DP-Muon,
-Theorem 2.1). This is the mode `joint`, the only one that certifies. The mode `per-release` counts
-m T releases as if each had drawn its own lot. It reproduces DP-Muon's Table 3, but describes no
-real mechanism. Every answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
+In one step, each of the m blocks is clipped to C, and all blocks share the same lot. Together they
+are one Gaussian release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is
+sigma / sqrt(m) (DP-Muon, Theorem 2.1). This is the mode `joint`, the only one that certifies. The
+mode `per-release` counts m T releases as if each had its own lot. It reproduces DP-Muon's Table 3
+but does not describe a real mechanism. Every answer names its adjacency, see
+`fedmuon.privacy.accounting.dominating_pairs`.
 """
 
 import math
@@ -32,19 +33,19 @@ COARSE = "the two ends are far apart: the upper end holds, the lower end is not 
 
 @dataclass(frozen=True)
 class EpsilonResult:
-    """An epsilon with both ends of its bracket, and what it assumes.
+    """An epsilon with both ends of its bracket, and its assumptions.
 
     Attributes:
-        epsilon: The upper end, which holds.
-        lower: Certainly at most the true epsilon.
-        upper: Certainly at least the true epsilon.
+        epsilon: The upper end, which is the guarantee.
+        lower: Lower end, at most the true epsilon.
+        upper: Upper end, at least the true epsilon.
         rdp: The epsilon by Rényi differential privacy.
-        mode: "joint", or "per-release", which certifies nothing.
+        mode: "joint", or "per-release", which is not a guarantee.
         accountant: Names of the accountants.
-        adjacency: How two data sets differ.
-        sampling: How lots are drawn.
+        adjacency: The difference between two neighbouring data sets.
+        sampling: The sampling of lots.
         certified: Whether the upper end holds for a run.
-        note: A remark; may be empty.
+        note: A note; may be empty.
 
     Example:
         >>> import fedmuon
@@ -69,9 +70,9 @@ Answer = EpsilonResult
 
 
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
-    """Reject what this accountant does not cover.
+    """Reject an adjacency or a sampling that this accountant does not support.
 
-    For lots in a fixed order see `fedmuon.privacy.mechanisms.fixed_order`.
+    For lots in a fixed order, see `fedmuon.privacy.mechanisms.fixed_order`.
     """
     if adjacency not in ADJACENCIES:
         raise InputError(f"adjacency '{adjacency}' has no accountant: use {', '.join(ADJACENCIES)}")
@@ -84,9 +85,10 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
 
 
 def loose(delta: float, population: float) -> str:
-    """A note on a delta that is too large for so many examples or clients, or "".
+    """Return a note if delta is too large for this number of examples or clients, otherwise "".
 
-    At delta = 1 / n, publishing one of n examples whole, drawn at random, is private.
+    At delta = 1 / n, a mechanism is private even if it publishes one random example of n
+    completely.
     """
     if delta * population < 1:
         return ""
@@ -97,7 +99,7 @@ def loose(delta: float, population: float) -> str:
 
 
 def require_delta(delta: float) -> None:
-    """Reject a delta at which the accountant does not compute."""
+    """Reject a delta that is out of the accountant's range."""
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
             f"delta = {delta} is out of range: give a number in [{LEAST_DELTA:g}, 1), well below "
@@ -112,7 +114,7 @@ def event(
     blocks: int = 1,
     mode: str = "joint",
 ) -> Event:
-    """T steps of m blocks as one kind of release."""
+    """Return T steps of m blocks as one event."""
     if mode not in MODES:
         raise InputError(f"mode '{mode}' is unknown: use {' or '.join(MODES)}")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
@@ -146,16 +148,16 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """Compute the epsilon of T equal steps; `federated.accountant.epsilons` is that of a run.
+    """Compute the epsilon of T equal steps. `federated.accountant.epsilons` returns that of a run.
 
     Args:
-        noise_multiplier: Noise of each block over its clipping bound.
-        sampling_probability: The chance of an example to be in a lot.
-        steps: T.
+        noise_multiplier: Noise of each block divided by its clipping bound.
+        sampling_probability: Probability that an example is in a lot.
+        steps: Number T of steps.
         delta: The delta of (epsilon, delta).
-        blocks: m, how many blocks are clipped each.
-        mode: `joint`, or `per-release`, which certifies nothing.
-        adjacency: What two data sets differ in.
+        blocks: Number m of blocks that are clipped separately.
+        mode: `joint`, or `per-release`, which is not a guarantee.
+        adjacency: The difference between two neighbouring data sets.
         accountant: `pld`, or the library `dp-accounting`.
     """
     spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
@@ -174,9 +176,9 @@ def account(
     adjacency: str = "zero-out",
     sampling: str = "poisson",
 ) -> Answer:
-    """The epsilon of several kinds of releases together, as a ledger lists them.
+    """Return the epsilon of several kinds of releases together, as a ledger lists them.
 
-    `sampling` is named in the answer alone: events say at which rate lots are drawn.
+    `sampling` is only named in the answer, because each event contains its sampling rate.
     """
     require_supported(adjacency)
     require_delta(delta)
@@ -219,9 +221,9 @@ def account(
 
 
 def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
-    """Equal releases as one kind with the pair of this adjacency.
+    """Merge equal releases into one event, with the pair of this adjacency.
 
-    Releases that cannot hold the example are left out.
+    Releases in which the example cannot take part are left out.
     """
     counts: dict[tuple[float, float], int] = {}
     for spent in events:
@@ -235,14 +237,16 @@ def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
 def ends_by_library(
     events: Sequence[Event], delta: float, grid: float = GRID
 ) -> tuple[float, float, float]:
-    """(lower, upper, rdp) of epsilon by the library dp-accounting.
+    """Return (lower, upper, rdp) of epsilon, computed by the library dp-accounting.
 
-    Under add-or-remove both of its accountants are sound. Its RDP at fractional orders bounds the
-    integral by a series: it is up to 0.8% above it, and orders whose series does not converge are
-    left out. Under replace-one, its PLD has the pair of `dominating_pairs`, but versions 0.5 and
-    0.6 leave the RDP of a Gaussian at sensitivity 1, half of what it is. There the RDP is ours.
+    Under add-or-remove, both of its accountants are sound. Its RDP at fractional orders bounds the
+    integral by a series. The result is up to 0.8% too large, and orders whose series does not
+    converge are left out. Under replace-one, its PLD uses the pair of `dominating_pairs`. Versions
+    0.5 and 0.6 compute the RDP of a Gaussian at sensitivity 1, which is half of the correct value.
+    For replace-one, this function therefore returns fedmuon's own RDP.
     """
-    # The library takes seconds to import, and most answers do not need it. absl comes with it.
+    # Imported here: the library takes seconds to load, and most answers do not need it. absl is one
+    # of its dependencies.
     import dp_accounting
     from absl import logging
 
@@ -265,7 +269,7 @@ def ends_by_library(
         return float(whole.get_epsilon_for_delta(delta))
 
     before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # no messages about orders that it leaves out
+    logging.set_verbosity(logging.ERROR)  # no messages about the orders that are left out
     try:
         lower, upper = by_pld(False), by_pld(True)
         if any(event.replaced for event in events):
@@ -290,18 +294,19 @@ def noise_for(
     adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
-    """Find the least noise multiplier of a block.
+    """Find the smallest noise multiplier of a block.
 
-    A Renyi epsilon and an epsilon on a coarse grid are quick and never too small, so the search
-    starts from the noise that meets them. It ends on the grid on which the accountant answers.
+    A Renyi epsilon and an epsilon on a coarse grid are fast to compute and never too small. The
+    search therefore starts from the noise that meets them. It ends on the grid that the accountant
+    uses.
 
     Args:
-        epsilon: The target; the other arguments are those of `epsilon`.
+        epsilon: The target. The other arguments are those of `epsilon`.
         precision: The relative precision of the noise.
 
     Returns:
-        The noise and its answer, whose upper end is at most `epsilon`. With a share `precision`
-        less noise, it would exceed `epsilon`.
+        The noise and its answer, whose upper end is at most `epsilon`. If the noise were smaller by
+            the share `precision`, the upper end would exceed `epsilon`.
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
@@ -311,7 +316,7 @@ def noise_for(
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
 
     def spent(noise: float, coarsest: bool) -> float:
-        """The upper end of epsilon, by Renyi, or on a grid if that is less."""
+        """Return the upper end of epsilon: by Renyi, or on a grid if this is smaller."""
         events = releases(noise)
         about = renyi.epsilon(events, delta)
         grid = pld.grid_for(events, delta, about, coarsest)
@@ -319,7 +324,7 @@ def noise_for(
 
     noise, per_release = math.sqrt(blocks), mode == "per-release"
     rough = precision if per_release else 0.01
-    account(releases(noise), delta, mode, adjacency=adjacency)  # rejects what has no account
+    account(releases(noise), delta, mode, adjacency=adjacency)  # rejects unsupported arguments
     noise = least_noise(
         lambda sigma: renyi.epsilon(releases(sigma), delta), epsilon, noise, 2.0, rough
     )
@@ -327,17 +332,18 @@ def noise_for(
         noise = least_noise(partial(spent, coarsest=True), epsilon, noise, 1.15, 10 * precision)
         noise = least_noise(partial(spent, coarsest=False), epsilon, noise, 1.01, precision)
     while (found := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:
-        noise *= 1 + precision  # the last bits of a sum may differ
+        noise *= 1 + precision  # the last bits of a sum may differ between runs
     return noise, found
 
 
 def least_noise(
     spent: Callable[[float], float], target: float, guess: float, ratio: float, precision: float
 ) -> float:
-    """The least noise at which a falling function is at most `target`.
+    """Return the smallest noise at which a decreasing function is at most `target`.
 
-    The search begins at `guess`. Steps by `ratio`, which get longer, enclose the root. Illinois
-    regula falsi in logarithms narrows it: `high` always meets the target, `low` never.
+    The search starts at `guess`. Steps by growing factors, starting with `ratio`, enclose the root.
+    Illinois regula falsi in logarithms then narrows the interval: `high` always meets the target,
+    and `low` never does.
     """
     spent = cache(spent)
     low = high = guess
@@ -358,7 +364,7 @@ def least_noise(
         share = above / (above - below) if math.isfinite(above) else 0.5
         middle = low * (high / low) ** min(max(share, 0.05), 0.95)
         found = excess(middle)
-        again = 0.5 if found * last > 0 else 1.0  # an end that stays twice counts half
+        again = 0.5 if found * last > 0 else 1.0  # an end that is kept twice gets half the weight
         if found > 0:
             low, above, below = middle, found, below * again
         else:

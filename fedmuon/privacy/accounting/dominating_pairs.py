@@ -1,10 +1,11 @@
-"""The two distributions that stand for two data sets that differ in one example, with a proof.
+"""The pair of distributions that represents two data sets differing in one example, with a proof.
 
-A step draws a Poisson lot at rate q and releases the sum of its clipped contributions plus noise
-N(0, s^2 I), in units of the sensitivity. A pair (P, Q) dominates it if for all neighbours D, D' and
-all a >= 0, H_a(M(D) || M(D')) <= H_a(P || Q), where H_a(P || Q) = sup over sets A of P(A) - a Q(A);
-products of dominating pairs dominate adaptive compositions, and every epsilon of the product is one
-of the composition (Zhu, Dong, Wang 2022, Definition 7 and Theorem 10). Write N(u) for N(u, s^2 I).
+A step draws a Poisson lot at rate q. It releases the sum of its clipped contributions plus noise
+N(0, s^2 I), in units of the sensitivity. A pair (P, Q) dominates the step if for all neighbours D,
+D' and all a >= 0, H_a(M(D) || M(D')) <= H_a(P || Q), where H_a(P || Q) is the supremum of
+P(A) - a Q(A) over sets A. Products of dominating pairs dominate adaptive compositions, and every
+epsilon of the product is an epsilon of the composition (Zhu, Dong, Wang 2022, Definition 7 and
+Theorem 10). Below, N(u) means N(u, s^2 I).
 
 | adjacency | D and D' | P | Q |
 |---|---|---|---|
@@ -12,24 +13,28 @@ of the composition (Zhu, Dong, Wang 2022, Definition 7 and Theorem 10). Write N(
 | add-remove | D' lacks the example, q is a public number | the same | the same |
 | replace-one | one example is another in D' | (1 - q) N(0) + q N(1) | (1 - q) N(0) + q N(-1) |
 
-Proof. Other examples are in the lot with the same chance q in D and in D', independently, and H_a,
-a supremum of linear functions, is jointly convex: so their lot may be fixed, and be subtracted.
-Left are P_u = (1 - q) N(0) + q N(u) against Q_v = (1 - q) N(0) + q N(v), |u|, |v| <= 1. Take any A
-and the t with N(0)(A) = Phi(-t/s). By Neyman and Pearson no set of that size is larger, or smaller,
-after a shift than the half-space along or against it: N(u)(A) <= Phi((1 - t)/s) and N(v)(A) >=
-Phi((-1 - t)/s). Hence P_u(A) - a Q_v(A) <= P(x > t) - a Q(x > t) <= H_a(P || Q) with the last row's
-pair (1). With v = 0, or u = 0, the second bound is an equality at N(0), and the same line gives the
-first row's, taken either way round (2) (for add-remove: Theorem 11 there). All are attained: by
-contributions of full length, opposite ones in (1). QED.
+Proof. The other examples are in the lot with the same probability q in D and in D', independently.
+H_a is a supremum of linear functions and therefore jointly convex. The lot of the other examples
+may thus be fixed, and its sum subtracted. It remains to compare P_u = (1 - q) N(0) + q N(u) with
+Q_v = (1 - q) N(0) + q N(v), where |u|, |v| <= 1. Take any set A, and t with N(0)(A) = Phi(-t/s). By
+Neyman and Pearson, among sets of this size, the half-space along the shift has the largest
+probability after the shift, and the half-space against it the smallest: N(u)(A) <= Phi((1 - t)/s)
+and N(v)(A) >= Phi((-1 - t)/s). Hence P_u(A) - a Q_v(A) <= P(x > t) - a Q(x > t) <= H_a(P || Q) with
+the pair in the last row (1). If v = 0 or u = 0, the second bound is an equality at N(0). The same
+argument then proves the pair in the first row, in both directions (2) (for add-remove: Theorem 11
+of the same paper). All bounds are attained by contributions of full length, which are opposite
+in (1). QED.
 
-In (1) x -> -x turns the pair round; in (2) the larger of the two directions counts, each composed
-with itself: an example is there in all steps or in none, and which direction is larger depends on
-a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling the sensitivity in (2) is not (1), where N(0) is
-between the other two: 200 releases with q = 0.02 and s = 1 would spend 12.2, and spend 2.59.
+In (1), the map x -> -x exchanges P and Q. In (2), the larger of the two directions counts, and each
+direction is composed with itself. The reason is that an example is present in all steps or in none,
+and that it depends on a which direction is larger (Lebeda, Regehr, Kamath, Steinke 2024). Doubling
+the sensitivity in (2) is not the same as (1), where N(0) is between the other two: 200 releases
+with q = 0.02 and s = 1 would spend 12.2, but they spend 2.59.
 
-A rate lot/n with the data's own n changes the chance of *all* examples when one more is there. So
-the first sentence of the proof fails for add-remove. Zero-out and replace-one hold, between data
-sets of the same size. Add-remove holds with a public rate, and a public expected lot to divide by.
+If the rate is lot/n with the data's own n, one more example changes the probability of *all*
+examples. The first sentence of the proof then fails for add-remove. Zero-out and replace-one still
+hold, between data sets of equal size. Add-remove needs a public rate, and a public expected lot as
+the divisor.
 """
 
 import math
@@ -38,7 +43,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-REACH = 10.0  # standard deviations of the noise on the grid; 1e-23 lies beyond
+REACH = 10.0  # standard deviations of the noise on the grid; only 1e-23 lies beyond
 ADJACENCIES = {
     "zero-out": "an example contributes, or adds 0 instead; sizes and rates are public",
     "add-remove": "an example is present or absent; the rate and the expected lot are public",
@@ -48,9 +53,9 @@ ADJACENCIES = {
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """`count` Gaussian releases of Poisson lots; the multiplier is that of the joint release.
+    """`count` Gaussian releases of Poisson lots, with the multiplier of the joint release.
 
-    `replaced` asks for the pair of replace-one.
+    If `replaced` is true, the pair of replace-one is used.
     """
 
     sampling_probability: float
@@ -60,11 +65,11 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """The events that no other exceeds in rate and count with at most its noise.
+    """Return the events that no other event exceeds in rate and count with at most the same noise.
 
-    The others spend less. A pair of rate p < q mixes, by p/q and 1 - p/q, the pair of rate q with a
-    pair of equals, N(0) twice. H_a is jointly convex, and minimal for equals. More noise is
-    post-processing.
+    All other events spend less. A pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of
+    the pair of rate q and the pair (N(0), N(0)). H_a is jointly convex, and minimal for equal
+    distributions. More noise is post-processing.
     """
     every, found = set(spent), []
     for one in every:
@@ -81,14 +86,14 @@ def hardest(spent: Iterable[Event]) -> list[Event]:
 
 
 def _log_mixed(q: float, exponent: float) -> float:
-    """ln(1 - q + q exp(exponent))."""
+    """Return ln(1 - q + q exp(exponent))."""
     if exponent > 0:
         return exponent + math.log(q) + math.log1p((1 - q) / q * math.exp(-exponent))
     return math.log1p(q * math.expm1(exponent)) if q < 1 else exponent
 
 
 def top(event: Event) -> float:
-    """The largest loss on the grid, ln(P/Q) at 1 + REACH s."""
+    """Return the largest loss on the grid, ln(P/Q) at 1 + REACH s."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         low = -(3 + 2 * REACH * s) / (2 * s * s)
@@ -97,7 +102,7 @@ def top(event: Event) -> float:
 
 
 def bottom(event: Event) -> float:
-    """The smallest loss: ln(1 - q), or the loss at which the noise leaves the grid."""
+    """Return the smallest loss: ln(1 - q), or the loss at which the noise leaves the grid."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         return -top(event)
@@ -105,13 +110,14 @@ def bottom(event: Event) -> float:
 
 
 def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
-    """The outcome with this loss, in standard deviations of the noise."""
+    """Return the outcome with this loss, in standard deviations of the noise."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         half, bent = np.abs(loss) / 2, np.zeros_like(loss)
         if q < 1:
-            # bent is arsinh((1 - q)/q exp(1 / 2s^2) sinh(half)). With y = exp(x/s^2) and
-            # k = q exp(-1 / 2s^2), (1 - q + k y)/(1 - q + k/y) = exp(2 half) is a quadratic in y.
+            # Compute bent = arsinh((1 - q)/q exp(1 / 2s^2) sinh(half)). With y = exp(x/s^2) and
+            # k = q exp(-1 / 2s^2), the equation (1 - q + k y)/(1 - q + k/y) = exp(2 half) is
+            # quadratic in y.
             with np.errstate(divide="ignore"):
                 sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
             large = math.log((1 - q) / q) + 0.5 / s**2 + sinh
@@ -126,7 +132,7 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The masses of P and Q below the first end, between consecutive ends and above the last."""
+    """Return the masses of P and Q below the first end, between ends, and above the last end."""
     q, s = event.sampling_probability, event.noise_multiplier
     ends = np.concatenate([[-np.inf], ends, [np.inf]])
     middle = _between(ends)
@@ -135,7 +141,7 @@ def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _between(ends: np.ndarray) -> np.ndarray:
-    """Masses of a standard normal between consecutive ends, exact in both tails."""
+    """Return the masses of a standard normal between consecutive ends, exact in both tails."""
     from scipy.special import ndtr  # takes longer to load than everything else here
 
     low, high = ends[:-1], ends[1:]

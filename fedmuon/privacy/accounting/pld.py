@@ -1,14 +1,14 @@
 """The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
 
 A release has a pair (P, Q) of distributions of an outcome x (`dominating_pairs.py`). Its privacy
-loss at x is ln(P/Q)(x), which grows with x. The distribution of the loss under P is an array of
-probabilities: entry k is that of the loss (start + k) * grid (`Losses`).
+loss at x is ln(P/Q)(x), which increases with x. The distribution of the loss under P is stored as
+an array of probabilities: entry k belongs to the loss (start + k) * grid (`Losses`).
 
-The losses between two points of the grid are those of an interval of x, whose masses under P and Q
-are known. To round up, the interval's mass goes to both of its ends such that both masses stay
-(connect the dots, Doroshenko et al. 2022). To round down, it goes to the lower end (privacy
-buckets). The losses of several releases add up, so the array of their sum is the convolution of
-their arrays. These are the two estimates of dp-accounting's PLD, without its start-up time.
+The losses between two grid points correspond to an interval of x, whose masses under P and Q are
+known. To round up, the mass of the interval is split between its two ends so that both masses are
+preserved (connect the dots, Doroshenko et al. 2022). To round down, the mass goes to the lower end
+(privacy buckets). The losses of several releases add up, so the array of the sum is the convolution
+of their arrays. These are the two estimates of dp-accounting's PLD, without its start-up time.
 """
 
 import math
@@ -21,17 +21,17 @@ from fedmuon.privacy.accounting.dominating_pairs import Event, bottom, masses, o
 
 ROUNDING = float(np.finfo(float).eps)
 GRID = 1e-3
-LARGE = 100.0  # from this epsilon on, the composed loss may be wide
-SINGLE, COMPOSED = 2**17, 2**20  # the maximum points of one release, and of the sum
+LARGE = 100.0  # from this epsilon on, the range of the composed loss may be wide
+SINGLE, COMPOSED = 2**17, 2**20  # maximum number of points of one release, and of the sum
 
 
 class Losses(NamedTuple):
     """A distribution of losses on the grid.
 
     Attributes:
-        start: The place on the grid of the first entry of `masses`.
+        start: Grid position of the first entry of `masses`.
         masses: Entry k is the probability of the loss (start + k) * grid.
-        infinite: The probability of an infinite loss.
+        infinite: Probability of an infinite loss.
     """
 
     start: int
@@ -39,19 +39,19 @@ class Losses(NamedTuple):
     infinite: float = 0.0
 
 
-Parts = Sequence[tuple[Losses, int]]  # one kind of release, and how many there are of it
+Parts = Sequence[tuple[Losses, int]]  # kinds of releases, and the number of each
 
 
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
-    """The losses of P from Q and of Q from P, rounded up or down.
+    """Return the losses of P from Q and of Q from P, rounded up or down.
 
-    They stand for the example being removed, and added.
+    The first is for removing the example, and the second for adding it.
     """
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
-    ends = outcome(event, np.arange(first, last + 1) * grid)  # the x of each point of the grid
+    ends = outcome(event, np.arange(first, last + 1) * grid)  # the x of each grid point
     of_p, of_q = masses(event, ends)  # masses of the intervals and of both tails
     forth = _rounded(first, of_p[1:-1], of_q[1:-1], float(of_p[0]), float(of_p[-1]), grid, up)
-    if event.replaced or event.sampling_probability == 1:  # turned round, they are the same pair
+    if event.replaced or event.sampling_probability == 1:  # exchanging P and Q gives the same pair
         return forth, forth
     of_q_back, of_p_back = of_q[1:-1][::-1], of_p[1:-1][::-1]  # no loss of P is below ln(1 - q)
     return forth, _rounded(-last, of_q_back, of_p_back, float(of_q[-1]), 0.0, grid, up)
@@ -66,15 +66,15 @@ def _rounded(
     grid: float,
     up: bool,
 ) -> Losses:
-    """Put the mass of each interval on both of its ends, or on the lower one.
+    """Move the mass of each interval to both of its ends, or to the lower end.
 
     Args:
-        start: The lower end of the first interval, on the grid.
-        masses: Of the intervals [start + k, start + k + 1], under the first distribution.
-        others: The same under the other distribution.
-        below: The mass of smaller losses.
-        above: The mass of larger losses.
-        grid: The distance of two points.
+        start: Grid position of the lower end of the first interval.
+        masses: Masses of the intervals [start + k, start + k + 1] under the first distribution.
+        others: Masses of the same intervals under the other distribution.
+        below: Mass of smaller losses.
+        above: Mass of larger losses.
+        grid: Distance between two grid points.
         up: Whether to round up.
     """
     if not up:
@@ -82,17 +82,17 @@ def _rounded(
     with np.errstate(invalid="ignore", over="ignore"):
         ratio = np.exp((start + np.arange(len(masses))) * grid)  # exp(loss) at the lower end
         part = (masses - ratio * others) / -math.expm1(-grid)
-    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)  # to the upper end
+    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)  # moved to the upper end
     dots = np.append(masses - high, 0.0) + np.append(0.0, high)
     dots[0] += below
     return Losses(start, dots, above)
 
 
 def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
-    """The first and the last place of losses of the sum. At most `tail` is outside (Chernoff)."""
+    """Return the first and last grid position of the sum; at most `tail` is outside (Chernoff)."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
-    logs = []  # of each part: the places of its losses, the logarithms of their masses, the count
+    logs = []  # for each part: positions of its losses, logarithms of their masses, and the count
     for part, count in parts:
         some = part.masses > 0
         logs.append((part.start + np.flatnonzero(some), np.log(part.masses[some]), count))
@@ -111,10 +111,10 @@ def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
 
 
 def compose(parts: Parts, grid: float, tail: float) -> Losses:
-    """The sum of all losses in a window. Mass outside wraps around into it."""
+    """Return the sum of all losses in a window. Mass outside wraps around into the window."""
     low, high = window(parts, grid, tail)
     least = max(high - low + 1, *(len(part.masses) for part, _ in parts))
-    # The next length 2^a, 3 * 2^a or 5 * 2^a, at which FFTs are quick.
+    # The next length 2^a, 3 * 2^a or 5 * 2^a, for which FFTs are fast.
     length = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
     spectrum = np.ones(length // 2 + 1, dtype=complex)
     for part, count in parts:
@@ -126,13 +126,13 @@ def compose(parts: Parts, grid: float, tail: float) -> Losses:
 
 
 def slack(parts: Parts, composed: Losses, tail: float) -> float:
-    """The largest error of delta by wrapping and by the rounding of the transform."""
+    """Return the largest error of delta due to wrapping and to rounding in the transform."""
     count = sum(count for _, count in parts)
     return tail + 4 * ROUNDING * count * math.sqrt(len(composed.masses))
 
 
 def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
-    """The smallest epsilon >= 0 with E max(0, 1 - exp(epsilon - loss)) <= delta."""
+    """Return the smallest epsilon >= 0 with E max(0, 1 - exp(epsilon - loss)) <= delta."""
     first = max(0, -composed.start)  # losses below 0 do not count
     losses = (composed.start + first + np.arange(len(composed.masses) - first)) * grid
     masses = composed.masses[first:]
@@ -140,7 +140,7 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
         return math.inf
     if not len(losses):
         return 0.0
-    low, high = 0, len(losses) - 1  # the first loss at which delta is not exceeded lies between
+    low, high = 0, len(losses) - 1  # between them is the first loss at which delta is not exceeded
     while low < high:
         middle = (low + high) // 2
         excess = -np.expm1(losses[middle] - losses[middle:]) @ masses[middle:]
@@ -151,9 +151,9 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 
 
 def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -> float:
-    """An upper bound on epsilon, whether P or Q is with the example, or a lower bound.
+    """Return an upper bound on epsilon in both directions, or a lower bound.
 
-    The lower bound is that of P from Q, the worse direction.
+    The lower bound uses the worse direction, P from Q.
     """
     each = [(estimates(event, grid, up), event.count) for event in events]
     tail, found = 1e-6 * delta, []
@@ -167,22 +167,22 @@ def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -
 
 
 def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool = False) -> float:
-    """A grid on which the ends are about 1% apart, if a moderate number of points allows it.
+    """Return a grid on which the two ends of epsilon differ by about 1%, if not too many points.
 
-    Both ends hold on every grid. Ends that are far apart show that the grid is coarse. Rounding
-    down costs about half a point per release.
+    Both ends are valid on every grid. If they are far apart, the grid is coarse. Rounding down
+    costs about half a grid point per release.
 
     Args:
         events: The releases.
         delta: The delta of (epsilon, delta).
         about: A rough epsilon.
-        coarsest: Take `GRID`, or a coarser grid if one release or the sum would take too many
+        coarsest: Use `GRID`, or a coarser grid if one release or the sum would need too many
             points.
     """
     finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # for one release
 
     def width(grid: float) -> float:
-        """The length of the window of the composed losses."""
+        """Return the length of the window of the composed losses."""
         parts = [(estimates(event, grid)[0], event.count) for event in events]
         low, high = window(parts, grid, 1e-6 * delta)
         return (high - low) * grid

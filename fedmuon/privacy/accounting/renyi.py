@@ -1,10 +1,10 @@
 """Renyi differential privacy of composed Poisson-subsampled Gaussians.
 
 The divergence of order a is ln E_Q (P/Q)^a / (a - 1), in the larger direction, P from Q (Mironov,
-Talwar, Zhang 2019). Like every f-divergence, the expectation is a mixture of the H_a in which the
-pairs of `dominating_pairs.py` dominate, so theirs is the largest. It is a smooth integral, which
-the trapezoid rule computes up to rounding. The orders and the conversion to (epsilon, delta) are
-those of dp-accounting.
+Talwar, Zhang 2019). Like every f-divergence, the expectation is a mixture of the H_a. In each H_a,
+the pairs of `dominating_pairs.py` dominate, so their divergence is the largest. It is a smooth
+integral, which the trapezoid rule computes up to rounding. The orders and the conversion to
+(epsilon, delta) are those of dp-accounting.
 """
 
 import math
@@ -20,13 +20,13 @@ REACH = 14.0  # standard deviations beyond both peaks of the integrand
 
 
 def divergence(event: Event, order: float) -> float:
-    """D_order(P || Q) of one release."""
+    """Return D_order(P || Q) of one release."""
     q, s = event.sampling_probability, event.noise_multiplier
     spacing = min(0.4, s / 2)  # the nearest singularity is pi s away from the real axis
-    far = (2 * order - 1 if event.replaced else order) / s  # beyond, the integrand falls like exp
+    far = (2 * order - 1 if event.replaced else order) / s  # beyond it, the integrand decays
     if (
         q == 1 or far > POINTS * spacing
-    ):  # by convexity, sampling all of the data spends at least as much
+    ):  # an upper bound: by convexity, using all data without sampling spends at least as much
         return (4 if event.replaced else 1) * order / (2 * s * s)
     z = np.arange(-REACH, far + REACH, spacing)
     terms = order * _log_mixed(q, z / s - 0.5 / s**2) - z * z / 2
@@ -38,7 +38,7 @@ def divergence(event: Event, order: float) -> float:
 
 
 def _log_mixed(q: float, exponent: np.ndarray) -> np.ndarray:
-    """ln(1 - q + q exp(exponent)), of a mixture over N(0, s^2)."""
+    """Return ln(1 - q + q exp(exponent)), the log density ratio of a mixture over N(0, s^2)."""
     with np.errstate(over="ignore"):
         return np.where(
             exponent > 30,
@@ -48,13 +48,13 @@ def _log_mixed(q: float, exponent: np.ndarray) -> np.ndarray:
 
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
-    """The least epsilon over the orders."""
+    """Return the smallest epsilon over the orders."""
     spent = ((order, sum(one.count * divergence(one, order) for one in events)) for order in ORDERS)
     return max(0.0, min(converted(total, order, delta) for order, total in spent))
 
 
 def converted(spent: float, order: float, delta: float) -> float:
-    """Epsilon at delta from (order, spent)-RDP (Canonne, Kamath, Steinke 2020, Prop. 12)."""
+    """Convert (order, spent)-RDP to epsilon at delta (Canonne, Kamath, Steinke 2020, Prop. 12)."""
     if delta**2 + math.expm1(-spent) > 0:  # delta <= sqrt(1 - exp(-KL)) at epsilon = 0
         return 0.0
     return spent + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)

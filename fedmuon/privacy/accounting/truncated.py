@@ -1,29 +1,31 @@
-"""Poisson lots with a maximum size: what cutting the larger ones adds to delta.
+"""Poisson lots with a maximum size: how much cutting larger lots adds to delta.
 
-A lot is drawn as ever, each of n examples with probability q. If it has more than B examples, B of
-them are kept, and all others are left out of the step. Then no step needs memory for more than B.
+A lot is drawn as usual: each of n examples is in it with probability q. If the lot has more than B
+examples, B of them stay, and the others are left out of the step. No step then needs memory for
+more than B examples.
 
-**Account.** Let M be the run whose lots are not cut, and M_B the same run with lots that are. With
-the same draws of lots and noise, both release the same as long as no lot of the T steps exceeds B:
-lots do not depend on what was released before. Let
+**Account.** Let M be the run whose lots are not cut, and M_B the same run with lots that are cut.
+Lots do not depend on earlier releases. With the same draws of lots and noise, both runs therefore
+release the same, as long as none of the lots in T steps exceeds B. Let
 
     p = T P(Bin(n, q) > B),
 
-which is at least the probability that one of them does. So for every set A of outcomes,
-|P(M_B in A) - P(M in A)| <= p. If M has (epsilon, delta_0) for two neighbouring data sets D and D',
-then
+which is at least the probability that some lot exceeds B. Therefore,
+|P(M_B in A) - P(M in A)| <= p for every set A of outcomes. If M has (epsilon, delta_0) for two
+neighbouring data sets D and D', then
 
     P(M_B(D) in A) <= P(M(D) in A) + p <= e^epsilon P(M(D') in A) + delta_0 + p
                    <= e^epsilon P(M_B(D') in A) + delta_0 + (1 + e^epsilon) p.
 
-So M_B has (epsilon, delta) with delta = delta_0 + (1 + e^epsilon) p (cf. Chua et al. 2024,
-"Scalable DP-SGD"). `account_cut` finds an epsilon for which this is met. It holds for any rule by
-which examples are kept. n must be that of both data sets, and public, as under zero-out and
-replace-one; lots of other clients may be anything, as far as a client's own examples are concerned.
+M_B therefore has (epsilon, delta) with delta = delta_0 + (1 + e^epsilon) p (cf. Chua et al. 2024,
+"Scalable DP-SGD"). `account_cut` finds an epsilon that satisfies this equation. The account is
+valid for any rule that selects the examples that stay. Both data sets must have the same public n,
+as under zero-out and replace-one. For the examples of one client, the lots of other clients do not
+matter.
 
-Ignoring the maximum would be wrong: given that the other B - 1 examples of a lot were kept, an
-example is in it with more than probability q, as larger lots were cut. Then the loss of a release
-without it may exceed -ln(1 - q), the largest of Poisson lots.
+Ignoring the maximum would be wrong. Given that the other B - 1 examples of a lot stayed, an example
+is in the lot with a probability above q, because larger lots were cut. The loss of a release
+without the example may then exceed -ln(1 - q), which is the maximum for Poisson lots.
 """
 
 import dataclasses
@@ -35,7 +37,7 @@ from fedmuon.config.incompatible import LEAST_DELTA
 from fedmuon.core.errors import InputError
 from fedmuon.privacy.accounting.composition import Answer
 
-OUTWARDS = 1 + 1e-6  # for what a tail may be rounded by
+OUTWARDS = 1 + 1e-6  # exceeds the rounding error of a tail probability
 TOO_OFTEN = (
     "Lots exceed their maximum so often that they use up delta, so epsilon is infinite: raise "
     "the maximum."
@@ -44,7 +46,7 @@ TOO_OFTEN = (
 
 @lru_cache(maxsize=4096)
 def cut_probability(size: int, rate: float, most: int) -> float:
-    """The probability that a Poisson lot has more than `most` examples, rounded up."""
+    """Return the probability that a Poisson lot has more than `most` examples, rounded up."""
     from scipy.special import bdtrc  # takes longer to load than everything else here
 
     if most < 1:
@@ -53,23 +55,23 @@ def cut_probability(size: int, rate: float, most: int) -> float:
 
 
 def delta_left(delta: float, cut: float, epsilon: float) -> float:
-    """The delta_0 that lots which are not cut must meet at this epsilon; it may be negative.
+    """Return the delta_0 that the uncut lots must meet at this epsilon; it may be negative.
 
     Args:
-        delta: That of the account.
-        cut: p, the probability that one of the run's lots is cut.
-        epsilon: That of the account.
+        delta: The delta of the account.
+        cut: p, the probability that a lot of the run is cut.
+        epsilon: The epsilon of the account.
     """
     return delta - cut * (1 + math.exp(min(epsilon, 700.0))) if cut else delta
 
 
 def account_cut(answer_at: Callable[[float], Answer], delta: float, cut: float) -> Answer:
-    """The account of lots with a maximum, from that of the same lots without.
+    """Return the account of lots with a maximum size, from the account without a maximum.
 
     Args:
-        answer_at: The account without a maximum at a given delta.
-        delta: That of the account.
-        cut: p, the probability that one of the run's lots is cut.
+        answer_at: Function from delta to the account without a maximum.
+        delta: The delta of the account.
+        cut: p, the probability that a lot of the run is cut.
     """
     found = answer_at(delta)
     if not cut:
@@ -81,7 +83,7 @@ def account_cut(answer_at: Callable[[float], Answer], delta: float, cut: float) 
             break
         found = answer_at(left)
         if found.upper <= claimed:
-            # Cutting lowers delta by no more than it raises it.
+            # Cutting lowers delta by at most the amount by which it raises delta.
             most = min(delta + cut * (1 + math.exp(min(claimed, 700.0))), 1 - 1e-9)
             lower = min(answer_at(most).lower, claimed)
             ends = {"epsilon": claimed, "upper": claimed, "lower": lower}

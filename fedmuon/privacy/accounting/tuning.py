@@ -1,17 +1,18 @@
 """The privacy cost of publishing the best of several private runs (Papernot, Steinke 2022).
 
-Each run draws its settings (step size, seed, optimizer) afresh and is private by itself. The run
-with the best score is published. If the number of runs is fixed, composition counts them all. If it
-is drawn at random and stays secret, much less is spent. Let K have the truncated negative binomial
-law of shape eta and parameter gamma (eta = 1 is geometric, eta = 0 logarithmic), and let runs be
-(a, e(a))-RDP for every order a. Then the publication is (a, e')-RDP with
+Each run draws its own settings (step size, seed, optimizer) and is private by itself. The run with
+the best score is published. If the number of runs is fixed, composition counts all of them. If the
+number is random and stays secret, much less privacy is spent. Let the number K have the truncated
+negative binomial distribution with shape eta and parameter gamma (eta = 1 is geometric, eta = 0
+logarithmic). Let the runs be (a, e(a))-RDP for every order a. Then the publication is
+(a, e')-RDP with
 
     e' = e(a) + (1 + eta) ((1 - 1/b) e(b) + ln(1/gamma) / b) + ln(E K) / (a - 1)
 
-for every a > 1 and b >= 1 (their Theorem 2). The score must be accounted for: it is a function of
-the run's releases and of public data alone, or it is released privately and counted among the run's
-releases. A loss on the private samples is neither, and voids this. Ties are broken at random or by
-a fixed order of outcomes, and nothing else of the runs is published.
+for every a > 1 and b >= 1 (Theorem 2 of the paper). The score must be accounted for. Either it
+depends only on the run's releases and on public data, or it is released privately and counted
+among the run's releases. A loss on the private samples does neither, and voids the guarantee. Ties
+are broken at random or by a fixed order of outcomes. Nothing else about the runs is published.
 """
 
 import dataclasses
@@ -31,16 +32,16 @@ SCORE = (
     "Holds only if runs are compared by what they released and by public data. Choosing by a "
     "loss or accuracy on the private samples spends more than the account counts."
 )
-Divergence = Callable[[float], float]  # of an order, (a, e(a))-RDP
+Divergence = Callable[[float], float]  # maps an order a to e(a), for (a, e(a))-RDP
 
 
 def mean_runs(shape: str, gamma: float) -> float:
-    """E K: 1 / gamma, or (1/gamma - 1) / ln(1/gamma)."""
+    """Return E K: 1 / gamma, or (1/gamma - 1) / ln(1/gamma)."""
     return 1 / gamma if shape == "geometric" else (1 / gamma - 1) / -math.log(gamma)
 
 
 def gamma_for(shape: str, runs: float) -> float:
-    """The parameter gamma at which so many runs are expected."""
+    """Return the parameter gamma for which the expected number of runs is `runs`."""
     if shape not in SHAPES:
         raise InputError(
             f"the distribution '{shape}' of the number of runs is unknown: use "
@@ -50,15 +51,15 @@ def gamma_for(shape: str, runs: float) -> float:
         raise InputError(
             f"runs = {runs:g} is out of range: give a number above 1 and at most {MOST_RUNS:g}"
         )
-    low, high = 1e-9, 1 - 1e-12  # mean_runs falls with gamma
+    low, high = 1e-9, 1 - 1e-12  # mean_runs decreases with gamma
     for _ in range(200):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if mean_runs(shape, middle) > runs else (low, middle)
-    return low  # the end with no fewer runs
+    return low  # the end with at least the requested number of runs
 
 
 def divergence(single: Divergence, order: float, shape: str, gamma: float) -> float:
-    """e' of the best of K runs; the least over b = 1 and the orders of the accountant."""
+    """Return e' of the best of K runs, the smallest over b = 1 and the accountant's orders."""
     eta, lost = SHAPES[shape], math.log(mean_runs(shape, gamma)) / (order - 1)
     chosen = min(
         ((1 - 1 / b) * single(b) if b > 1 else 0.0) - math.log(gamma) / b
@@ -70,7 +71,7 @@ def divergence(single: Divergence, order: float, shape: str, gamma: float) -> fl
 def epsilon(
     events: Sequence[Event], delta: float, runs: float, shape: str = "logarithmic"
 ) -> float:
-    """Epsilon of the best of K runs that each make these releases, with E K = `runs`."""
+    """Return the epsilon of the best of K runs that each make these releases, with E K = `runs`."""
     gamma = gamma_for(shape, runs)
 
     @cache
@@ -96,8 +97,10 @@ def answer(
     shape: str,
     adjacency: str,
 ) -> dict[str, Any]:
-    """The epsilon of the best of K runs, and for comparison that of one run and of E K published
-    runs."""
+    """Return the epsilon of the best of K runs.
+
+    For comparison, also return that of one run, and that of publishing the expected number of runs.
+    """
     gamma_for(shape, runs)
     given = noise_multiplier, sampling_probability
     single = composition.epsilon(*given, steps, delta, blocks, adjacency=adjacency)
@@ -123,7 +126,7 @@ def draw(runs: float, shape: str = "logarithmic") -> int:
     """Draw K. It must stay secret from everyone who sees the publication."""
     gamma, chance = gamma_for(shape, runs), secrets.randbits(53) / 2**53
     count, mass = 1, gamma if shape == "geometric" else (1 - gamma) / -math.log(gamma)
-    while chance >= mass > 0:  # the inverse of the distribution function
+    while chance >= mass > 0:  # invert the distribution function
         chance -= mass
         count += 1
         mass *= (1 - gamma) * (1 if shape == "geometric" else (count - 1) / count)

@@ -1,1 +1,1 @@
-"""Releases of the data: clipped sums and their noise."""
+"""Private mechanisms: how clipped sums and their noise are released."""

@@ -1,4 +1,4 @@
-"""Correlated noise with a few buffers, and what no correlation can fall below.
+"""Correlated noise with a few buffers, and a lower bound for every correlation.
 
 # Buffered linear Toeplitz noise (Dvijotham et al. 2024, McMahan et al. 2024: BLT)
 
@@ -7,28 +7,28 @@ coefficients stores k - 1 models. With d buffers,
 
     c_0 = 1,   c_j = sum_b w_b theta_b^(j-1) for j >= 1,   c(x) = 1 + x sum_b w_b / (1 - theta_b x),
 
-and W_t = Z_t - sum_b w_b S_b, after which S_b <- theta_b S_b + W_t: d models are stored, and the
-noise of a step cancels that of all steps before it. With w_b >= 0, sum_b w_b <= 1 and
-0 <= theta_b < 1 the coefficients fall and are not negative, so the sensitivity that
-`fixed_order.py` proves is that of these, too, for any distance of an example's steps.
+and W_t = Z_t - sum_b w_b S_b. Then S_b <- theta_b S_b + W_t. Only d models are stored, and the
+noise of a step cancels the noise of all earlier steps. If w_b >= 0, sum_b w_b <= 1 and
+0 <= theta_b < 1, the coefficients decrease and are not negative. The sensitivity that
+`fixed_order.py` derives therefore also applies to them, for any distance of an example's steps.
 
-**Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz A of a, and its noise is that
-of a / c. Over n steps its mean square is sum_j (n - j) / n (a / c)_j^2, and the squared sensitivity
-is the squared norm of c times the comb 1 + x^b + x^2b + ... `optimized` minimizes the product of
-both by BFGS: c is a rational function, so products, quotients and derivatives with respect to
-theta_b and w_b are recursions of O(n d). Ledgers have theta and w, so an account is exact however
-good the minimum is.
+**Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz matrix A of a. Its noise is
+that of a / c. Over n steps, the mean square of this noise is sum_j (n - j) / n (a / c)_j^2. The
+squared sensitivity is the squared norm of c times the comb 1 + x^b + x^2b + ... `optimized`
+minimizes the product of both by BFGS. As c is a rational function, products, quotients and
+derivatives with respect to theta_b and w_b are recursions of O(n d). Ledgers store theta and w, so
+an account is exact even if the minimum is not.
 
-**Lower bound.** Let A = B C for any matrices (not only Toeplitz ones). Examples in steps i, i + b,
-... may add orthonormal vectors, or the same vector: the squared sensitivity S^2 is at least
-sum_t ||C_t||^2 over these steps, and at least ||C phi_i||^2 for their indicator phi_i. (Where a
-gradient has too few entries for orthonormal vectors, signs drawn by chance have the first in the
-mean.) The mean over the b starts i is ||C||_F^2 / b, or ||C Phi||_F^2 / b. As ||B||_F ||C||_F is at
-least the nuclear norm ||B C||_*,
+**Lower bound.** Let A = B C for any matrices (not only Toeplitz matrices). Examples in steps i,
+i + b, ... may add orthonormal vectors, or the same vector. The squared sensitivity S^2 is therefore
+at least sum_t ||C_t||^2 over these steps, and at least ||C phi_i||^2, where phi_i is the indicator
+of these steps. (If a gradient has too few entries for orthonormal vectors, random signs reach the
+first bound in the mean.) The mean over the b starts i is ||C||_F^2 / b, or ||C Phi||_F^2 / b. As
+||B||_F ||C||_F is at least the nuclear norm ||B C||_*,
 
     S ||B||_F / sqrt(n) >= max(||A||_*, ||A Phi||_*) / sqrt(n b).
 
-This bounds the noise at equal epsilon of all ways to correlate it (`least_possible`).
+This is a lower bound on the noise at equal epsilon, for every correlation (`least_possible`).
 """
 
 import math
@@ -41,7 +41,7 @@ import numpy as np
 from fedmuon.core.errors import InputError
 
 MOST_BUFFERS = 8
-STARTS = (1.0, 10.0)  # times 1 / steps: the smallest 1 - theta that a search begins with
+STARTS = (1.0, 10.0)  # times 1 / steps: the smallest 1 - theta at the start of a search
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]  # value and gradient
 
 
@@ -50,8 +50,8 @@ class Buffers:
     """The buffers of correlated noise.
 
     Attributes:
-        decays: theta_b in [0, 1), by which a buffer decays in a step.
-        scales: w_b > 0, by which it is subtracted; their sum is at most 1.
+        decays: theta_b in [0, 1), the factor by which a buffer decays in one step.
+        scales: w_b > 0, the factor with which a buffer is subtracted; their sum is at most 1.
     """
 
     decays: tuple[float, ...]
@@ -71,15 +71,15 @@ class Buffers:
             )
 
     def coefficients(self, count: int) -> np.ndarray:
-        """The first c_0 = 1, c_1, ..., c_(count - 1)."""
+        """Return the first coefficients c_0 = 1, c_1, ..., c_(count - 1)."""
         decays, found = np.array(self.decays), np.ones(count)
         if count > 1:
             found[1:] = (decays ** np.arange(count - 1)[:, None]) @ np.array(self.scales)
-        return np.minimum.accumulate(found)  # whatever rounding does
+        return np.minimum.accumulate(found)  # ensures that rounding does not increase them
 
 
 def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
-    """a_0, a_1, ...: how a momentum, or with memory 1 a prefix sum, weighs gradients by age."""
+    """Return a_0, a_1, ...: weights of gradients by age in a momentum or, with memory 1, a sum."""
     if not 0 <= memory <= 1 or (ahead and memory == 1):
         raise InputError(
             f"the momentum coefficient is {memory}: give one in [0, 1), or 1 for prefix sums, "
@@ -100,14 +100,14 @@ def optimized(
     ahead: bool = False,
     last: bool = False,
 ) -> Buffers:
-    """The buffers with least noise in the momentum, or in sums, at equal epsilon.
+    """Return the buffers with the smallest noise in the momentum, or in sums, at equal epsilon.
 
     Args:
-        steps: How many steps the run has.
-        apart: The minimum distance between two steps of an example.
-        count: d, how many buffers.
+        steps: Number of steps in the run.
+        apart: Minimum distance between two steps of an example.
+        count: Number d of buffers.
         memory: beta of the momentum; 1 is for prefix sums.
-        ahead: Whether it looks ahead, as Nesterov's does.
+        ahead: Whether the momentum looks ahead, as Nesterov's does.
         last: Minimize the noise of the last step, which is the largest, instead of the root mean
             square over all steps.
     """
@@ -122,7 +122,7 @@ def optimized(
         starts.append(np.concatenate([np.log1p(-gap) - np.log(gap), np.log(scales / 0.6)]))
     decays, scales = _unpacked(_least(objective, starts))
     order = np.argsort(-decays)
-    # Rounding may carry a decay to 1, or the sum of scales above it.
+    # Rounding may raise a decay to 1, or the sum of the scales above 1.
     decays, scales = np.minimum(decays, 1 - 2.0**-40), scales / max(1.0, scales.sum() * (1 + 1e-15))
     return Buffers(tuple(map(float, decays[order])), tuple(map(float, scales[order])))
 
@@ -130,9 +130,10 @@ def optimized(
 def optimized_band(
     steps: int, apart: int, band: int, memory: float = 1.0, ahead: bool = False
 ) -> np.ndarray:
-    """The `band` coefficients with least noise at equal epsilon, as `optimized` has it.
+    """Return the `band` coefficients with the smallest noise at equal epsilon, as in `optimized`.
 
-    Of those that do not grow and are not negative (cf. Choquette-Choo et al. 2023, McKenna 2024).
+    Only coefficients that do not increase and are not negative are considered (cf. Choquette-Choo
+    et al. 2023, McKenna 2024).
     """
     _require_steps(steps, apart)
     comb, a, weights = _problem(steps, apart, memory, ahead, False)
@@ -151,10 +152,10 @@ def optimized_band(
             - 2 * ((weights * noise)[j:] @ over[: steps - j]) / error
             for j in range(1, band)
         ])  # fmt: skip
-        later = np.cumsum((by_c * c[1:])[::-1])[::-1]  # c_j has the ratios of all before it
+        later = np.cumsum((by_c * c[1:])[::-1])[::-1]  # c_j is the product of the ratios before it
         return math.log(square) + math.log(error), later * (1 - ratios)
 
-    # From the root of prefix sums, and from coefficients that fall by a constant factor.
+    # Start from the root of prefix sums, and from coefficients that decrease by a constant factor.
     places = np.arange(1, band)
     starts = [np.log(2 * places - 1.0), np.full(band - 1, 2.0)]
     return np.cumprod(np.append(1.0, _expit(_least(objective, starts))))
@@ -168,8 +169,11 @@ def noise_of_buffers(
     ahead: bool = False,
     last: bool = False,
 ) -> float:
-    """The noise of the momentum or of sums, in units of that of one release of all samples that
-    spends the same epsilon; the root mean square over steps, or that of the `last` one."""
+    """Return the noise of the momentum or of sums at equal epsilon.
+
+    The unit is the noise of one release of all samples that spends the same epsilon. The result is
+    the root mean square over all steps, or the noise of the `last` step.
+    """
     comb, a, weights = _problem(steps, apart, memory, ahead, last)
     upper, lower = _rational(np.array(buffers.decays), np.array(buffers.scales))
     moved, noise = _filter(comb, upper, lower), _filter(a, lower, upper)
@@ -177,9 +181,9 @@ def noise_of_buffers(
 
 
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
-    """A lower bound on the noise of the momentum or of sums, for any correlation.
+    """Return a lower bound on the noise of the momentum or of sums, for every correlation.
 
-    In units of `noise_of_buffers`. It takes O(steps^3) operations.
+    The unit is that of `noise_of_buffers`. The function takes O(steps^3) operations.
     """
     from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
 
@@ -199,7 +203,7 @@ def _require_steps(steps: int, apart: int) -> None:
 def _problem(
     steps: int, apart: int, memory: float, ahead: bool, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The comb of an example's steps, the weights a, and how often each entry of a / c counts."""
+    """Return the comb of an example's steps, the weights a, and the weight of each (a / c)_j^2."""
     comb = np.zeros(steps)
     comb[::apart] = 1
     counts = np.ones(steps) if last else 1 - np.arange(steps) / steps
@@ -207,8 +211,8 @@ def _problem(
 
 
 def _rational(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numerator and the denominator of c, as coefficients of 1, x, x^2, ..."""
-    lower = np.poly(decays)  # of the product of 1 - theta_b x
+    """Return the numerator and the denominator of c, as coefficients of 1, x, x^2, ..."""
+    lower = np.poly(decays)  # coefficients of the product of all 1 - theta_b x
     upper = lower.copy()
     for place, scale in enumerate(scales):
         upper[1:] += scale * np.poly(np.delete(decays, place))
@@ -216,7 +220,7 @@ def _rational(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _filter(signal: np.ndarray, upper: np.ndarray | float, lower: np.ndarray) -> np.ndarray:
-    """The first coefficients of signal * upper / lower."""
+    """Return the first coefficients of signal * upper / lower."""
     from scipy.signal import lfilter  # see above
 
     return np.asarray(lfilter(np.atleast_1d(upper), lower, signal))
@@ -227,14 +231,14 @@ def _expit(values: np.ndarray) -> np.ndarray:
 
 
 def _unpacked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """theta_b and w_b from numbers without constraints; the scales are a share of a softmax."""
+    """Convert unconstrained numbers to theta_b and w_b; the scales are a share of a softmax."""
     logits, logs = np.split(values, 2)
     parts = np.exp(np.clip(logs, -40, 40))
     return _expit(logits), parts / (1 + parts.sum())
 
 
 def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int) -> Objective:
-    """ln (sensitivity^2 * noise^2) and its gradient, of numbers without constraints."""
+    """Return a function of unconstrained numbers: ln (sensitivity^2 * noise^2) and its gradient."""
 
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
         decays, scales = _unpacked(values)
@@ -244,7 +248,7 @@ def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int
         square, error = moved @ moved, weights @ (noise * noise)
         by_decay, by_scale = np.zeros(count), np.zeros(count)
         for b in range(count):
-            # d c / d w_b = x / (1 - theta_b x), and d c / d theta_b is w_b times its square.
+            # The derivative of c by w_b is x / (1 - theta_b x); by theta_b, w_b times its square.
             one, late = np.array([1.0, -decays[b]]), np.array([0.0, 1.0])
             for found, factor, times in ((by_scale, 1.0, 1), (by_decay, scales[b], 2)):
                 first, second = comb, over
@@ -260,13 +264,13 @@ def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int
 
 
 def _least(objective: Objective, starts: list[np.ndarray]) -> np.ndarray:
-    """The best point of several searches."""
+    """Return the best point of several searches."""
     from scipy.optimize import minimize  # see above
 
     method, options = ("L-BFGS-B", {"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-8})
     if len(starts[0]) <= 2 * MOST_BUFFERS:
         method, options = "BFGS", {"maxiter": 1000, "gtol": 1e-8}
-    with np.errstate(all="ignore"):  # far-off points of a line search
+    with np.errstate(all="ignore"):  # a line search may try extreme points
         found = [
             minimize(objective, start, jac=True, method=method, options=options) for start in starts
         ]
