@@ -1,11 +1,12 @@
-"""The ledger of a run: an append-only file of what each client spends, written before each release.
+"""The ledger of a run: an append-only file of each client's releases, written before each release.
 
-A line is on the disk before the lots that it announces are drawn. So the ledger has all releases of
-a killed run. Everything in the ledger counts as spent, with or without a model from it. A run that
-resumes from an older model begins its rounds again as new attempts, and all attempts count. Secret
-lots and noise are drawn anew, so that no lot is released twice. Each line has a hash of all lines
-before it. A model stores the last hash, and a ledger without it is rejected. Lines after the last
-model cannot get lost unnoticed: the run that wrote them left nothing else.
+A line is on the disk before the lots that it announces are drawn. The ledger therefore contains all
+releases of an interrupted run. Everything in the ledger counts as spent, with or without a model
+from it. If a run resumes from an older model, it repeats rounds as new attempts, and all attempts
+count. Secret lots and noise are drawn again, so no lot is released twice. Each line contains a hash
+of all lines before it. A model stores the last hash, and a ledger without this hash is rejected.
+Lines after the last model cannot be lost unnoticed, because they are the only trace of the run that
+wrote them.
 """
 
 import hashlib
@@ -24,14 +25,14 @@ from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.accounting.truncated import cut_probability
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
-FORMAT = 3  # format 2 named add-remove for every rate, and not where rates are from
+FORMAT = 3  # format 2 named add-remove for every rate, and did not contain the source of rates
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt at a round: client participants[k] draws lots at rates[k], `steps` times.
+    """One attempt at a round: client participants[k] draws `steps` lots at rates[k].
 
-    The multiplier is that of each of the m blocks, which share the lot.
+    The noise multiplier is that of each of the m blocks, which share the lot.
     """
 
     round: int
@@ -45,13 +46,13 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The lines of one run's ledger. `open` reads them, `begin` adds one."""
+    """The lines of one run's ledger. `open` reads them, and `begin` adds one."""
 
     path: Path
-    head: str = ""  # the hash of everything so far
+    head: str = ""  # the hash of all lines so far
     about: dict[str, Any] = field(default_factory=dict)  # the first line
     entries: list[Entry] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)  # after each line, the first one included
+    heads: list[str] = field(default_factory=list)  # the hash after each line, including the first
 
     @classmethod
     def open(
@@ -65,24 +66,25 @@ class Ledger:
         rate_from: str = "samples",
         about: Mapping[str, Any] | None = None,
     ) -> "Ledger":
-        """Open the ledger of a run, or begin it.
+        """Open the ledger of a run, or create it.
 
-        A last line that a kill cut off was not durable yet, so nothing of it was released: it is
-        removed. A last line that lacks only its end gets it.
+        If an interruption cut off the last line, the line was not durable yet, so nothing of it was
+        released. It is removed. If only the end of the last line is missing, the end is added.
 
         Args:
             path: The file.
             fingerprint: A hash of the run's config.
             noise: Who can know the noise (`fedmuon.privacy.noise`).
-            done: How many rounds the model has behind it.
+            done: Number of rounds that the model has completed.
             head: The ledger's hash when the model was saved.
-            adjacency: What two data sets differ in (`dominating_pairs.py`).
-            rate_from: Whether rates are from the clients' own `samples`, or `public`.
-            about: More about all lines, if whole clients are protected or lots have a fixed order.
-                Rates of the latter are their shares of an epoch.
+            adjacency: The difference between two neighbouring data sets (`dominating_pairs.py`).
+            rate_from: The source of the rates: the clients' own `samples`, or `public`.
+            about: Further facts about all lines, for client-level privacy or lots in a fixed order.
+                Rates of lots in a fixed order are their shares of an epoch.
 
         Raises:
-            InputError: If the file is damaged otherwise, or of another run. It is left as it is.
+            InputError: If the file is damaged in another way, or belongs to another run. The file
+                is not changed.
         """
         first = {
             "ledger": FORMAT,
@@ -110,7 +112,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
-        """Read the ledger of any run. The file is left as it is."""
+        """Read the ledger of any run. The file is not changed."""
         with mendable(path, "read"):
             content = read_bytes(path)
         return cls(path)._replayed(_whole(content))
@@ -161,16 +163,16 @@ class Ledger:
     ) -> int:
         """Write durably that these clients are about to release.
 
-        Draw neither lots nor noise before this returns.
+        Draw lots and noise only after this function returns.
 
         Returns:
-            The attempt at this round, from 0.
+            The number of the attempt at this round, counted from 0.
         """
         attempt = sum(entry.round == round for entry in self.entries)
         clients, shares = tuple(map(int, participants)), tuple(map(float, rates))
         if len(clients) != len(shares) or len(set(clients)) != len(clients):
             raise InputError(f"round {round}: give each participant once, with one rate")
-        for rate in shares:  # rejects what no accountant covers before anything is released
+        for rate in shares:  # reject unsupported rates before anything is released
             event(noise_multiplier, rate, steps, blocks)
         entry = Entry(round, attempt, clients, shares, float(noise_multiplier), blocks, steps)
         self._append(entry.__dict__)
@@ -193,10 +195,10 @@ class Ledger:
         self.heads.append(head)
 
     def require(self, done: int, head: str | None = None) -> None:
-        """Reject a ledger that lacks one of the first `done` rounds, which a model has behind it.
+        """Reject a ledger that lacks one of the first `done` rounds, which the model has completed.
 
-        `head` is the ledger's hash when the model was saved. Later lines stay: they were written
-        before lots were released, so they are spent.
+        `head` is the ledger's hash when the model was saved. Later lines stay, because they were
+        written before lots were released and therefore count as spent.
         """
         missing = set(range(done)) - {entry.round for entry in self.entries}
         if missing:
@@ -210,11 +212,11 @@ class Ledger:
             )
 
     def clients(self) -> list[int]:
-        """All clients that ever took part, in order."""
+        """Return all clients that ever took part, in order."""
         return sorted({client for entry in self.entries for client in entry.participants})
 
     def events(self, client: int) -> list[Event]:
-        """All releases of this client's examples, with every attempt: one joint release a step."""
+        """Return all releases of this client's examples, with every attempt; one event per step."""
         if "band" not in self.about:
             return [
                 event(entry.noise_multiplier, rate, entry.steps, entry.blocks)
@@ -222,7 +224,7 @@ class Ledger:
                 for held, rate in zip(entry.participants, entry.rates, strict=True)
                 if held == client
             ]
-        # Lots in a fixed order are one release, at the least noise and in the shortest epochs.
+        # Lots in a fixed order are one release, with the smallest noise and the shortest epochs.
         own = [one for one in self.entries if client in one.participants]
         share = max(one.rates[one.participants.index(client)] for one in own)
         spent = FixedOrderSampling.of_ledger(self.about).spent(
@@ -235,7 +237,7 @@ class Ledger:
         return [spent]
 
     def cut(self, client: int) -> float:
-        """At least the probability that one of this client's lots was larger than their maximum."""
+        """Return an upper bound on the probability that any lot of this client was cut."""
         most, total = self.about.get("max_lot", 0), 0.0
         for entry in self.entries if most else ():
             for held, rate in zip(entry.participants, entry.rates, strict=True):
@@ -246,8 +248,8 @@ class Ledger:
 
     @property
     def lost(self) -> str:
-        """Why no run can continue from these lines, or ""."""
-        if self.about.get("band", 1) == 1 or not self.entries:  # no noise is correlated
+        """The reason why no run can continue from these lines, or ""."""
+        if self.about.get("band", 1) == 1 or not self.entries:  # the noise is not correlated
             return ""
         return (
             "has rounds whose noise later rounds must cancel, but that noise is secret and in no "
@@ -256,11 +258,11 @@ class Ledger:
 
 
 def _whole(content: bytes) -> bytes:
-    """The complete lines. The last one gets its end if only this is missing."""
+    """Return the complete lines. If only the end of the last line is missing, add it."""
     lines = content[: content.rfind(b"\n") + 1]
     try:
         json.JSONDecoder().raw_decode(content[len(lines) :].decode())
-    except ValueError:  # a part of a line
+    except ValueError:  # the last line is incomplete
         return lines
     return content + b"\n"
 

@@ -1,9 +1,9 @@
-"""The randomness of releases: key streams, streams from the run's seed, and what is drawn of them.
+"""The randomness of releases: key streams, streams from the run's seed, and draws from them.
 
-A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key of the operating system's
-entropy. Blocks never repeat, so telling n blocks of 16 bytes from uniform ones means breaking AES,
-except for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone
-who cannot break AES. A statistical generator such as PCG64 has no such guarantee.
+A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key from the operating system's
+entropy. Blocks never repeat. Distinguishing n blocks of 16 bytes from uniform blocks would break
+AES, except for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against every
+adversary that cannot break AES. A statistical generator such as PCG64 has no such guarantee.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ ZEROS = bytes(2**16)
 
 
 def counter_mode(key: bytes, counter: bytes = bytes(16)) -> Any:
-    """An encryptor, which turns zeros into its key stream."""
+    """Return an encryptor that converts zeros to its key stream."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # slow to load
 
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 class KeyStream:
-    """Words and draws under a key that only this object's cipher holds.
+    """Random words and draws under a key that only this object's cipher stores.
 
-    It cannot be copied or pickled, and no attribute has the key or its seed. A forked process
-    begins anew under its own key, so that two processes never put out the same words.
+    It cannot be copied or pickled, and no attribute contains the key or its seed. A forked process
+    starts again with its own key, so two processes never return the same words.
     """
 
-    _forks = 0  # between the first process and this one
+    _forks = 0  # number of forks from the first process to this one
 
     def __init__(self) -> None:
         """Draw a fresh key."""
@@ -61,7 +61,7 @@ class KeyStream:
         )
 
     def random_raw(self, count: int) -> np.ndarray:
-        """The next words [count] of 64 bits, under the name that NumPy's bit generators use."""
+        """Return the next 64-bit words [count]. The name is that of NumPy's bit generators."""
         if self._home != KeyStream._forks:
             self._begin()
         words = np.empty(count, np.uint64)
@@ -72,27 +72,29 @@ class KeyStream:
         return words
 
     def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw float64 entries: 2^-52 times the discrete Gaussian with 2^52 steps to a standard
-        deviation, whose tails are not cut."""
+        """Draw float64 entries with tails that are not cut.
+
+        An entry is 2^-52 times the discrete Gaussian with a standard deviation of 2^52.
+        """
         found = gaussian(self.random_raw, math.prod(shape), MOST_BITS, np.float64)
         found *= 1 / (STRIPS << MOST_BITS)
         return found.reshape(shape)
 
 
-if hasattr(os, "register_at_fork"):  # other systems do not fork
+if hasattr(os, "register_at_fork"):  # missing on systems without fork
     os.register_at_fork(after_in_child=KeyStream._count_fork)
 
 Stream = np.random.Generator | KeyStream
-Streams = Callable[[int], Sequence[Stream]]  # block -> one stream per client
+Streams = Callable[[int], Sequence[Stream]]  # function from a block to one stream per client
 Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
 Normal = Callable[[tuple[int, ...], int], "Tensor"]  # (shape [K S, ...], block) -> N(0, 1) entries
 
 
 def secret_stream(source: str = "secure") -> Stream:
-    """A fresh stream that nobody can repeat: a key stream, or what `noise-source` names.
+    """Return a new stream that nobody can repeat: a key stream, or the generator in `noise-source`.
 
-    The latter is PCG64, seeded with 256 bits of the operating system's entropy. It is a quarter
-    cheaper than a `KeyStream`, and it is no cryptographic generator.
+    That generator is PCG64, seeded with 256 bits of the operating system's entropy. It takes 25%
+    less time than a `KeyStream`, but it is not a cryptographic generator.
     """
     if source == "secure":
         return KeyStream()
@@ -100,27 +102,27 @@ def secret_stream(source: str = "secure") -> Stream:
 
 
 def words_of(stream: Stream) -> Words:
-    """The stream's source of uniform words."""
+    """Return the stream's source of uniform words."""
     return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
 
 
 def secret_streams(clients: int = 1, source: str = "secure") -> Streams:
-    """One fresh stream for all clients and blocks. No two calls agree."""
+    """Return one new stream for all clients and blocks. No two calls return the same stream."""
     streams = [secret_stream(source)] * clients
     return lambda block: streams
 
 
 def keyed_streams(draws: Sequence[Draws]) -> Streams:
-    """Streams that are a function of (seed, round, client, step, block); draws[k] is client k's.
+    """Return streams that depend only on (seed, round, client, step, block).
 
-    They repeat a run exactly, so everyone who knows the seed knows the noise. Use them only for
-    experiments on data that need no protection.
+    draws[k] belongs to client k. These streams repeat a run exactly, so everyone who knows the seed
+    knows the noise. Use them only for experiments on data that need no protection.
     """
     return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
 
 
 def normals(streams: Streams) -> Normal:
-    """Normal entries from these streams, shared by a client's replicas."""
+    """Return a function that draws normal entries, which the replicas of a client share."""
     return lambda shape, block: normal(streams(block), shape)
 
 
@@ -130,13 +132,13 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     The accountant's amplification assumes this sampling. A shuffled lot of fixed size is another
     mechanism.
 
-    A key stream draws each row with probability floor(rate 2^64) / 2^64. From 2^-11 on, this is the
-    rate itself; below, it is less by under 2^-64. A smaller rate costs no privacy: the release is
-    then a mixture of a release at the larger rate and of one without the example, so by convexity
-    no epsilon is larger.
+    A key stream draws each row with probability floor(rate 2^64) / 2^64. For rates of at least
+    2^-11, this equals the rate. For smaller rates, it is less by under 2^-64. A smaller rate costs
+    no privacy: the release is then a mixture of a release at the larger rate and of one without the
+    example, so by convexity no epsilon is larger.
 
     Returns:
-        The rows, sorted; maybe none.
+        The rows, sorted; possibly none.
     """
     if not isinstance(rng, KeyStream):
         return np.flatnonzero(rng.random(size) < rate)
@@ -145,7 +147,7 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     return np.flatnonzero(rng.random_raw(size) < np.uint64(int(rate * 2.0**64)))
 
 
-# Who can know the noise of a release, and what this means for an epsilon.
+# Who can know the noise of a release, and the consequence for epsilon
 
 REPEATABLE = (
     "Lots and noise follow from the seed (insecure-reproducible-noise), so there is no privacy."
@@ -162,13 +164,13 @@ CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 
 
 def secrecy(repeatable: bool, source: NoiseSource) -> str:
-    """The class of this noise source, a key of `CAVEATS`."""
+    """Return the class of this noise source, a key of `CAVEATS`."""
     if repeatable:
         return "repeatable"
     return "secret" if source == "secure" else "predictable"
 
 
 def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
-    """The answer without its certificate, and with the reason in its note."""
+    """Return the answer without its certificate, with the reason in its note."""
     note = f"{why} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)

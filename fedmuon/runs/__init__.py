@@ -1,1 +1,1 @@
-"""A run: its loop, its folder, and all that it saves."""
+"""A run: its loop, its folder, and the files that it saves."""

@@ -1,6 +1,6 @@
-"""Callbacks see each round and may end a run: early stopping, and trackers of experiments.
+"""Callbacks, which see each round and may end a run: early stopping, and experiment trackers.
 
-A tracker gets the records of rounds.jsonl, and needs its package: `pip install
+A tracker receives the records of rounds.jsonl. It needs its package: `pip install
 'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
 """
 
@@ -48,19 +48,19 @@ class Callback:
         """Handle a finished round.
 
         Args:
-            record: The line of this round in rounds.jsonl, a copy.
-            state: The server's state after the round, a copy: `.round`, `.params` `[replicas, ...]`
-                and `.states`.
+            record: A copy of this round's line in rounds.jsonl.
+            state: A copy of the server's state after the round: `.round`, `.params`
+                `[replicas, ...]` and `.states`.
 
         Returns:
-            True or a reason (a text) to end the run here. Other values continue it.
+            True, or a reason as a string, to end the run. Other values continue it.
         """
 
     def on_end(self, result: Any) -> None:
         """Handle the end of the run.
 
         Args:
-            result: The summary of the run, a copy.
+            result: A copy of the summary of the run.
         """
 
 
@@ -68,8 +68,10 @@ CALLBACKS: Registry[Callback] = Registry()
 
 
 def as_callback(found: Any, guard: Guard | None = None) -> Callback:
-    """Take a callback, or a function of the record and the state of each round; errors in it are
-    reported by its guard."""
+    """Convert a callback, or a function of (record, state), to a callback with a guard.
+
+    The guard reports errors in it.
+    """
     within = guard or Guard("callback", found)
     with within:
         kind = found.func if isinstance(found, Filled) else found  # arguments are missing
@@ -87,13 +89,13 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
 
 
 class _Guarded(Callback):
-    """A callback that gets copies, so that it changes neither the run nor what others see."""
+    """A callback that receives copies, so that it changes neither the run nor others' data."""
 
     def __init__(self, callback: Callback, guard: Guard) -> None:
         self._callback, self._guard = callback, guard
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str:
-        """Why to stop; nothing where the run goes on."""
+        """Return the reason to end the run; empty if the run continues."""
         params = {name: one.clone() for name, one in state.params.items()}
         states = {
             link: {name: one.clone() for name, one in held.items()}
@@ -123,11 +125,11 @@ class _Function(Callback):
 class EarlyStopping(Callback):
     """End a run when a measure no longer improves.
 
-    A resumed run counts again from zero. A run that ends because of its own data has no
-    certificate.
+    In a resumed run, the count starts again from zero. A run that ends because of its own data has
+    no certificate.
 
     Args:
-        measure: A number in the records of evaluated rounds, such as `test_loss`.
+        measure: Name of a number in the records of evaluated rounds, such as `test_loss`.
         patience: Number of evaluations without an improvement after which the run ends.
         least: Smallest change that counts as an improvement.
         rising: Whether larger values are better.
@@ -150,7 +152,7 @@ class EarlyStopping(Callback):
         self._best, self._since = float("-inf"), 0
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
-        """Compare with the best value so far, if the round was evaluated.
+        """Compare the measure with its best value so far, if the round was evaluated.
 
         Args:
             record: The record of the round.
@@ -179,7 +181,7 @@ class EarlyStopping(Callback):
 
 @CALLBACKS.add("tensorboard")
 class TensorBoard(Callback):
-    """Write every number of each round where TensorBoard reads it.
+    """Write every number of each round as TensorBoard event files.
 
     It needs the package: `pip install 'fedmuon[tensorboard]'`.
 
@@ -214,7 +216,7 @@ class TensorBoard(Callback):
             self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self, result: Any) -> None:
-        """Write what is left and close the file.
+        """Write the remaining data and close the file.
 
         Args:
             result: Not used.
@@ -250,14 +252,14 @@ class MLflow(Callback):
     def __init__(self, experiment: str = "fedmuon", uri: str | None = None, **run: Any) -> None:
         self._mlflow = _package("mlflow", "mlflow")
         if uri is not None:
-            if "://" not in uri:  # MLflow keeps plain folders no more
+            if "://" not in uri:  # current MLflow does not support plain folders
                 folder = Path(uri)
                 folder.mkdir(parents=True, exist_ok=True)
                 uri = f"sqlite:///{folder.resolve()}/mlflow.db"
             self._mlflow.set_tracking_uri(uri)
         self._mlflow.set_experiment(experiment)
         self._run = self._mlflow.start_run(**run).info.run_id
-        self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
+        self._mlflow.end_run("RUNNING")  # only in this process, so that no later run is blocked
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
         """Log every number of the record.

@@ -1,41 +1,42 @@
-"""Client level: a round's sum of whole clients' updates, each clipped to C, and noise once.
+"""Client level: the sum of whole clients' updates in a round, each clipped to C, with noise.
 
-DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1), for every
-optimizer whose server averages. The server holds X and the states S of the links that come back
-(FedMuon's momentum; FedAvg and Local Muon have none). A client of the cohort returns X_k and S_k.
-Let T round every entry towards 0 to a multiple of the lattice's spacing g. The client contributes
+This is DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1), for
+every optimizer whose server averages. The server stores X and the states S of the links that
+clients return (FedMuon's momentum; none for FedAvg and Local Muon). A client of the cohort returns
+X_k and S_k. Let T round every entry towards 0 to a multiple of the lattice's spacing g. The client
+contributes
 
     u_k = (X_k - X, w (S_k - S)),    v_k = T(min(1, C' / ||u_k||) u_k)                         (1)
     (X, wS) <- rule( (X, wS) + (sum of v_k over the cohort + sigma C xi) / K ),  xi ~ N(0, I)   (2)
 
-where K is the *expected* size of a cohort. Momentum leaves its client as the model does, so (1) has
-one norm over both; clipping each to C would make the whole up to C sqrt(2) long. The public weight
-w says how much of C the states get; the noise in S is sigma C / (w K).
+where K is the *expected* size of a cohort. The momentum leaves its client just as the model does,
+so (1) uses one norm over both. If each were clipped to C, the whole could have norm C sqrt(2). The
+public weight w determines which part of C the states get. The noise in S is sigma C / (w K).
 
-*Claim.* ||v_k|| <= C, and the sums of two cohorts that differ in client k differ by v_k exactly. So
-(2) is one Gaussian release of multiplier sigma, whatever the links, the server's rule and the
-number of tensors. X and S are known from earlier releases. What the rule makes of the sum
-(FedAvgM's velocity, an aligned direction, rounding to the run's precision) is post-processing, and
-rounds compose adaptively. Poisson sampling at the public rate q = K / N amplifies it, and the
-adjacency is add-remove of a client. A public schedule does not amplify it, and the adjacency is
-zero-out: a client's updates against zeros.
+*Claim.* ||v_k|| <= C, and the sums of two cohorts that differ in client k differ by v_k exactly.
+Therefore, (2) is one Gaussian release of multiplier sigma, whatever the links, the server's rule
+and the number of tensors. X and S are known from earlier releases. Everything that the rule
+computes from the sum (FedAvgM's velocity, an aligned direction, rounding to the run's precision) is
+post-processing, and rounds compose adaptively. Poisson sampling at the public rate q = K / N
+amplifies privacy, and the adjacency is add-remove of a client. A public schedule does not amplify
+it, and the adjacency is zero-out: a client's updates against zeros.
 
-*Proof.* Let n be the number of u's entries, U = 2^-53, and C' = (1 - (n + 8) U) C. The computed sum
-of n squares is at least (1 - n U) times the true one, in every order, so its root is at least (1 -
-(n + 2) U) times the norm; the quotient and the products of (1) round up by a factor of at most 1 +
-U each. So before T a norm is at most C' (1 + (n + 7) U) <= C, and T shortens every entry. (Squares
-that underflow are below 1e-300, and C is 1e-15 or more.) An update whose square is infinite or no
-number contributes 0. And |v_k| <= C entry by entry with N C / g <= 2^53, so all partial sums are
-multiples of g that float64 holds: no addition rounds, in any order.
+*Proof.* Let n be the number of u's entries, U = 2^-53, and C' = (1 - (n + 8) U) C. In every order,
+the computed sum of n squares is at least (1 - n U) times the true sum, so its root is at least
+(1 - (n + 2) U) times the norm. The quotient and the products of (1) each round up by a factor of at
+most 1 + U. Before T, a norm is therefore at most C' (1 + (n + 7) U) <= C, and T shortens every
+entry. (Squares that underflow are below 1e-300, and C is 1e-15 or more.) An update whose square is
+infinite or not a number contributes 0. Entry by entry, |v_k| <= C, and N C / g <= 2^53. All partial
+sums are therefore multiples of g that float64 represents, so no addition rounds, in any order.
 
-*Assumption.* v_k depends on client k alone, given X and S. Clients train in batches, and a
-processor may round the products of a larger batch differently; no account covers this.
+*Assumption.* Given X and S, v_k depends on client k alone. Clients train in batches, and a
+processor may round the products of a larger batch differently. No account covers this.
 
-*Trust.* `central`: the server sees the updates and adds the noise. `local`: each client adds all of
-the noise, so that even the server learns no more about it than epsilon allows. The noise of a sum
-of K is sqrt(K) times as large, and nothing is amplified, because the server knows who answers.
-`distributed`: each client adds a share of the noise, and the server learns the sum alone
-(`fedmuon.privacy.mechanisms.distributed`)."""
+*Trust.* With `central`, the server sees the updates and adds the noise. With `local`, each client
+adds all of the noise, so that even the server learns no more about it than epsilon allows. The
+noise in a sum of K updates is then sqrt(K) times as large. There is no amplification, because the
+server knows who answers. With `distributed`, each client adds a share of the noise, and the server
+learns only the sum (`fedmuon.privacy.mechanisms.distributed`)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +54,8 @@ from fedmuon.privacy.noise import Stream, secrecy, secret_stream, words_of
 from fedmuon.tasks.base import Params
 
 ROUNDING = 2.0**-53  # unit roundoff of float64
-EVERYONE = -1  # in a ledger: any client, because all are drawn alike
-EACH = "each"  # the same, as people read it
+EVERYONE = -1  # in a ledger: any client, because all clients have the same probability
+EACH = "each"  # EVERYONE, as shown in messages
 REPLAY = "Noise was drawn in secret, so no seed repeats this run."
 COHORTS = (
     "Amplification holds only if the list of participants (rounds.jsonl) stays as secret as the "
@@ -65,20 +66,20 @@ Clipped = Mapping[str, Params]  # trees in float64, on the lattice
 
 @dataclass(frozen=True)
 class ClientLevel:
-    """How a round is released at client level.
+    """The settings of a client-level release.
 
     Attributes:
-        bound: C.
-        noise: The multiplier sigma: noise over C.
+        bound: The clipping bound C.
+        noise: The multiplier sigma: noise divided by C.
         cohort: K, the expected size of a cohort.
-        clients: N.
+        clients: The number N of clients.
         trust: `central`, `local` or `distributed`.
         poisson: Whether cohorts are Poisson samples.
         seed: Seed of repeatable noise; None draws secret noise.
         weight: w, the weight of the states in the norm.
         source: The generator of secret noise.
-        arithmetic: `continuous`, `grid`, or `auto`, which takes the grid for secret noise.
-        honest: Under distributed trust, the share of a cohort that is assumed honest.
+        arithmetic: `continuous`, `grid`, or `auto`, which uses the grid for secret noise.
+        honest: With distributed trust, the share of a cohort that is assumed honest.
     """
 
     bound: float
@@ -99,22 +100,22 @@ class ClientLevel:
 
     @property
     def shared(self) -> bool:
-        """Whether clients add shares of the noise, and the server learns their sum alone."""
+        """Whether clients add shares of the noise, and the server learns only their sum."""
         return self.trust == "distributed"
 
     @property
     def shares(self) -> int:
-        """H, how many shares of the noise count: at least a client's own."""
+        """The number H of noise shares that count, at least a client's own share."""
         return max(1, math.floor(self.honest * self.cohort))
 
     @property
     def counted(self) -> float:
-        """The noise in the account over `noise`."""
+        """The noise in the account divided by `noise`."""
         return math.sqrt(self.shares / self.cohort) if self.shared else 1.0
 
     @property
     def on_grid(self) -> bool:
-        """Whether noise is exact, on a lattice whose C' is C here (`lattice.py`)."""
+        """Whether noise is exact, on a lattice whose C' is this module's C (`lattice.py`)."""
         chosen = self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
         return chosen or self.shared
 
@@ -125,22 +126,24 @@ class ClientLevel:
 
     @property
     def rate(self) -> float:
-        """q, a client's sampling probability in the account."""
+        """The sampling probability q of a client in the account."""
         return self.cohort / self.clients if self.poisson else 1.0
 
     @property
     def adjacency(self) -> str:
-        """The difference of two neighbouring federations: a client is present or absent, or its
-        updates are 0."""
+        """The difference between two neighbouring federations.
+
+        A client is present or absent, or its updates are replaced by 0.
+        """
         return "add-remove" if self.poisson else "zero-out"
 
     @property
     def spacing(self) -> float:
-        """g: the least power of two with 2^53 g >= N C."""
+        """g, the smallest power of two with 2^53 g >= N C."""
         return math.ldexp(1.0, math.frexp(self.clients * self.bound)[1] - 53)
 
     def clipped(self, held: Tree, returned: Tree) -> Clipped:
-        """v_k of (1), per replica; trees of tensors [S, ...]."""
+        """Return v_k of (1), per replica, from trees of tensors [S, ...]."""
         moved = self._weighted(_apart(returned, held), self.weight)
         squares = torch.stack(
             [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
@@ -155,10 +158,10 @@ class ClientLevel:
         return mapped(short, moved)
 
     def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
-        """The message of a client that does not trust the server, in place of what it `returned`.
+        """Return the message of a client that does not trust the server, instead of `returned`.
 
-        Under distributed trust it has integers, with the client's share of the noise, before its
-        mask.
+        With distributed trust, the message contains integers with the client's share of the noise,
+        to which the mask is not yet added.
         """
         own = self.clipped(held, returned)
         if self.shared:
@@ -168,9 +171,9 @@ class ClientLevel:
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """(2) without the rule, in the run's precision. An empty cohort releases noise.
+        """Return (2) without the rule, in the run's precision. An empty cohort releases noise.
 
-        Under local trust, updates are clipped and noisy already, and this is post-processing.
+        With local trust, updates are already clipped and noisy, and this is post-processing.
         """
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)
@@ -188,14 +191,14 @@ class ClientLevel:
         return _moved(held, total, 1 / self.cohort)
 
     def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
-        """Trees whose states are multiplied by the weight."""
+        """Multiply the states in the trees by the weight."""
         return {
             tree: {name: one if tree == "model" else one * weight for name, one in held.items()}
             for tree, held in trees.items()
         }
 
     def _with_noise(self, sums: Tree, round: int, client: int = 0) -> Tree:
-        """sums + sigma C xi, one xi for all replicas."""
+        """Return sums + sigma C xi, with one xi for all replicas."""
         if not self.noise:
             return sums
         stream = self._streams(round, client)
@@ -214,7 +217,7 @@ class ClientLevel:
         return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
 
     def _streams(self, round: int, client: int) -> Callable[[int], Stream]:
-        """Block -> the stream of its noise."""
+        """Return a function from a block to the random stream of its noise."""
         if (seed := self.seed) is None:
             secret = secret_stream(self.source)
             return lambda block: secret
@@ -222,12 +225,12 @@ class ClientLevel:
 
 
 def leaves(trees: Tree) -> list[Tensor]:
-    """All tensors of the trees."""
+    """Return all tensors of the trees."""
     return [one for tree in trees.values() for one in tree.values()]
 
 
 def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
-    """Apply a function to the trees' tensors, name by name."""
+    """Apply a function to the tensors of the trees, name by name."""
     return {
         tree: {name: function(*(one[tree][name] for one in trees)) for name in held}
         for tree, held in trees[0].items()
@@ -235,10 +238,10 @@ def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
 
 
 def _apart(one: Tree, other: Tree) -> dict[str, Params]:
-    """one - other in float64, with the names of `other`."""
+    """Return one - other in float64, with the names of `other`."""
     return mapped(lambda b, a: a.double() - b.double(), other, one)
 
 
 def _moved(held: Tree, by: Tree, share: float) -> dict[str, Params]:
-    """held + share * by, rounded once to the type of `held`."""
+    """Return held + share * by, rounded once to the dtype of `held`."""
     return mapped(lambda one, more: (one.double() + share * more).to(one.dtype), held, by)

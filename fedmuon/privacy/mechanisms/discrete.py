@@ -1,31 +1,33 @@
-"""The discrete Gaussian, exactly: integers y with a probability that goes as exp(-y^2 / 2 sigma^2).
+"""The exact discrete Gaussian: integers y with probability proportional to exp(-y^2 / 2 sigma^2).
 
-Canonne, Kamath and Steinke (2020, Algorithms 1 to 3) draw it one at a time with rational numbers.
-Here sigma = 64 w, w = 2^bits, and many are drawn at once, by rejection from strips of w integers.
+Canonne, Kamath and Steinke (2020, Algorithms 1 to 3) draw one integer at a time with rational
+numbers. This module uses sigma = 64 w with w = 2^bits, and draws many integers at once, by
+rejection from strips of w integers.
 
-A proposal is (k, r, sign): strip k with probability c_k / N, N = 2^16, r uniform on 0, ..., w - 1,
-and a fair sign; it stands for y = +-a, a = k w + r. With rho(a) = exp(-a^2 / 2 sigma^2) it is
-accepted with probability
+A proposal is (k, r, sign): strip k with probability c_k / N, where N = 2^16, r uniform on
+0, ..., w - 1, and a fair sign. It represents y = +-a with a = k w + r. With rho(a) =
+exp(-a^2 / 2 sigma^2), it is accepted with probability
 
     A = b rho(a) / c_k,    where c_k >= b rho(k w) makes A <= 1,                                 (1)
 
-and -0 never is. So y comes out with probability (1/2) (c_k / N) (1 / w) A = rho(y) b / (2 N w): a
-constant times rho(y), whatever the integers c_k and b. As rho(k w) = exp(-k^2 / 8192) knows nothing
-of w, one table serves all. Beyond 8 sigma, one of the N slots stands for a = (512 + 64 G) w + r,
-P(G = j) = 2^-(j + 1), r uniform on 0, ..., 64 w - 1, accepted with
+and -0 is never accepted. The result is then y with probability
+(1/2) (c_k / N) (1 / w) A = rho(y) b / (2 N w). This is a constant times rho(y), for any integers
+c_k and b. As rho(k w) = exp(-k^2 / 8192) does not depend on w, one table is valid for all w. Beyond
+8 sigma, one of the N slots represents a = (512 + 64 G) w + r, with P(G = j) = 2^-(j + 1) and r
+uniform on 0, ..., 64 w - 1. It is accepted with
 
     A = 64 b 2^(G + 1) rho(a) <= 128 b 2^G exp(-(8 + G)^2 / 2) < 2^-28,                          (2)
 
-the same constant times rho(y).
+which gives the same constant times rho(y).
 
-Whether U < A for a uniform real U is decided exactly. A lower bound of (1) over the strip, a
-multiple of 2^-64 from enclosures, is compared with the first 64 bits of U, which settles 98%. A
-float64 settles the others where those bits are further than 2^-40 A + 2^-64 from it: its exponent
-is at most 32 and within 2e-14, so that holds if `numpy.exp` errs by less than 2^-41, 2,000 units in
-its last place. What is left, and all beyond 8 sigma, is settled by enclosures in decimals (whose
-exponential is correctly rounded) and further bits of U, as many as it takes. So from uniform
-independent words comes this distribution, not nearly this one. How long that takes depends on what
-was rejected, never on a sum.
+Whether U < A, for a uniform real U, is decided exactly, in three steps. First, a lower bound of (1)
+over the strip, a multiple of 2^-64 from enclosures, is compared with the first 64 bits of U. This
+decides 98% of the cases. Next, a float64 value decides the cases in which these bits differ from it
+by more than 2^-40 A + 2^-64. Its exponent is at most 32 and within 2e-14, so this is correct if
+`numpy.exp` has an error below 2^-41, 2,000 units in the last place. Finally, all other cases, and
+all cases beyond 8 sigma, are decided by decimal enclosures (whose exponential is correctly rounded)
+and by as many further bits of U as needed. From uniform independent words, the result therefore has
+exactly this distribution. The running time depends on rejected proposals, never on a sum.
 """
 
 from collections.abc import Callable
@@ -35,20 +37,20 @@ from functools import cache
 
 import numpy as np
 
-Words = Callable[[int], np.ndarray]  # count -> independent uniform words of 64 bits
+Words = Callable[[int], np.ndarray]  # function from a count to independent uniform 64-bit words
 
-STRIPS, LAST = 64, 512  # to a standard deviation, and in all
+STRIPS, LAST = 64, 512  # strips per standard deviation, and in total
 SLOTS = 2**16
-SCALE = 807  # b: the largest with which the c_k leave a slot
-MOST_BITS = 46  # a word has 16 bits for the slot, one for the sign, the rest for r
+SCALE = 807  # b: the largest value for which the c_k leave one slot free
+MOST_BITS = 46  # a word has 16 bits for the slot, one for the sign, and the rest for r
 DOUBT = 2.0**-40
-PART = 2**13  # proposals at once, which a cache holds
+PART = 2**13  # number of proposals at once, which fit into a cache
 
 
 def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.ndarray:
     """Draw independent integers [count] of the discrete Gaussian with sigma = 2^(6 + bits).
 
-    A dtype that does not hold an integer gets the nearest that it holds.
+    If the dtype cannot represent an integer, the nearest representable number is returned.
     """
     found, have = np.empty(count, dtype), 0
     while have < count:
@@ -59,7 +61,7 @@ def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.
 
 
 def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
-    """The accepted ones of so many proposals, in their order."""
+    """Draw a number of proposals, and return the accepted ones in their order."""
     slots, sure, _ = _table()
     drawn = words(2 * proposals)
     first, uniform = drawn[:proposals], drawn[proposals:]
@@ -81,7 +83,7 @@ def _looked_at(
     uniform: np.ndarray,
     bits: int,
 ) -> np.ndarray:
-    """Which of the proposals `rest` are accepted. Those beyond 8 sigma get a new `size`."""
+    """Return which proposals in `rest` are accepted. Those beyond 8 sigma get a new `size`."""
     ratio = size[rest] * 2.0**-bits
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
@@ -92,7 +94,7 @@ def _looked_at(
         exponent = Fraction(int(size[rest[k]]) ** 2, twice)
         answer[k] = less(int(uniform[k]), weight, exponent, words)
     for k in np.flatnonzero(beyond & (uniform < 2**36)):
-        steps = 0  # a size beyond 8 sigma, and the factor of rho in its probability (2)
+        steps = 0  # then: the size beyond 8 sigma, and the factor of rho in its probability (2)
         while not (word := int(words(1)[0])) & 1:
             steps += 1
         far = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
@@ -103,9 +105,9 @@ def _looked_at(
 
 
 def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool:
-    """Whether U < weight exp(-exponent) for a uniform U.
+    """Return whether U < weight exp(-exponent) for a uniform U.
 
-    `first` has the first 64 bits of U. The others are drawn as they are needed.
+    `first` contains the first 64 bits of U. Further bits are drawn when they are needed.
     """
     bits, digits = 64, 40
     while True:
@@ -118,10 +120,10 @@ def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool
 
 
 def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
-    """Rationals around weight exp(-exponent).
+    """Return rational numbers below and above weight exp(-exponent).
 
-    In this precision p, the exponent is rounded twice and its exponential once, each by at most
-    10^(1 - p) / 2 of its value.
+    With precision p, the exponent is rounded twice and its exponential once. Each rounding changes
+    the value by at most the factor 10^(1 - p) / 2.
     """
     with localcontext(prec=digits):
         power = (Decimal(-exponent.numerator) / Decimal(exponent.denominator)).exp()
@@ -132,7 +134,7 @@ def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fractio
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The strip of each slot; the 64-bit bound below which U is surely accepted, by strip; c_k."""
+    """Return each slot's strip, the 64-bit bounds below which U is surely accepted, and the c_k."""
     around = [
         enclosed(Fraction(SCALE), Fraction(k * k, 2 * STRIPS**2), 40) for k in range(LAST + 1)
     ]

@@ -1,73 +1,78 @@
-"""Distributed trust: each client adds its share of the noise, and the server learns sums alone.
+"""Distributed trust: each client adds a share of the noise, and the server learns only sums.
 
-Of a round's K clients each has v_k, a whole update clipped to C
-(`fedmuon.privacy.mechanisms.client_level`), of D entries. With sigma the noise multiplier, s = 2^32
-and T rounding every entry towards 0,
+Each of a round's K clients has v_k, a whole update with D entries, clipped to C
+(`fedmuon.privacy.mechanisms.client_level`). With sigma the noise multiplier, s = 2^32, and T
+rounding every entry towards 0,
 
     g = sigma (1 + 2^-40) C / (s sqrt(K)),   z_k = T(v_k / g),   Y_k ~ N_Z(0, s^2)^D,            (1)
-    sent: z_k + Y_k + M_k mod 2^64,   released: g (sum of what was sent mod 2^64),               (2)
+    sent: z_k + Y_k + M_k mod 2^64,   released: g (sum of all messages mod 2^64),                (2)
 
-the latter within [-2^63, 2^63). The masks M_k add up to 0 over all K, so the sum of z_k + Y_k is
-released, and K shares make noise of sigma C.
+where the sum is taken in [-2^63, 2^63). The masks M_k of all K clients add up to 0. The sum of
+z_k + Y_k is therefore released, and K shares make noise of sigma C.
 
-*Sensitivity.* The quotient rounds by 1 + 2^-53 and T shortens, so ||z_k|| <= (1 + 2^-53) C / g.
-What T takes off an entry is below g, 2^-32 of the deviation of one share.
+*Sensitivity.* The quotient rounds by a factor of at most 1 + 2^-53 and T shortens, so
+||z_k|| <= (1 + 2^-53) C / g. T reduces an entry by less than g, which is 2^-32 of the standard
+deviation of one share.
 
-*The sum of n shares* is no discrete Gaussian. Let phi_a be the density of N(0, a^2), and h(t) = 2
-sum over k >= 1 of exp(-2 pi^2 t^2 k^2), so that the sum of phi_t over the integers, however they
-are shifted, lies in [1 - h(t), 1 + h(t)] (Poisson's summation). Then the sum is y with probability
+*The sum of n shares* is not a discrete Gaussian. Let phi_a be the density of N(0, a^2), and let
+h(t) = 2 sum over k >= 1 of exp(-2 pi^2 t^2 k^2). By Poisson's summation, the sum of phi_t over the
+integers, with any shift, lies in [1 - h(t), 1 + h(t)]. The sum of n shares is then y with
+probability
 
     phi_(s sqrt n)(y) u_n(y),   u_n in (1 + h(s))^-n [prod (1 - h(t_k)), prod (1 + h(t_k))],     (3)
 
-over k = 1, ..., n - 1, with t_k^2 = s^2 k / (k + 1). Proof: for n = 1 it is phi_s / (1 + h(s)). And
-phi_a(x) phi_s(y - x) = phi_c(y) phi_t(x - m) with c^2 = a^2 + s^2, t = a s / c and some m. With a =
-s sqrt(n) that is t_n, and summed over the integers x with u_n(x) / (1 + h(s)) it makes (3) of n +
-1. QED. This is the convolution of Kairouz, Liu and Steinke (2021, Theorem 1, Proposition 14), whose
-tau = 10 sum exp(-2 pi^2 s^2 k / (k + 1)) is for these products, D_a <= a Delta^2 / (2 n s^2) + tau
-D; here (3) goes on to the tighter account of `fedmuon.privacy.mechanisms.lattice`.
+over k = 1, ..., n - 1, with t_k^2 = s^2 k / (k + 1). Proof: for n = 1, it is phi_s / (1 + h(s)).
+Furthermore, phi_a(x) phi_s(y - x) = phi_c(y) phi_t(x - m) with c^2 = a^2 + s^2, t = a s / c and
+some m. With a = s sqrt(n), t equals t_n. The sum over the integers x, with u_n(x) / (1 + h(s)), is
+(3) for n + 1. QED. This is the convolution of Kairouz, Liu and Steinke (2021, Theorem 1,
+Proposition 14). Their tau = 10 sum exp(-2 pi^2 s^2 k / (k + 1)) has the role of these products, in
+D_a <= a Delta^2 / (2 n s^2) + tau D. In this module, (3) leads to the tighter account of
+`fedmuon.privacy.mechanisms.lattice`.
 
-*Account.* Of the K shares H count: those of clients who neither withhold theirs nor tell it to the
-server; the others' are known, and subtracted. X ~ N(v, H s^2 - t^2) and y ~ N_Z(X, t^2), which is
-post-processing of X, is y with probability phi_(s sqrt H)(y - v) / (1 + e), |e| <= h(t). So (3)
-lies within exp(+-eta) of it, eta = H h(s) + 2 sum h(t_k) + 2 h(t), as -ln(1 - h) <= 2 h below 1/2.
-With t = 64 that is below 10^-35000, and by (4) there, the accountant's upper end for real Gaussian
-noise of multiplier
+*Account.* H of the K shares count: those of clients that add their share and do not reveal it to
+the server. The other shares are known and can be subtracted. Let X ~ N(v, H s^2 - t^2), and
+y ~ N_Z(X, t^2), which is post-processing of X. Then y has probability
+phi_(s sqrt H)(y - v) / (1 + e), |e| <= h(t). The ratio of (3) to this probability therefore lies
+within exp(+-eta), eta = H h(s) + 2 sum h(t_k) + 2 h(t), because -ln(1 - h) <= 2 h for h below 1/2.
+With t = 64, eta is below 10^-35000. By (4) in `lattice.py`, the accountant's upper end for real
+Gaussian noise of multiplier
 
     sigma sqrt(H / K)                                                                            (4)
 
-holds as it stands; 1 + 2^-40 is for t and for the roundings of g. The server sees sums alone as far
-as masks hide, against whoever cannot break them, and follows the protocol. What holds is zero-out:
-a client's updates against zeros, its share being there in both. Who takes part is known to the
-server: nothing is amplified.
+is valid without change. The factor 1 + 2^-40 covers t and the roundings of g. The server follows
+the protocol and sees only sums, as long as it cannot break the masks. The adjacency is zero-out: a
+client's updates against zeros, with its share of the noise in both cases. The server knows which
+clients take part, so there is no amplification.
 
-*The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. By E exp(l Y) = exp(l^2
-s^2 / 2) times the sum of phi_s shifted by l s^2 over that of phi_s, which is the largest of all
-(Canonne, Kamath, Steinke 2020), a share is subgaussian with s, and the sum of K is beyond 40 s
-sqrt(K) with probability 2 exp(-800) at most. Both together,
+*The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. A share is subgaussian
+with s: E exp(l Y) is exp(l^2 s^2 / 2) times the sum of phi_s shifted by l s^2, divided by the sum
+of phi_s, which is the largest of all shifts (Canonne, Kamath, Steinke 2020). The sum of K shares is
+therefore beyond 40 s sqrt(K) with probability at most 2 exp(-800). Together, the bound
 
-    W = s sqrt(K) (K / sigma + 40),                                                              (5)
+    W = s sqrt(K) (K / sigma + 40)                                                               (5)
 
-must be 2^60 at most: nothing wraps around. (What does would cost no delta: it is post-processing.)
-A sum beyond W is refused: it lacks a mask or has one too many, and then each of its entries is
-uniform and stays within W with a chance of 1/8.
+must be at most 2^60, so that nothing wraps around. (Wrapping around would not cost any delta,
+because it is post-processing.) A sum beyond W is rejected: it lacks a mask or contains one too
+many. In such a sum, each entry is uniform and stays within W with probability 1/8.
 
-*The masks.* Each client of a round draws a key pair of X25519 (RFC 7748) for this round alone, and
-the server passes on the public keys. Clients i < j agree on a secret. HKDF-SHA256 (RFC 5869) turns
-it into an AES-256 key, whose key stream in counter mode is m_ij, with 8 bytes per entry. The mask
-of client k is
+*The masks.* Each client draws a key pair of X25519 (RFC 7748) for each round, and the server
+forwards the public keys. Clients i < j agree on a secret. HKDF-SHA256 (RFC 5869) converts it to an
+AES-256 key, whose key stream in counter mode is m_ij, with 8 bytes per entry. The mask of client k
+is
 
     M_k = sum over j > k of m_kj - sum over i < k of m_ik   mod 2^64,   and these add up to 0. (6)
 
-Claim (Bonawitz et al. 2017, Lemma 6.1): whoever has all but the private keys of a set A of clients
-learns, of the x_k + M_k of A, the sum of x_k over A and nothing else. Proof: replace the m_ij
-within A by uniform vectors, which nobody can tell from key streams who cannot compute Diffie and
-Hellman's function on Curve25519 (HKDF taken for a random oracle) nor tell AES from random
-permutations. The map (6) from the m_ij within A to vectors that add up to 0 is linear and onto, by
-the m_aj of one a in A alone, so these are uniform among them. All other m are known. QED.
+Claim (Bonawitz et al. 2017, Lemma 6.1): consider an adversary that knows everything except the
+private keys of a set A of clients. From the x_k + M_k of A, it learns the sum of x_k over A and
+nothing else. Proof: replace the m_ij within A by uniform vectors. They can be distinguished from
+key streams only by computing the Diffie-Hellman function on Curve25519 (with HKDF as a random
+oracle) or by distinguishing AES from random permutations. The map (6) from the m_ij within A to
+vectors that add up to 0 is linear. It is also onto, already by the m_aj of a single a in A. The
+masks are therefore uniform among these vectors. All other m are known. QED.
 
-This holds against a server that passes on the true keys and asks for one masked vector per key. A
-server that replaces a client's key by its own unmasks everyone who masks with it: keys are not
-signed.
+This holds against a server that forwards the true keys and requests one masked vector per key. A
+server that replaces a client's key by its own can unmask every client that masks with this key,
+because keys are not signed.
 """
 
 import math
@@ -90,17 +95,17 @@ MODULUS = "2^64"
 MOST, TAIL = 2.0**60, 40
 INFO = b"fedmuon masks"
 
-Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name
+Tree = Mapping[str, Params]  # the model and the returned states, by name
 
 
 def spacing(bound: float, noise: float, cohort: int) -> float:
-    """g of (1)."""
+    """Return g of (1)."""
     reach(noise, cohort)
     return noise * (1 + 2.0**-40) * bound / (DEVIATION * math.sqrt(cohort))
 
 
 def reach(noise: float, cohort: int) -> float:
-    """W of (5)."""
+    """Return W of (5)."""
     found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
     if found > MOST:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
@@ -113,7 +118,7 @@ def reach(noise: float, cohort: int) -> float:
 
 
 def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[str, Params]:
-    """z_k + Y_k of (2), int64 tensors [S, ...] on the CPU; a client's S replicas share Y_k."""
+    """Return z_k + Y_k of (2) as int64 CPU tensors [S, ...]; a client's replicas share Y_k."""
     found: dict[str, Params] = {tree: {} for tree in clipped}
     named = [(tree, name) for tree, held in clipped.items() for name in held]
     for block, (tree, name) in enumerate(named):
@@ -124,7 +129,7 @@ def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[
 
 
 def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
-    """The sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
+    """Return the sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
     if len(sent) != cohort:
         raise InputError(
             f"only {len(sent)} of {cohort} clients sent their masked updates, and masks cancel "
@@ -143,7 +148,7 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
 
 
 def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
-    """The vectors with M_k [entries] added, modulo 2^64."""
+    """Return the vectors with M_k [entries] added, modulo 2^64."""
     found: dict[str, Params] = {tree: {} for tree in vectors}
     start = 0
     for tree, held in vectors.items():
@@ -155,21 +160,21 @@ def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
 
 
 def key_pair() -> tuple[bytes, bytes]:
-    """A private key from the system's entropy, and its public one."""
+    """Return a private key from the system's entropy, and its public key."""
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 
 
 def public_of(private: bytes) -> bytes:
-    """The public key of a private one."""
+    """Return the public key of a private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> np.ndarray:
-    """M_k of (6), int64 [count], for the client among those with these public keys.
+    """Return M_k of (6), int64 [count], for one of the clients with these public keys.
 
     Raises:
-        ValueError: If a public key agrees on nothing.
+        ValueError: If a public key is not valid for a key agreement.
     """
     own, found = X25519PrivateKey.from_private_bytes(private), np.zeros(count, np.uint64)
     for other, public in keys.items():

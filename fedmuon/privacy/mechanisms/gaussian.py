@@ -1,27 +1,28 @@
 """The Gaussian mechanism of a private step: a lot, clipped sums, noise (DP-Muon, Algorithm 1, (4)).
 
 `Mechanism` draws lots and makes the releases of a run. `release` and `release_on_grid` add noise to
-clipped sums. Releases leave the data; nothing else does.
+clipped sums. Only releases leave the data.
 
-**Clipping at a quantile of the norms** (`Quantile`) follows it privately (Andrew, Thakkar, McMahan
-and Ramaswamy 2021):
+**Clipping at a quantile of the norms** (`Quantile`) follows the quantile privately (Andrew,
+Thakkar, McMahan and Ramaswamy 2021):
 
     C_{t+1} = C_t exp(-eta (b~_t - gamma)),   b~_t = (sum_i (b_i - 1/2) + N(0, s_b^2)) / lot + 1/2
 
-b_i says how much of contribution i is not clipped at C_t: 1 if its norm is at most C_t, else 0; or
-the share of its m blocks that are not clipped. Then C_t tends to the bound at which a share gamma
-is not clipped. It follows from earlier releases, so a step may clip at it. A contribution may be an
-example's gradient or a client's update.
+b_i measures how much of contribution i is not clipped at C_t. It is 1 if the norm is at most C_t,
+and otherwise 0; or it is the share of the contribution's m blocks that are not clipped. C_t then
+tends to the bound at which a share gamma is not clipped. It depends only on earlier releases, so a
+step may clip at it. A contribution may be an example's gradient or a client's update.
 
-*Account.* A step releases the sums, with noise s_g C_t, and the count, with noise s_b. To these a
-contribution adds a vector of norm C_t sqrt(m) at most, and b_i - 1/2, which lies in [-1/2, 1/2].
-Over the noise this is a vector of norm^2 m / s_g^2 + 1 / (4 s_b^2) at most, whatever C_t is. If
+*Account.* A step releases the sums, with noise s_g C_t, and the count, with noise s_b. A
+contribution adds to them a vector of norm at most C_t sqrt(m), and b_i - 1/2, which lies in
+[-1/2, 1/2]. Divided by the noise, this is a vector of squared norm at most
+m / s_g^2 + 1 / (4 s_b^2), whatever C_t is. If
 
     s_g^-2 = s^-2 - (2 sqrt(m) s_b)^-2                                                         (1)
 
-it is m / s^2, so the release costs as much as one of multiplier s without a count. At m = 1, (1) is
-their formula (section 3.1). So s is what is asked for and accounted for, and the sums have the
-slightly larger noise s_g. The noise s_b must exceed s / (2 sqrt(m)).
+it is m / s^2, so the release costs as much as a release of multiplier s without a count. At m = 1,
+(1) is the formula of the paper (section 3.1). The config therefore sets s, the account uses s, and
+the sums have the slightly larger noise s_g. The noise s_b must exceed s / (2 sqrt(m)).
 """
 
 import math
@@ -56,20 +57,19 @@ from fedmuon.privacy.noise import (
 from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.per_example.clipping import Clipping, slack
 
-REACH = math.log(1e15)  # of ln C: noisy counts alone could drive C out of the range of float32
-SHARE = 20.0  # a count's noise is the lot over this (Andrew et al. 2021, section 3.1)
+REACH = math.log(1e15)  # bound on ln C: noisy counts could move C out of the range of float32
+SHARE = 20.0  # the default noise of a count is lot / SHARE (Andrew et al. 2021, section 3.1)
 
 
 @dataclass(frozen=True)
 class Released:
-    """A noisy gradient: the only thing that later links of a private chain may see.
+    """A noisy gradient: the only value that later links of a private chain may read.
 
-    What is computed from it and from earlier releases is post-processing.
+    Everything computed from it and from earlier releases is post-processing.
 
     Attributes:
-        gradient: By tensor [K S, ...].
-        kept: Where clipping follows a quantile, the noisy share of contributions that were not
-            clipped [K].
+        gradient: The gradient by name, tensors [K S, ...].
+        kept: With quantile clipping, the noisy share of contributions that were not clipped [K].
     """
 
     gradient: Params
@@ -79,17 +79,18 @@ class Released:
 def clipped_sums(
     task: Task, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> Params:
-    """Sums of clipped gradients, at a model that is finite."""
+    """Return the sums of clipped gradients, at a model that must be finite."""
     for _, params in points:
         require_finite(params, "the model is")
     return task.clipped(points, batches, clipping)[1]
 
 
 def require_finite(public: Params, what: str) -> None:
-    """Stop at numbers that are not finite, where everyone may see them.
+    """Raise an error if released numbers are not finite.
 
-    Stopping at a lot's own loss would reveal its examples. One such number spoils the sum, which
-    takes a fifth of the time of a test of each entry.
+    Stopping because of a lot's own loss would reveal its examples, but these numbers are public.
+    One number that is not finite makes the sum not finite, and the sum takes a fifth of the time of
+    testing each entry.
     """
     if not all(is_finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a private step: lower [local] lr")
@@ -100,15 +101,16 @@ def release(
 ) -> Released:
     """Release (sum + N(0, (sigma C')^2)) / expected lot, block by block.
 
-    C' = C (1 + slack), so that the multiplier sigma holds for norms as they are computed
-    (`fedmuon.tasks.per_example.clipping`). An empty lot's sums are zero and get the same noise. All
-    m blocks are one release of sensitivity C sqrt(m), whose multiplier is sigma / sqrt(m).
+    C' = C (1 + slack), so that the multiplier sigma is valid for the computed norms
+    (`fedmuon.tasks.per_example.clipping`). The sums of an empty lot are zero and get the same
+    noise. All m blocks are one release of sensitivity C sqrt(m), whose multiplier is sigma /
+    sqrt(m).
 
     Args:
         sums: Clipped sums [K S, ...].
-        clipping: Its bound is C.
+        clipping: The clipping; its bound is C.
         noise_multiplier: sigma; 0 adds no noise.
-        expected_lot: The expected size of a lot, which is public. The size that was drawn is not.
+        expected_lot: The expected lot size, which is public. The drawn size is not public.
         drawn: The source of normal entries.
     """
     _require_sound(clipping, noise_multiplier, expected_lot)
@@ -124,7 +126,7 @@ def release(
 def release_on_grid(
     sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, streams: Streams
 ) -> Released:
-    """Like `release`, on a lattice, with exact noise (`fedmuon.privacy.mechanisms.lattice`)."""
+    """Release as `release` does, on a lattice with exact noise (see `lattice.py`)."""
     _require_sound(clipping, noise_multiplier, expected_lot)
     reach = max(clipping.bound * (1 + slack(value.dtype)) for value in sums.values())
     step, found = lattice.noisy(
@@ -149,7 +151,7 @@ class Quantile:
     """The quantile of the norms that the clipping bound follows.
 
     Attributes:
-        wanted: gamma, the share that is not clipped.
+        wanted: gamma, the share of contributions that are not clipped.
         rate: eta, the step size of ln C.
         noise: s_b, the noise of a count.
     """
@@ -160,11 +162,11 @@ class Quantile:
 
     @property
     def about(self) -> dict[str, float]:
-        """The settings in a summary."""
+        """The settings, as a summary contains them."""
         return {"quantile": self.wanted, "count_noise": self.noise}
 
     def of_sums(self, noise: float, blocks: int) -> float:
-        """s_g of (1), for a release of multiplier s = `noise`."""
+        """Return s_g of (1), for a release of multiplier s = `noise`."""
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
@@ -175,59 +177,60 @@ class Quantile:
         return noise / math.sqrt(left)
 
     def moved(self, log_bound: Tensor, share: Tensor) -> Tensor:
-        """ln C_{t+1} from ln C_t and b~_t, within the bounds that a config may have."""
+        """Return ln C_{t+1} from ln C_t and b~_t, within the range that a config allows."""
         return (log_bound - self.rate * (share - self.wanted)).clamp(-REACH, REACH)
 
 
 @dataclass(frozen=True)
 class Counting(Clipping):
-    """Clipping that adds up b_i - 1/2 of all examples.
+    """Clipping that also adds up b_i - 1/2 over all examples.
 
-    An example whose gradient is not finite may be left out: it then adds 0.
+    An example whose gradient is not finite may be left out. It then adds 0.
     """
 
     counted: list[Tensor] = field(default_factory=list, compare=False)
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The factors of `Clipping`, which are counted."""
+        """Return the factors of `Clipping`, and count them."""
         found = super().factors(squares)
         kept = [(found[names[0]] == 1).double() for names in self._groups(squares)]
         self.counted.append((torch.stack(kept).mean(0) - 0.5).sum())
         return found
 
     def total(self) -> float:
-        """The sum over all examples so far."""
+        """Return the sum over all examples so far."""
         return math.fsum(float(one) for one in self.counted)
 
 
 def counted_sums(
     task: Task, points: Points, batch: Batch, clipping: Counting
 ) -> tuple[Params, float]:
-    """Clipped sums of one client's lot, and its sum of b_i - 1/2."""
+    """Return the clipped sums of one client's lot, and its sum of b_i - 1/2."""
     clipping.counted.clear()
     return clipped_sums(task, points, [batch], clipping), clipping.total()
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """How private steps draw lots and release.
+    """The settings with which private steps draw lots and make releases.
 
     Attributes:
-        clipping: The rule and its bound C. With a `quantile`, the bound follows it.
-        noise: The multiplier sigma that is accounted for: noise over C.
+        clipping: The rule and its bound C. With a `quantile`, the bound follows the quantile.
+        noise: The noise multiplier sigma of the account: noise divided by C.
         lot: The expected size of a lot, by which sums are divided.
-        repeatable: Draw from the run's seed. Otherwise nobody can repeat lots and noise.
-        public_rate: Sampling probability, if it is public; 0 is lot over the client's samples.
+        repeatable: Draw from the run's seed. Otherwise, nobody can repeat lots and noise.
+        public_rate: Sampling probability, if it is public. With 0, it is lot divided by the number
+            of the client's samples.
         adjacency: The adjacency of the account (`fedmuon.privacy.accounting.dominating_pairs`).
             Add-remove needs a public rate, because no rate may depend on the number of samples.
         source: The generator of secret draws.
-        arithmetic: `continuous` is `release`, `grid` is `release_on_grid`; `auto` takes the grid
-            for secret noise.
+        arithmetic: `continuous` uses `release`, and `grid` uses `release_on_grid`. `auto` uses the
+            grid for secret noise.
         fixed_order: Lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`); None draws
             Poisson lots.
         quantile: The quantile of the norms that the bound follows.
-        max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`); 0 cuts
-            none.
+        max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`). With
+            0, no lot is cut.
     """
 
     clipping: Clipping
@@ -269,7 +272,7 @@ class Mechanism:
 
     @property
     def _needs_reals(self) -> bool:
-        """Whether noise is mixed with other noise, or counts are released with the sums."""
+        """Whether noise is combined with other noise, or counts are released with the sums."""
         return self.quantile is not None or self._correlated
 
     @cached_property
@@ -289,7 +292,7 @@ class Mechanism:
     def again(self) -> bool:
         """Whether a round can be repeated bit-identically.
 
-        Secret noise is new each time, and correlated noise depends on the rounds before.
+        Secret noise differs each time, and correlated noise depends on earlier rounds.
         """
         return self.repeatable and not self._correlated
 
@@ -300,20 +303,20 @@ class Mechanism:
 
     @property
     def public_population(self) -> float:
-        """How many samples a client has, as far as is public; 0 if its own number counts."""
+        """The public number of samples of a client; 0 if its own number is used."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
     @property
     def spread(self) -> float:
         """The standard deviation of the noise in an entry of a released gradient.
 
-        It leaves out the slack of `release`, which is 4.9e-4 of it in float32. No correction of a
-        bias notices this.
+        It does not include the slack of `release`, which is 4.9e-4 of it in float32. This is
+        negligible for every bias correction.
         """
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
     def rate(self, size: int) -> float:
-        """A sample's sampling probability at a client of this size, or its share of the steps."""
+        """Return a sample's sampling probability, or share of steps, at a client of this size."""
         if self.fixed_order is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
@@ -327,7 +330,7 @@ class Mechanism:
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         rows = poisson_rows(rng, size, self.rate(size))
-        if 0 < self.max_lot < len(rows):  # as random as the lot, and as secret
+        if 0 < self.max_lot < len(rows):  # the choice is as random and as secret as the lot
             kept = np.argsort(words_of(rng)(len(rows)), kind="stable")[: self.max_lot]
             rows = rows[np.sort(kept)]
         return rows
@@ -335,18 +338,18 @@ class Mechanism:
     def releases(
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0
     ) -> Callable[..., Released]:
-        """The function by which links of a private chain get the release of a step.
+        """Return the function from which links of a private chain get the release of a step.
 
-        It can be called once, because the account has one release per step.
+        It can be called only once, because the account contains one release per step.
 
         Args:
-            task: Computes clipped sums.
+            task: The task, which computes clipped sums.
             batches: One lot per client.
             draws: The draws of each client's step.
-            step: The run's step, which correlated noise depends on.
+            step: The number of the run's step, on which correlated noise depends.
 
         Returns:
-            A function of the points, and of the clients' bounds [K] if clipping follows a quantile.
+            A function of the points, and of the clients' bounds [K] with quantile clipping.
         """
         streams = self._streams(draws)
         asked: list[bool] = []
@@ -367,7 +370,7 @@ class Mechanism:
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
             else:
-                # Clipping may be repeated. A release may not, even if its result is thrown away.
+                # Clipping may be repeated. A release may not, even if its result is discarded.
                 sums = with_deferred_checks(
                     task.device, lambda: clipped_sums(task, points, batches, self.clipping)
                 )
@@ -406,7 +409,7 @@ class Mechanism:
         for k, bound in enumerate(bounds):
             at = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
             own = [(c, stack[k]) for c, stack in each]
-            # Clipping may be repeated, the release may not: see `releases`.
+            # Clipping may be repeated, but the release may not: see `releases`.
             total, count = with_deferred_checks(
                 task.device, partial(counted_sums, task, own, batches[k], at)
             )
