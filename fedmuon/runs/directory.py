@@ -1,9 +1,10 @@
-"""A run folder: every file is written whole or not at all, and a killed run can be resumed.
+"""A run folder: every file is written completely or not at all, and a killed run can be resumed.
 
-While a run lasts, only its checkpoint counts: model, server states and round in one file, which
-names its run, holds its own digest and is replaced whole. The checkpoint before it stays, in case
-the newest is damaged. `rounds.jsonl` may be ahead of the checkpoint and is cut back on resume. What
-no longer changes is named in `SHA256SUMS`.
+During a run, only its checkpoint counts. It is one file with the model, the server states and the
+round. The file names its run, contains its own digest, and is always replaced as a whole. The
+previous checkpoint stays, in case the newest one is damaged. `rounds.jsonl` may be ahead of the
+checkpoint, and is cut back when the run resumes. `SHA256SUMS` lists the files that no longer
+change.
 """
 
 import contextlib
@@ -23,41 +24,41 @@ from fedmuon.core.errors import InputError, NonFinite, instead
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
 
-if TYPE_CHECKING:  # only who writes a checkpoint, or reads one, waits for numpy
+if TYPE_CHECKING:  # numpy is imported only to write or read a checkpoint
     import numpy as np
 
 __all__ = ["Record", "RunDirectory"]
 
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
-CLIENTS = "clients.jsonl"  # records of clients, if they are asked for
+CLIENTS = "clients.jsonl"  # records of clients, if they are requested
 CLOCK = "clock.npz"  # the timetable of simulated devices
-RUN_ID = "run-id.txt"  # by which nodes know the run, if they keep states of clients
+RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
 MAYBE = ("routes.txt", "objects.json", CLOCK, RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv",
          PERSONAL_MODELS)  # fmt: skip
-# Of these, files that have a sum in finished runs only.
+# The files in MAYBE that have a checksum only in finished runs.
 LATE = ("ledger.jsonl", CLIENTS, "personal.csv", PERSONAL_MODELS)
-# Samples, tensors and what may be as large.
+# Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS} - READ_WHOLE
-LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
-AUDIT = "one-run.json"  # in runs with canaries
-FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
-LOGS = "logs"  # logs of a deployment; the run may not have begun
-CLIENT_STATES = "client-states"  # the folder of states that belong to clients
+LARGE = 1 << 20  # a larger file is not read completely only to list its run, in bytes
+AUDIT = "one-run.json"  # exists in runs with canaries
+FAILED = "failed.txt"  # the reason why the run has no finite model
+LOGS = "logs"  # logs of a deployment; they may exist before the run starts
+CLIENT_STATES = "client-states"  # the folder of client states
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
-# What curves can be drawn against, and the label of that axis.
+# The horizontal axes of curves, with their labels.
 AXES = {
     "rounds": "round",
     "seconds": "simulated seconds",
     "bytes-up": "MB sent up",
     "bytes": "MB sent up and down",
 }
-UNTRAINED = "untrained"  # what the summary says of the model before the first round
-SO_FAR = ("bytes_down", "bytes_up", "simulated_seconds")  # zero before the first round
+UNTRAINED = "untrained"  # key of the summary with the results of the untrained model
+SO_FAR = ("bytes_down", "bytes_up", "simulated_seconds")  # these are zero before the first round
 NO_FILES: Mapping[str, bytes] = {}
-Checkpoint = tuple[dict[str, "np.ndarray"], dict[str, str]]  # arrays, and what is said of them
+Checkpoint = tuple[dict[str, "np.ndarray"], dict[str, str]]  # arrays and their metadata
 logger = logging.getLogger(__name__)
 
 
@@ -66,15 +67,15 @@ class RunDirectory:
     """The files of one run."""
 
     path: Path
-    _mark: str = field(default="", init=False)  # set when it cannot change any more
+    _mark: str = field(default="", init=False)  # set when it can no longer change
     _head: str = field(default="", init=False)  # hash of the ledger at the last checkpoint
 
     def create(self, resume: bool) -> None:
-        """Make the folder; reject one that holds anything unless it is a run to resume."""
+        """Create the folder. Reject a folder with files, unless it is a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
-        if "config.toml" not in held:  # a run that ended before its first file was there is new
+        if "config.toml" not in held:  # a run that stopped before its first file counts as new
             ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
             held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
         if held and not resume:
@@ -90,13 +91,13 @@ class RunDirectory:
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
-        """Why the unfinished run or audit cannot be resumed; empty if it can."""
+        """Return why the unfinished run or audit cannot be resumed; empty if it can."""
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
             return "belongs to an audit that did not finish, and the coins of its canaries are lost"
         if (self.path / "summary.json").exists():
             return ""
         if not (ledger := self.path / "ledger.jsonl").exists():
-            return ""  # the same again
+            return ""  # the run can start again with the same result
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return "has finished, but its summary.json is missing: what it released is spent"
@@ -105,19 +106,19 @@ class RunDirectory:
         return Ledger.read(ledger).lost
 
     def require_resumable(self) -> None:
-        """Reject a run that cannot be resumed, before any file is touched."""
+        """Reject a run that cannot be resumed, before any file is changed."""
         if why := self.lost():
             raise InputError(f"{self.path} {why}: {AFRESH}")
 
     def require_intact(self) -> None:
-        """Reject an unfinished run if a file that resuming needs is damaged."""
+        """Reject an unfinished run if a file that is needed to resume it is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
         if held := self.newest_checkpoint():
             self._first(int(held[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Write down why the work within ended in numbers that are not finite."""
+        """Write the reason to a file if the work within this context ends in non-finite numbers."""
         with mendable(self.path / FAILED, "write"):
             (self.path / FAILED).unlink(missing_ok=True)
         try:
@@ -128,14 +129,16 @@ class RunDirectory:
             raise
 
     def failure(self) -> str:
-        """Why the run failed; empty if it did not."""
+        """Return why the run failed; empty if it did not fail."""
         file = self.path / FAILED
         with mendable(file, "read"):
             return files.read_text(file).strip() if file.exists() else ""
 
     def fix(self, contents: Mapping[str, bytes], growing: Mapping[str, bytes] = NO_FILES) -> None:
-        """Write files that the config determines, or check that they are as the config says; and
-        the first bytes of files that grow later, unless they are there or the run has ended."""
+        """Write the files that the config determines, or check that they match the config.
+
+        Also write the first bytes of files that grow later, unless they exist or the run has ended.
+        """
         for name, content in contents.items():
             file = self.path / name
             with mendable(file, "read"):
@@ -146,7 +149,7 @@ class RunDirectory:
                     f"or the data changed): {AFRESH}"
                 )
         missing = {name for name in contents if not (self.path / name).exists()}
-        if (self.path / "summary.json").exists():  # its sums are there, and are not made anew
+        if (self.path / "summary.json").exists():  # its checksums exist and are not computed again
             self.require_sound(but=missing)
         else:
             files.announce(self.path, contents)
@@ -157,8 +160,12 @@ class RunDirectory:
         self._mark = self.mark
 
     def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
-        """Reject a run with a damaged file: one written before its first round, and any file once
-        it finished. If it `ended`, its summary must exist if its checksum does."""
+        """Reject a run with a damaged file.
+
+        Before the run finishes, this checks the files written before its first round. Afterwards,
+        it checks every file. If the run has `ended` and its summary has a checksum, the summary
+        must exist.
+        """
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
         finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
@@ -167,8 +174,11 @@ class RunDirectory:
         files.require_sound(self.path, [name for name in names if name not in but])
 
     def require_unchanged(self, brief: bool = False) -> None:
-        """Reject a finished run with a file that is missing or was changed since. If `brief`, large
-        files of samples or tensors are not read; only the size of tensors is checked."""
+        """Reject a finished run if a file is missing or was changed.
+
+        If `brief` is true, large files of samples or tensors are not read. Only the size of tensor
+        files is checked.
+        """
         with mendable(self.path, "read"):
             there = [
                 self.path / name for name in NOT_SHOWN if brief and (self.path / name).exists()
@@ -181,30 +191,32 @@ class RunDirectory:
         self.require_fixed()
 
     def require_fixed(self) -> None:
-        """Reject a run that has rounds or an end, and lacks a file written before them."""
+        """Reject a run with rounds or an end if a file written before them is missing."""
         log = self.path / "rounds.jsonl"
         with mendable(self.path, "read"):
-            begun = log.exists() and log.stat().st_size > 0  # empty, it may be older than the last
+            begun = log.exists() and log.stat().st_size > 0  # if empty, some files may be missing
         if begun or (self.path / "summary.json").exists():
             missing = [name for name in FIXED if not (self.path / name).exists()]
             files.require_sound(self.path, missing)
 
     def require_config(self) -> None:
-        """Reject a damaged config: all else may be missing when a run was killed early."""
+        """Reject a damaged config. Other files may be missing if the run was killed early."""
         files.require_sound(self.path, ["config.toml"])
 
     @property
     def mark(self) -> str:
-        """Identifies this run: a digest of the files written before its first round."""
+        """The mark of this run: a digest of the files written before its first round."""
         if self._mark:
             return self._mark
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
     def identity(self) -> dict[str, bytes]:
-        """The file with the run's id: drawn for a new run, so that it differs from that of another
-        run with the same config; the same when the run is resumed. Runs of versions without it have
-        none."""
+        """Return the file with the run's id.
+
+        A new run draws its id, so that it differs from other runs with the same config. A resumed
+        run keeps its id. Runs of older versions have no id.
+        """
         file, log = self.path / RUN_ID, self.path / "rounds.jsonl"
         if not file.exists() and not (log.exists() and log.stat().st_size):
             return {RUN_ID: f"{secrets.token_hex(16)}\n".encode()}
@@ -215,13 +227,15 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The id of the run for nodes that store clients' states."""
+        """The id of the run, for nodes that store client states."""
         file = self.path / RUN_ID
         return files.read_text(file).strip() if file.exists() else self.mark
 
     def checkpoint(self, round: int, arrays: Mapping[str, "np.ndarray"], ledger: str = "") -> None:
-        """Replace the checkpoint by the arrays of a server state after that round; `ledger` is the
-        head of a private run's."""
+        """Replace the checkpoint by the arrays of a server state after a round.
+
+        `ledger` is the head of a private run's ledger.
+        """
         require_place(self.path)
         for name in ("rounds.jsonl", *([CLIENTS] if (self.path / CLIENTS).exists() else [])):
             log = self.path / name
@@ -237,7 +251,7 @@ class RunDirectory:
         self._head = ledger
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest sound checkpoint, None if there is none; an error if all are damaged."""
+        """Return the newest valid checkpoint, or None without any; raise if all are damaged."""
         held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
         for number, file in enumerate(held):
             with contextlib.suppress(InputError):
@@ -258,13 +272,13 @@ class RunDirectory:
         return None
 
     def saved_round(self) -> int | None:
-        """The round that the last checkpoint says it is of; None if there is none."""
+        """Return the round stated in the last checkpoint; None if there is no checkpoint."""
         with contextlib.suppress(InputError):
             return int(read_metadata(self.path / CHECKPOINTS[0]).get("round", 0))
         return None
 
     def saved_rounds(self) -> list[int]:
-        """The rounds that the readable checkpoints say they are of."""
+        """Return the rounds stated in all readable checkpoints."""
         found = []
         for name in CHECKPOINTS:
             with contextlib.suppress(InputError):
@@ -272,18 +286,18 @@ class RunDirectory:
         return found
 
     def forget_checkpoints(self) -> None:
-        """Remove what a finished run needs no more."""
+        """Remove the checkpoints, which a finished run does not need."""
         with mendable(self.path, "write to"):
             for name in CHECKPOINTS:
                 (self.path / name).unlink(missing_ok=True)
 
     def is_finite(self) -> bool:
-        """Whether all numbers of the last checkpoint are finite, if there is one."""
+        """Return whether all numbers of the last checkpoint are finite, if there is one."""
         arrays, _ = self.newest_checkpoint() or ({}, {})
         return all(bool((abs(value) < math.inf).all()) for value in arrays.values())
 
     def ledger_head(self) -> str | None:
-        """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
+        """Return the ledger's head at the last checkpoint or the end; None if nothing was saved."""
         if summary := self.summary():
             return summary.get("privacy", {}).get("ledger")
         if not self._head:
@@ -291,7 +305,7 @@ class RunDirectory:
         return self._head or None
 
     def append(self, record: Record, of_clients: Sequence[Record] = ()) -> None:
-        """Add one line to rounds.jsonl, after those of its clients in clients.jsonl."""
+        """Append one line to rounds.jsonl, after the lines of its clients in clients.jsonl."""
         require_place(self.path)
         if of_clients:
             lines = [files.sealed(one, self.mark) for one in of_clients]
@@ -299,20 +313,21 @@ class RunDirectory:
         files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
-        """The rounds of rounds.jsonl up to the first line that is damaged."""
+        """Return the records of rounds.jsonl up to the first damaged line."""
         mark = self.mark
         if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
-            self._mark = mark  # lines bear it: nobody will fix other files
+            self._mark = mark  # the lines contain the mark, so it can no longer change
         return found
 
     def client_records(self) -> list[Record]:
-        """The records of clients.jsonl for the rounds that are done, up to the first line that is
-        damaged."""
+        """Return the records of clients.jsonl for finished rounds, up to the first damaged line."""
         return self._of_clients(self.records())[1]
 
     def cut_back(self, round: int, with_clients: bool = False) -> list[Record]:
-        """Keep the records of the first `round` rounds, all of which must be there, and return
-        them; `with_clients` also those of their clients."""
+        """Keep only the records of the first `round` rounds, which must all exist, and return them.
+
+        With `with_clients`, also keep the records of their clients.
+        """
         lines, records = self._first(round)
         if with_clients:
             held, found = self._of_clients(records)
@@ -326,7 +341,7 @@ class RunDirectory:
         return records
 
     def _of_clients(self, records: Sequence[Record]) -> tuple[list[str], list[Record]]:
-        """The lines and records of clients in these rounds, as far as they are sound."""
+        """Return the lines and records of clients in these rounds, up to the first damaged line."""
         expected = [(one["round"], client) for one in records for client in answered(one)]
         held: list[str] = []
         found: list[Record] = []
@@ -340,7 +355,7 @@ class RunDirectory:
         return held, found
 
     def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
-        """The lines and records of the first rounds, all of which must be sound."""
+        """Return the lines and records of the first rounds, which must all be undamaged."""
         file = self.path / "rounds.jsonl"
         lines = files.whole_lines(file)[:rounds]
         if len(records := _records(lines, self.mark)) < rounds:
@@ -357,8 +372,10 @@ class RunDirectory:
         summary: Record,
         tables: Mapping[str, bytes] = NO_FILES,
     ) -> None:
-        """Write the model, the momentum, tables if there are any and, last, the summary; the
-        checkpoints have served."""
+        """Write the model, the momentum, tables if there are any, and the summary as the last file.
+
+        Then remove the checkpoints.
+        """
         contents = {
             **tables,
             "model.safetensors": model,
@@ -374,7 +391,7 @@ class RunDirectory:
         self.forget_checkpoints()
 
     def summary(self) -> Record | None:
-        """The summary of a finished run, None while it is unfinished."""
+        """Return the summary of a finished run; None if the run is unfinished."""
         file = self.path / "summary.json"
         if not file.exists():
             return None
@@ -382,7 +399,7 @@ class RunDirectory:
         return json.loads(files.read_text(file))
 
     def finished(self) -> Record:
-        """The summary; an error with the reason if there is none."""
+        """Return the summary of a finished run; raise an error with the reason if there is none."""
         if (found := self.summary()) is not None:
             return found
         if not self.path.exists():
@@ -400,10 +417,10 @@ class RunDirectory:
 
 
 def client_records(folder: Path) -> list[Record]:
-    """The records of clients.jsonl in a run folder, finished or not.
+    """Return the records of clients.jsonl in a run folder, finished or not.
 
     Raises:
-        InputError: If it has none, or they are damaged.
+        InputError: If there are no records, or they are damaged.
     """
     directory = RunDirectory(folder)
     finished = directory.summary() is not None
@@ -418,8 +435,10 @@ def client_records(folder: Path) -> list[Record]:
 
 
 def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
-    """Bytes of all messages of a run, down and up; None if a round of an earlier version says
-    nothing of them."""
+    """Return the bytes of all messages of a run, down and up.
+
+    Return None if a round of an older version does not record them.
+    """
     if not all("bytes_up" in one for one in rounds):
         return None
     down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
@@ -427,10 +446,10 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
 
 
 def from_start(rounds: Sequence[Record], summary: Record | None) -> list[Record]:
-    """The records that a run's curves are drawn from.
+    """Return the records for the curves of a run.
 
-    The first one is round 0: what the summary of a finished run says of the untrained model.
-    Unfinished runs and those of earlier versions begin with round 1.
+    The first one is round 0: the results of the untrained model in the summary of a finished run.
+    Unfinished runs and runs of older versions start with round 1.
     """
     start = (summary or {}).get(UNTRAINED)
     if not rounds or not start:
@@ -440,16 +459,16 @@ def from_start(rounds: Sequence[Record], summary: Record | None) -> list[Record]
 
 
 def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run") -> list[float]:
-    """The place of each round of a run on the horizontal axis of its curves.
+    """Return the position of each round of a run on the horizontal axis of its curves.
 
     Args:
-        rounds: The records of all rounds from the first on, whether they were evaluated or not.
-        x: `rounds`; `seconds`, simulated by `[devices]`; or the megabytes of all messages until the
-            end of the round, `bytes-up` by clients and `bytes` in both directions.
-        name: What an error calls the run.
+        rounds: The records of all rounds from the first on, evaluated or not.
+        x: `rounds`; `seconds`, as simulated by `[devices]`; or the megabytes of all messages until
+            the end of the round, `bytes-up` for client messages and `bytes` for both directions.
+        name: The name of the run in error messages.
 
     Raises:
-        InputError: If there is no such axis, or a round does not say where it lies on it.
+        InputError: If there is no such axis, or a round lacks the values for it.
     """
     if x not in AXES:
         raise InputError(f"x = {x!r} is not an axis of curves: {instead(x, AXES)}")
@@ -472,12 +491,12 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
 
 
 def answered(record: Record) -> list[int]:
-    """The clients whose replies a round used, in order."""
+    """Return the clients whose replies a round used, in order."""
     return sorted(set(record["participants"]) - set(record.get("dropped", ())))
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:
-    """The records of rounds 1, 2, ... as far as the lines are sound and of the run."""
+    """Return the records of rounds 1, 2, ... of this run, up to the first damaged line."""
     found: list[Record] = []
     for number, line in enumerate(lines, 1):
         record = files.unsealed(line, run)

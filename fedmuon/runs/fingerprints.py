@@ -1,8 +1,9 @@
-"""Recognize the user's objects, so that a run is resumed with the same ones or rejected.
+"""Recognize the user's objects, so that a run resumes only with the same objects.
 
-A run folder has objects.json: digests of the user's objects, of the files they stand in and of the
-samples, and the values of the user's schedule, which all later readers use. The digest of an object
-is taken over words that differ where two objects do: code, and what code and values hold.
+A run folder contains objects.json with digests of the user's objects, of the files that define
+them, and of the samples. It also contains the values of the user's schedule, which all later
+readers use. The digest of an object is a hash of strings that differ if two objects differ: their
+code, and the values that code and objects contain.
 """
 
 import dataclasses
@@ -37,25 +38,25 @@ FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
 FACTORS = "factors"
 
-# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
-# process: use may change what it holds, and it is the same one yet.
+# (folder, kind, id) -> the object, and its digest when the run in this folder first used it in this
+# process. Later use may change its contents, but it is still the same object.
 MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
 
 
 def described(
     config: Config, folder: Path, source: Source | None = None, afresh: bool = False
 ) -> Record:
-    """Describe the user's objects, and samples that lie in files, as the run in `folder` met them.
+    """Describe the user's objects, and samples in files, as the run in `folder` first used them.
 
     Args:
         config: The config with its objects.
         folder: The run folder.
         source: The samples; None to leave them out.
-        afresh: Whether the run begins; otherwise an object that it met in this process keeps the
-            digest that it had then.
+        afresh: Whether the run is new. Otherwise, an object that the run already used in this
+            process keeps its earlier digest.
 
     Returns:
-        `name:digest` of each object, and digests of data and stored weights, by kind.
+        Mapping of kind to `name:digest` of each object, and to digests of data and stored weights.
     """
     own, found = user_objects(config), {}
     for kind in KINDS:
@@ -67,7 +68,7 @@ def described(
                     known = _digest(config, kind, mine)
                     MET[key] = (_reference(mine), known)
             found[kind] = known
-    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
+    if reads(config, "task.lora-rank") and config.task.lora_rank:  # without it, own files suffice
         found["weights"] = weights_digest(config.task.weights)
     if source is not None and own.data is not None:
         found["data"] = user_data_digest(config)
@@ -77,8 +78,10 @@ def described(
 
 
 def require_same(folder: Path, found: Record) -> Record:
-    """Read the digests of the objects that the run in `folder` began with, and reject other
-    objects."""
+    """Read the digests of the objects with which the run in `folder` started.
+
+    Raise an error if the objects differ now.
+    """
     if not (folder / FILE).exists():
         return {}
     files.require_sound(folder, [FILE])
@@ -99,7 +102,7 @@ def require_same(folder: Path, found: Record) -> Record:
 def with_factors(
     plan: RandomnessPlan, config: Config, known: Record
 ) -> tuple[RandomnessPlan, Record]:
-    """The plan with the values of the user's schedule, which is called once per run."""
+    """Return the plan with the values of the user's schedule, which is called once per run."""
     if user_objects(config).schedule is None:
         return plan, {}
     factors = known.get(FACTORS)
@@ -114,12 +117,15 @@ def with_factors(
     return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
 
 
-# The digest of an object
+# Digests of objects
 
 
 def _digest(config: Config, kind: str, mine: Any) -> str:
-    """`name:digest` of an object, and of the file or module that the config names it in, with the
-    files beside that one."""
+    """Return `name:digest` of an object.
+
+    The digest includes the file or module in which the config names the object, and the local files
+    that this file imports.
+    """
     table, key = NAMED[kind]
     names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
     words = []
@@ -128,14 +134,14 @@ def _digest(config: Config, kind: str, mine: Any) -> str:
             if place.partition(".")[0] not in LIBRARIES and (file := source_file(place)):
                 beside = local_imports(file).values() if place.endswith(".py") else ()
                 words += [sha256(files.read_bytes(one)).hexdigest() for one in (file, *beside)]
-    # A schedule's values are written, so what it remembers between calls does not matter.
+    # The values of a schedule are saved, so hidden state between its calls does not matter.
     words += parts(mine, {}, state=kind != "schedule")
     text = "\n".join(words)
     return f"{_called(mine)}:{sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _called(found: Any) -> str:
-    """The name of the object's function or class, or that of the object inside it."""
+    """Return the name of the object's function or class, or of the object inside it."""
     if isinstance(found, partial):
         return _called(found.func)
     if isinstance(found, tuple | list) and found:
@@ -148,7 +154,7 @@ def _called(found: Any) -> str:
 
 
 def _reference(mine: Any) -> Callable[[], Any]:
-    """A function that returns the object, by weak reference if possible."""
+    """Return a function that returns the object, by weak reference if possible."""
     try:
         return weakref.ref(mine)
     except TypeError:
@@ -156,13 +162,16 @@ def _reference(mine: Any) -> Callable[[], Any]:
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
-    """Words that differ where two objects do: of functions their code and what it closes over, of
-    values what they hold; `state` leaves that out. Opaque objects contribute only their type."""
+    """Yield strings that differ if two objects differ.
+
+    A function contributes its code and the variables in its closure, and a value its contents.
+    Without `state`, contents are left out. Opaque objects contribute only their type.
+    """
     yield f"{type(found).__module__}.{type(found).__qualname__}"
     if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
         yield repr(found)
     elif id(found) not in seen:
-        # Equal values of these types may be one object.
+        # Equal values of these types may be the same object.
         if not isinstance(found, tuple | frozenset | CodeType):
             seen[id(found)] = found
         for one in _held(found, state):
@@ -170,7 +179,7 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
 
 
 def _held(found: Any, state: bool) -> Iterator[Any]:
-    """The parts of an object."""
+    """Return the parts of an object."""
     for kinds, held_by in HELD.items():
         if isinstance(found, kinds):
             own = found if state and type(found).__module__ != "builtins" else None
@@ -183,7 +192,7 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _attributes(found: Any) -> Iterator[Any]:
-    """The named attributes of an object: its dictionary, and slots of the user's classes."""
+    """Yield the named attributes of an object: its dictionary, and slots of the user's classes."""
     yield from getattr(found, "__dict__", {}).items()
     for kind in type(found).__mro__:
         names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
@@ -195,15 +204,17 @@ def _attributes(found: Any) -> Iterator[Any]:
 
 
 def _is_ours(found: FunctionType | type) -> bool:
-    """Whether the user wrote it: what libraries have is known by its name."""
+    """Return whether the user wrote this code. Library code is identified by its name only."""
     module = str(found.__module__)
     return module.partition(".")[0] not in LIBRARIES and not _is_installed(module)
 
 
 @lru_cache
 def _is_installed(module: str) -> bool:
-    """Whether the module lies where packages are installed; a program's own does not, though what
-    runs it may."""
+    """Return whether the module is in a folder of installed packages.
+
+    The user's own program is never installed, although the script that runs it may be.
+    """
     if module == "__main__":
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -234,7 +245,7 @@ def _of_value(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    """Words for a function or a class."""
+    """Yield the parts of a function or a class."""
     ours = _is_ours(found)
     yield "" if ours else found.__qualname__
     if isinstance(found, FunctionType):
@@ -244,8 +255,8 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
         if not ours:
             return
         yield found.__code__
-        # Numbers, words, functions, classes, and with `state` plain collections and arrays, that
-        # the code takes from its module.
+        # The values that the code reads from its module: numbers, strings, functions and classes.
+        # With `state`, also plain collections and arrays.
         kinds = (bool, int, float, str, FunctionType, type)
         held = ((name, found.__globals__.get(name)) for name in _names(found.__code__))
         yield from (
@@ -265,13 +276,13 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> dict[str, None]:
-    """The names that code asks for, and that of the functions inside it does."""
+    """Return the names that code uses, including the functions inside it."""
     inside = [one for one in code.co_consts if isinstance(one, CodeType)]
     return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
 
 
 def _is_plain(found: Any) -> bool:
-    """Whether it is made of numbers, words and arrays alone."""
+    """Return whether an object consists only of numbers, strings and arrays."""
     if isinstance(found, dict):
         return all(_is_plain(one) for pair in found.items() for one in pair)
     if isinstance(found, list | tuple | set | frozenset):
@@ -288,7 +299,7 @@ def _content(cell: Any) -> Any:
 
 
 def _of_array(found: Any) -> Iterator[Any]:
-    """The bytes of an array or tensor, independent of its storage; its type if it has no values."""
+    """Yield the bytes of an array or tensor, whatever its storage; its type if it has no values."""
     yield str(found.dtype)
     if isinstance(found, np.ndarray):
         yield found.shape

@@ -1,8 +1,9 @@
-"""One run, whatever the engine: config -> run folder, resumable at any moment.
+"""One run with any engine: from a config to a run folder, which can be resumed at any moment.
 
-An engine is a function that yields finished rounds. `prepare` writes what is fixed before the first
-round. `train` asks the engine for rounds, evaluates and records each, calls the callbacks and saves
-checkpoints. The in-process engine and the Flower server share both.
+An engine is a function that yields finished rounds. `prepare` writes all files that are fixed
+before the first round. `train` requests rounds from the engine, evaluates and records each round,
+calls the callbacks and saves checkpoints. The in-process engine and the Flower server share both
+functions.
 """
 
 import contextlib
@@ -64,18 +65,18 @@ from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.base import split_statistics
 from fedmuon.tasks.networks import NetworkTask
 
-OLDER = "older."  # begins the names of older models in a checkpoint
+OLDER = "older."  # prefix of the names of older models in a checkpoint
 LOSSES = ("train_loss", "test_loss", "test_gap", "validation_loss")
 OnRoundEnd = Callable[[Record], None]
-OnStart = Callable[[int, int], None]  # (rounds already done, rounds in all)
+OnStart = Callable[[int, int], None]  # (rounds already done, total number of rounds)
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """An engine whose clients have processes of their own, and which measures them."""
+    """An engine that runs clients in separate processes and measures their memory."""
 
     def memory(self) -> list[Record]:
-        """The maximum memory of each process so far, in bytes."""
+        """Return the maximum memory of each process so far, in bytes."""
         ...
 
 
@@ -98,16 +99,16 @@ def prepare(
     require: Callable[[Experiment], object] = lambda experiment: None,
     more_files: Mapping[str, bytes] = NO_FILES,
 ) -> Run:
-    """Build the experiment, and write everything that is fixed before the first round.
+    """Build the experiment, and write all files that are fixed before the first round.
 
     Args:
-        config: The resolved config. If it gives a target epsilon and no noise, the run's config has
-            the noise that was found for it.
+        config: The resolved config. If it sets a target epsilon and no noise, the config of the run
+            contains the noise that is found for it.
         out: The run folder.
-        resume: Whether the folder may hold a run to resume.
-        callbacks: Called after each round, before the callback that the config names.
-        require: May reject the experiment before anything is written.
-        more_files: Files of the folder that grow later, and their first bytes.
+        resume: Whether the folder may contain a run to resume.
+        callbacks: Callbacks after each round, called before the callback that the config names.
+        require: A function that may reject the experiment before anything is written.
+        more_files: Files in the folder that grow later, with their first bytes.
     """
     source = read_source(config)
     objects = fingerprints.described(config, out, source, afresh=not resume)
@@ -115,7 +116,7 @@ def prepare(
     data = build_data(config, source)
     del source
     if config.engine.name != "inline":
-        forget_source()  # its clients read their own
+        forget_source()  # clients in other processes read their own source
     experiment = build_experiment(config, data)
     plan, factors = fingerprints.with_factors(experiment.plan, config, known)
     experiment = dataclasses.replace(experiment, plan=plan, measured=config.output.clients)
@@ -131,7 +132,7 @@ def prepare(
     if resume:
         directory.require_resumable()
     directory.create(resume)
-    unknown = np.empty((plan.rounds, 0), np.int64)  # a Poisson cohort is not known before its round
+    unknown = np.empty((plan.rounds, 0), np.int64)  # a Poisson cohort is unknown before its round
     uniform = not plan.poisson and not plan.biased
     fixed = {
         "config.toml": _config_bytes(config, out / "config.toml"),
@@ -146,7 +147,7 @@ def prepare(
     if experiment.recipe.keeps_states and config.engine.name != "inline":
         fixed |= directory.identity()
     told = objects | factors
-    if told and (known or not (out / "summary.json").exists()):  # older versions end without it
+    if told and (known or not (out / "summary.json").exists()):  # older runs may lack it
         fixed[fingerprints.FILE] = (json.dumps(told, sort_keys=True) + "\n").encode()
     directory.fix(fixed, more_files)
     if experiment.recipe.keeps_states:
@@ -167,13 +168,13 @@ def train(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """Run the rounds that remain, and return the summary; a finished run is left alone.
+    """Run the remaining rounds and return the summary. A finished run is not changed.
 
     Args:
         run: The prepared run.
-        engine: What yields finished rounds.
+        engine: The engine, which yields finished rounds.
         on_round_end: Called with the record of each round, before the callbacks.
-        on_start: Called once with the rounds that are done and those in all.
+        on_start: Called once with the number of finished rounds and the total number of rounds.
     """
     config, experiment, directory = run.config, run.experiment, run.directory
     if (summary := directory.summary()) is not None:
@@ -184,7 +185,7 @@ def train(
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     state = restored(directory, fresh)
     earlier, record = directory.cut_back(state.round, config.output.clients), {}
-    seen = Counter(client for one in earlier for client in answered(one))  # rounds of each client
+    seen = Counter(client for one in earlier for client in answered(one))  # rounds per client
     memory = experiment.client_states
     if experiment.recipe.keeps_states:
         latest = {client: one["round"] - 1 for one in earlier for client in answered(one)}
@@ -200,7 +201,8 @@ def train(
         directory.checkpoint(state.round, to_numpy(_tensors(state)), head)
         memory.commit(state.round)
 
-    # What is released is spent, so that losing it to a kill would waste privacy.
+    # Every private release is spent privacy. Save after each round, so that a kill does not waste
+    # it.
     every, last = 1 if accountant else config.output.checkpoint_every, config.federation.rounds
     on_start(state.round, last)
     before = earlier[-1] if earlier else {}
@@ -208,18 +210,18 @@ def train(
     trained, stopped = float(before.get("train_seconds", 0.0)), ""
     with directory.failing(), _saving(save, InputError, Interrupted, KeyboardInterrupt):
         rounds = engine(experiment, state)
-        # In a private run, a round is in the ledger before anything of it is drawn.
+        # In a private run, the ledger records a round before anything of the round is drawn.
         rounds = accountant.ahead(rounds, state.round) if accountant else rounds
         asked = time.monotonic()
         for result in rounds:
-            trained += time.monotonic() - asked  # without evaluation and writing
+            trained += time.monotonic() - asked  # excludes evaluation and writing
             record = _record(run, result, trained, time.monotonic() - start)
             directory.append(record, _of_clients(result, seen))
-            state = result.state  # now that its record is there: a signal may come at any moment
-            with _saving(save, Exception, SystemExit):  # errors of any callback
+            state = result.state  # after its record is written: a signal may come at any time
+            with _saving(save, Exception, SystemExit):  # a callback may raise any error
                 on_round_end(record)
                 answers = (callback.on_round(record, state) for callback in run.callbacks)
-                stopped = str(next(filter(None, answers), ""))  # the first that says why to stop
+                stopped = str(next(filter(None, answers), ""))  # the first reason to stop
             if stopped:
                 break
             if state.round % every == 0 and state.round < last:
@@ -231,8 +233,11 @@ def train(
 
 
 def _config_bytes(config: Config, held: Path) -> bytes:
-    """The config as a file: what is held if it says the same, as that of a version with fewer keys
-    does, whose defaults the others have."""
+    """Return the content of config.toml.
+
+    If the existing file describes the same config, its content is kept. This is the case for a file
+    of an older version with fewer keys, if the other keys have their defaults.
+    """
     text = dump(config).encode()
     if not held.exists():
         return text
@@ -243,7 +248,7 @@ def _config_bytes(config: Config, held: Path) -> bytes:
 
 
 def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
-    """The lines of a round in clients.jsonl; `seen` counts the rounds of each client."""
+    """Return the lines of a round in clients.jsonl; `seen` counts the rounds of each client."""
     found: list[Record] = []
     for one in result.clients:
         seen[one["client"]] += 1
@@ -253,8 +258,10 @@ def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
 
 
 def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
-    """Model and states under their flat names, and those of older models from which clients are
-    still at work."""
+    """Return the model and states under their flat names.
+
+    This includes older models from which clients are still training.
+    """
     found = named(state.params, state.states)
     for one in state.older:
         at = named(one.params, one.states)
@@ -263,8 +270,10 @@ def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
 
 
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
-    """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there is
-    none."""
+    """Return the state of the last valid checkpoint, with the shapes and devices of `fresh`.
+
+    Without a checkpoint, return `fresh`.
+    """
     if (held := directory.newest_checkpoint()) is None:
         return fresh
     arrays, about = held
@@ -287,7 +296,7 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
 
 
 def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
-    """The files of the last model and of its momentum, which is 0 without one."""
+    """Return the files of the last model and of its momentum, which is 0 if there is none."""
     learned, _ = split_statistics(state.params)
     zeros = {name: torch.zeros_like(value) for name, value in learned.items()}
     return tensor_bytes(state.params), tensor_bytes(state.states.get("momentum", zeros))
@@ -305,7 +314,7 @@ def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[
 
 
 def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
-    """The line of a round in rounds.jsonl, with what was measured if it is to be evaluated."""
+    """Return the line of a round in rounds.jsonl, with results if the round is evaluated."""
     state = result.state
     record: Record = {"round": state.round, "participants": result.participants.tolist()}
     if (clock := run.experiment.plan.timetable) is not None:
@@ -328,7 +337,7 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
 
 
 def sent_bytes(clock: Timetable | None, result: Round) -> Record:
-    """`bytes_down` and `bytes_up` of a round; clients that were lost received the model, too."""
+    """Return `bytes_down` and `bytes_up` of a round; lost clients also received the model."""
     each = result.bytes_down // max(1, len(result.participants))
     asked = result.participants if clock is None else clock.selected[result.state.round - 1]
     lost = clock.lost[result.state.round - 1] if clock is not None and clock.lost else 0
@@ -336,11 +345,14 @@ def sent_bytes(clock: Timetable | None, result: Round) -> Record:
 
 
 def evaluate(run: Run, state: ServerState) -> Record:
-    """Measure the weighted train loss; and on the test samples, if there are any, the loss, its gap
-    to the train loss and what else the task measures; and on the validation samples the same.
+    """Measure the model.
+
+    The record contains the weighted train loss. If there are test samples, it also contains the
+    test loss, its difference from the train loss, and the task's other scores. Validation samples
+    are measured in the same way.
 
     A single example can make the loss of a private run infinite. Such a run continues and leaves
-    the loss out; it ends only if its model, which is public, is not finite.
+    the loss out. It ends only if its model, which is public, is not finite.
     """
     task, shards = run.experiment.task, run.experiment.shards
     sizes = run.data.sizes
@@ -366,8 +378,10 @@ def evaluate(run: Run, state: ServerState) -> Record:
 
 
 def _untrained(run: Run) -> Record:
-    """What the first model is measured as, so that curves begin before the first round; empty
-    where that is not finite."""
+    """Return the results of the untrained model, so that curves start before the first round.
+
+    The record is empty if the results are not finite.
+    """
     fresh = begin(run.experiment.recipe, run.experiment.task, run.config.federation.seed)
     try:
         return evaluate(run, fresh)
@@ -376,11 +390,11 @@ def _untrained(run: Run) -> Record:
 
 
 def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
-    """Which samples train on which client, and which are held out, as indices into the source."""
+    """Return the train samples with their clients, and the held-out samples, as source indices."""
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     if config.data.validation:
         split["validation_index"] = data.validation_index
-    if data.public:  # the samples after the last one of the source
+    if data.public:  # these samples follow all others in the source
         split["public_index"] = data.source_size + np.arange(data.public)
     if config.data.client_test:
         tested = np.repeat(np.arange(config.federation.clients), np.diff(data.client_test_offsets))
@@ -389,8 +403,10 @@ def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
 
 
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
-    """The table of parameters and their optimizers. Folders of earlier versions, which name Muon
-    for every recipe, keep theirs."""
+    """Return the table of parameters and their optimizers.
+
+    Folders of older versions, which name Muon for every recipe, keep their table.
+    """
     table = routes(task.module, config.local.route, config.local.qkv)
     found = f"{table}\n".encode()
     known = user_objects(config).recipe is None and not reads(config, "local.route")
@@ -401,9 +417,11 @@ def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
 
 
 def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
-    """How the model does on each client's own test samples, if they have some, and the clients'
-    personal models beside it: mean, standard deviation and worst decile over the clients of what
-    the task measures, or else of the loss. With personal models, also the table of all clients."""
+    """Measure the model, and personal models if any, on each client's own test samples.
+
+    The record contains the mean, standard deviation and worst decile over clients. The measure is
+    the task's score, or else the loss. With personal models, also return the table of all clients.
+    """
     tests = run.experiment.shards.client_test
     if tests is None or not len(tests.labels):
         return {}, NO_FILES
@@ -433,8 +451,10 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
 
 
 def _personal_models(run: Run, state: ServerState) -> Mapping[str, bytes]:
-    """The personal parameters of each client that took part, stacked, with the clients' numbers;
-    empty if the clients' nodes store them."""
+    """Return the stacked personal parameters of all clients that took part, with client numbers.
+
+    The result is empty if the clients' nodes store them.
+    """
     memory, every = run.experiment.client_states, range(run.config.federation.clients)
     if not run.experiment.recipe.personalizes:
         return NO_FILES
@@ -453,8 +473,11 @@ WORST = {"accuracy": "lowest", "loss": "highest"}
 
 
 def distribution(values: np.ndarray, name: str) -> dict[str, float]:
-    """The mean of values [C], their standard deviation, and the mean of the worst tenth of them; of
-    a metric of the user's, which may be better either way, the lowest and the highest tenth."""
+    """Return the mean of values [C], their standard deviation, and the mean of the worst tenth.
+
+    For a metric of the user, it is unknown whether larger is better, so the means of the lowest and
+    of the highest tenth are returned.
+    """
     ordered, tenth = np.sort(values), -(-len(values) // 10)
     ends = {"lowest": ordered[:tenth].mean(), "highest": ordered[-tenth:].mean()}
     if name in WORST:
@@ -472,8 +495,10 @@ def _finish(
     seconds: float,
     workers: Sequence[Record],
 ) -> Record:
-    """Write the model and the summary, which holds what the last record or a last look measured,
-    and tell the callbacks."""
+    """Write the model and the summary, and call the callbacks.
+
+    The summary contains the results of the last record, or of a final evaluation.
+    """
     config = run.config
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}
     of_clients, tables = over_clients(run, state)

@@ -18,12 +18,12 @@ try:
 except ImportError:  # on Windows
     resource = None
 
-PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
+PROCESSOR = "model name"  # name of the line in Linux's /proc/cpuinfo
 
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions that a result depends on; read once, as a suite has a thousand short runs."""
+    """Return the versions on which a result depends. They are read only once per process."""
     found = {"python": platform.python_version()}
     for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray"):
         try:
@@ -35,8 +35,10 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The git commit of this source tree when a process first asks; None for an installed
-    package."""
+    """Return the git commit of this source tree at the first call in a process.
+
+    For an installed package, return None.
+    """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return None
@@ -48,13 +50,15 @@ def commit() -> str | None:
 
 
 def machine(threads: int) -> Record:
-    """The processor of the process that wrote the result, and how many threads torch was to use in
-    it; clients of a cluster or a deployment may run elsewhere."""
+    """Return the processor of this process, its cores, and torch's number of threads.
+
+    Clients of a cluster or a deployment may run on other machines.
+    """
     return {"processor": processor(), "cores": os.cpu_count(), "threads": threads}
 
 
 def processor() -> str:
-    """The model name of the processor."""
+    """Return the model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,11 +67,11 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-# The maximum memory of this process, and the cores that other processes use.
+# The maximum memory of this process, and the cores that other processes use
 
 
 def peak() -> int:
-    """The maximum memory of this process so far, in bytes."""
+    """Return the maximum memory of this process so far, in bytes."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -78,8 +82,11 @@ def peak() -> int:
 
 
 def memory() -> Record:
-    """`peak` under the name that records have for it and, if torch has used a GPU, the most bytes
-    of that GPU that torch has held in this process."""
+    """Return `peak` under the name used in records.
+
+    If torch has used a GPU, also return the maximum GPU memory that torch has reserved in this
+    process.
+    """
     found: Record = {"memory": peak()}
     torch: Any = sys.modules.get("torch")  # do not import torch for this
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -88,21 +95,24 @@ def memory() -> Record:
 
 
 class Others:
-    """Cores that other processes have had since this was made, this process having no children at
-    work meanwhile; 0 where the system does not say."""
+    """The number of cores that other processes have used since this object was created.
+
+    This process must have no working children in the meantime. The number is 0 if the system does
+    not report it.
+    """
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), busy(), time.process_time()
 
     def cores(self) -> float:
-        """On average."""
+        """Return the average number of cores."""
         start, before, own = self._begun
         seconds = time.perf_counter() - start
         return max(0.0, (busy() - before - time.process_time() + own) / max(seconds, 1e-9))
 
 
 def busy() -> float:
-    """Seconds of all processors together that they were not idle, since the machine started."""
+    """Return the total busy time of all processors since the machine started, in seconds."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
         ticks = [int(one) for one in first.split()[1:9]]

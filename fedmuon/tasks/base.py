@@ -1,6 +1,7 @@
 """The interface of a task: loss and gradients as pure functions of a stack of parameters.
 
-Parameters are `dict[str, Tensor]` whose first axis is the replica: S coupled runs in one stack.
+Parameters are `dict[str, Tensor]`. Their first axis is the replica: one stack contains S coupled
+runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the p
 class Replaced:
     """Samples that differ in some replicas.
 
-    Replica `replica[t]` has the sample (`inputs[t]`, `labels[t]`) instead of the shared one at row
-    `position[t]` of the batch. All have length T, and no replica appears twice.
+    In replica `replica[t]`, the sample (`inputs[t]`, `labels[t]`) replaces the shared sample at row
+    `position[t]` of the batch. All tensors have length T, and no replica appears twice.
     """
 
     replica: Tensor
@@ -39,8 +40,8 @@ class Replaced:
 class Batch:
     """Rows that all replicas share, inputs [n, d] and labels [n], and rows that differ.
 
-    Images are flattened to rows, too; a network knows their shape. `keys` [n] are those of the
-    samples' dropout masks; a replaced sample has the key of the sample in whose place it is.
+    Images are also flattened to rows, and a network knows their shape. `keys` [n] are the keys of
+    the samples' dropout masks. A replacement has the key of the sample that it replaces.
     """
 
     inputs: Tensor
@@ -49,33 +50,33 @@ class Batch:
     keys: Tensor | None = None
 
 
-# Running statistics of norms are part of the model, under the names that torch gives them. They
-# have no gradient: a task returns their next values in its place.
+# Running statistics of norms are part of the model, under torch's names. They have no gradient.
+# Instead of a gradient, a task returns their next values.
 
 STATISTICS = ("running_mean", "running_var")
 
 
 def is_statistic(name: str) -> bool:
-    """Whether the tensor of a model is a running statistic of a norm."""
+    """Return whether a tensor of a model is a running statistic of a norm."""
     return name.rpartition(".")[2] in STATISTICS
 
 
 def split_statistics(params: Params) -> tuple[Params, Params]:
-    """The parameters that gradients move, and the running statistics."""
+    """Split a model into the parameters that have gradients, and the running statistics."""
     learned = {name: one for name, one in params.items() if not is_statistic(name)}
     return learned, {name: one for name, one in params.items() if is_statistic(name)}
 
 
 def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
-    """Concatenate tensors, or tuples and dictionaries of them, along an axis.
+    """Concatenate tensors, or tuples and dictionaries of tensors, along an axis.
 
-    A single one is not copied.
+    A single tensor is not copied.
     """
     return found[0] if len(found) == 1 else _combine(found, partial(torch.cat, dim=axis))
 
 
 def stack_results(found: Sequence[Any]) -> Any:
-    """Stack tensors, or tuples and dictionaries of them, along a new first axis."""
+    """Stack tensors, or tuples and dictionaries of tensors, along a new first axis."""
     return _combine(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
 
 
@@ -89,13 +90,13 @@ def _combine(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) ->
 
 
 def blocks(tree: Params, count: int) -> list[Params]:
-    """Split a stack of the replicas of `count` clients into one stack per client."""
+    """Split a stack with the replicas of `count` clients into one stack per client."""
     chunks = {name: value.chunk(count) for name, value in tree.items()}
     return [{name: chunks[name][k] for name in tree} for k in range(count)]
 
 
 class Task(Protocol):
-    """Loss and gradients; every method maps over the replica axis."""
+    """Loss and gradients. Every method maps over the replica axis."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,7 +108,7 @@ class Task(Protocol):
 
     @property
     def stack_limit(self) -> int:
-        """The number of parameters up to which clients train faster as one stack."""
+        """The number of parameters up to which clients train faster in one batch."""
 
     @property
     def thread_safe(self) -> bool:
@@ -115,16 +116,16 @@ class Task(Protocol):
 
     @property
     def keyed(self) -> bool:
-        """Whether the batches of gradients need keys, because the task draws masks."""
+        """Whether gradients need batches with keys, because the task draws dropout masks."""
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """The initial parameters, the same for all S = `stack` replicas."""
+        """Return the initial parameters, equal for all S = `stack` replicas."""
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] and its gradient at the parameters of each replica.
 
-        The stack consists of K blocks of S replicas, one block for each of the K batches. In the
-        place of a gradient, running statistics have their values after the step.
+        The stack consists of K blocks of S replicas, one block for each of the K batches. For
+        running statistics, the function returns their values after the step instead of a gradient.
         """
 
     def clipped(
@@ -132,18 +133,18 @@ class Task(Protocol):
     ) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] at the last point, and the *sum* of clipped contributions.
 
-        An example contributes sum_k c_k (gradient at X_k), clipped once. An empty batch gives 0.
-        Both values are private: see `fedmuon.privacy.mechanisms.gaussian`.
+        An example contributes sum_k c_k (gradient at X_k), clipped once. An empty batch contributes
+        0. Both values are private: see `fedmuon.privacy.mechanisms.gaussian`.
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Return per-sample losses [S, n], and per-sample metrics [S, n] by name.
 
-        `accuracy` says whether a prediction is right, or which share of it is.
+        `accuracy` is the share of correct predictions; for a single prediction, it is 0 or 1.
         """
 
 
-# Targets, and the loss of each sample.
+# Targets, and the loss of each sample
 
 IGNORED = -100  # a target that the loss skips, as in torch
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
@@ -151,7 +152,7 @@ Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> t
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """-log p_y of each sample, or its mean over the targets that are not IGNORED."""
+    """Return -log p_y of each sample, or its mean over the targets that are not IGNORED."""
     each = functional.cross_entropy(
         outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
     )
@@ -159,11 +160,12 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def one_at_a_time(loss: Loss) -> Loss:
-    """Wrap a loss so that it sees one sample at a time.
+    """Wrap a loss so that it is computed for one sample at a time.
 
-    A clipped gradient must depend on its example alone, so no loss may depend on other samples.
+    A clipped gradient must depend only on its example, so its loss must not depend on other
+    samples.
     """
-    if loss is cross_entropy:  # treats each row separately
+    if loss is cross_entropy:  # it already treats each row separately
         return loss
 
     def one(output: Tensor, target: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ def one_at_a_time(loss: Loss) -> Loss:
 
 
 def mean_of(values: Tensor, targets: Tensor) -> Tensor:
-    """The mean [n] of values [n, ...], which are 0 where the target is IGNORED."""
+    """Return the mean [n] of values [n, ...], which are 0 for targets that are IGNORED."""
     return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 

@@ -1,10 +1,10 @@
-"""The gradient of the matrix task in one pass over the samples, compiled when it is first used.
+"""The gradient of the matrix task in one pass over the samples, compiled at its first use.
 
-A thin gradient, with few matrix rows, is slow as two library products. Each reads the samples from
-memory, and the softmax between them takes a dozen Python calls. Here a block of samples stays in a
-cache for logits, softmax and pull-back. numba compiles this once, in some seconds, and caches the
-result next to this file or in the user's cache. Sums may be reordered, as in any matrix product.
-NaN and infinity are preserved.
+A thin gradient, with few matrix rows, is slow if it is computed by two library products. Each
+product reads the samples from memory, and the softmax between them takes a dozen Python calls. In
+this module, a block of samples stays in a cache for logits, softmax and pull-back. numba compiles
+this once, in some seconds, and caches the result next to this file or in the user's cache. Sums may
+be reordered, as in any matrix product. NaN and infinity are preserved.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-BLOCK = 64  # samples that are in the cache at the same time
+BLOCK = 64  # number of samples that are in the cache at the same time
 FAST = {"reassoc", "contract", "nsz"}
 
 
@@ -31,19 +31,19 @@ def slope_sums(
     total: np.ndarray,
     right: np.ndarray,
 ) -> bool:
-    """Add gradients of 1 - p_y, summed over rows and times `share`, to `total`, and p_y to `right`.
+    """Add `share` times the summed gradients of 1 - p_y to `total`, and the sum of p_y to `right`.
 
     Args:
         inputs: Rows [n, d].
         labels: Labels [n] from 0 to c - 1.
         weight: Parameters [S, c, d].
-        skip: Row skip[s] is left out in replica s; -1 leaves none out.
+        skip: Replica s leaves out row skip[s]; -1 leaves out no row.
         share: Factor of the gradients.
         total: Sum of gradients [S, c, d], changed in place.
         right: Sum of p_y [S], changed in place.
 
     Returns:
-        False, without any change, if a label is not one of 0 to c - 1; else True.
+        False, without any change, if a label is outside 0 to c - 1; otherwise True.
     """
     replicas, classes, dimension = weight.shape
     least, most = 0, 0
@@ -65,7 +65,7 @@ def slope_sums(
 
 @_compiled
 def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """out[k, i] = <weights_k, rows_i>, for four rows and five weights at a time."""
+    """Set out[k, i] = <weights_k, rows_i>, for four rows and five weights at a time."""
     n, dimension, zero = rows.shape[0], rows.shape[1], rows.dtype.type(0)
     fives, fours = len(weights) // 5 * 5, n // 4 * 4
     for i in range(0, fours, 4):
@@ -129,7 +129,7 @@ def _slopes(
         for i in range(n):
             chosen[i] = here[labels[i], i] / sums[i]
         if 0 <= skip[s] < n:
-            chosen[skip[s]] *= 0  # NaN stays NaN: the mean has included it
+            chosen[skip[s]] *= 0  # NaN stays NaN, because the mean has included it
         for i in range(n):
             right[s] += chosen[i]
             sums[i] = chosen[i] * share / sums[i]
@@ -149,7 +149,7 @@ def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share:
 
 @_compiled
 def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> None:
-    """exp(logits [c, n] - their maximum) in place, and their sums."""
+    """Compute exp(logits [c, n] - their maximum) in place, and the sums of the results."""
     n = len(sums)
     for i in range(n):
         peak[i], sums[i] = logits[0, i], 0
@@ -164,7 +164,7 @@ def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> Non
 
 @_compiled
 def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
-    """totals_k += sum_i slopes[k, i] rows_i, four rows at a time."""
+    """Add sum_i slopes[k, i] rows_i to totals_k, for four rows at a time."""
     n, dimension = rows.shape
     fives, fours = len(totals) // 5 * 5, n // 4 * 4
     _add_fives(rows, slopes, totals)
@@ -185,8 +185,11 @@ def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> N
 
 @_compiled
 def _add_fives(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
-    """The whole fives of sums and fours of rows: five sums stay in the innermost cache, and each
-    number of them is stored once for four products."""
+    """Add all complete groups of five sums and four rows.
+
+    Five sums stay in the innermost cache, and each of their numbers is stored once per four
+    products.
+    """
     n, dimension = rows.shape
     fives, fours = len(totals) // 5 * 5, n // 4 * 4
     for k in range(0, fives, 5):

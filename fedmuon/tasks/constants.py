@@ -1,4 +1,4 @@
-"""Constants of the matrix classifier for Assumptions 4.3 and 4.4 of the Stability note, proved.
+"""Constants of the matrix classifier for Stability note, Assumptions 4.3 and 4.4, with proofs.
 
 X is [d, c], a sample is (u, y) with ||u||_2 <= rho, p = softmax(X^T u), and the loss of X at (u, y)
 is 1 - p_y. For every X and every sample:
@@ -7,10 +7,10 @@ is 1 - p_y. For every X and every sample:
     ||grad|| <= L_loss = G_max = (sqrt(2) / 4) rho
     ||grad(X) - grad(X')||_F <= Lg ||X - X'||_F,   Lg = rho^2 / (3 sqrt(3))
 
-Proof. With s = X^T u, grad_s = -p_y (e_y - p), whose square is p_y^2 ((1-p_y)^2 + sum_{k != y}
+Proof. Let s = X^T u. Then grad_s = -p_y (e_y - p), with the square p_y^2 ((1-p_y)^2 + sum_{k != y}
 p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s is largest if one
-other class has all the remaining mass. Then, with q = p_y, it is q(1-q)(1-2q) times a matrix of
-norm 2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and X -> s has norm rho.
+other class has all the remaining mass. With q = p_y, it is then q(1-q)(1-2q) times a matrix of
+norm 2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and the map X -> s has norm rho.
 """
 
 import math
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Constants:
-    """Bounds of the loss, its Lipschitz constant, its gradients and its smoothness."""
+    """Bounds of the loss, of its Lipschitz constant, of its gradients and of its smoothness."""
 
     loss_bound: float
     lipschitz: float
@@ -36,66 +36,73 @@ def constants(radius: float = 1.0) -> Constants:
     return Constants(1.0, slope, slope, radius**2 / (3 * math.sqrt(3)))
 
 
-# The same assumptions on a ball of models: proved suprema for the matrix classifier.
+# The same assumptions on a ball of models: upper bounds for the matrix classifier, with proofs.
 #
-# Let ||u||_2 <= 1, and let the logits s = X^T u, less their mean, have ||s||_2 <= r. This holds if
+# Let ||u||_2 <= 1, and let the logits s = X^T u, minus their mean, have ||s||_2 <= r. This holds if
 # ||X - X0||_op <= rho and r = rho + ||X0 (I - 11^T/c)||_op. The loss 1 - p_y with p = softmax(s)
-# does not depend on the mean. By symmetry y is the first class; the m = c - 1 others share 1 - p_y
-# in the proportions pi.
+# does not depend on the mean. By symmetry, y is the first class. The m = c - 1 other classes share
+# the mass 1 - p_y in the proportions pi.
 #
-# **Extreme softmaxes.** On ||s|| <= r, sum s = 0, of k classes:
+# **Extreme softmaxes.** For k classes, on ||s|| <= r, sum s = 0:
 #
 #     max p_1 = 1 / (1 + (k-1) exp(-r sqrt(k/(k-1)))) =: P_k(r)                                (1)
 #     max sum_j e^(s_j) = e^(r sqrt((k-1)/k)) + (k-1) e^(-r/sqrt(k(k-1))) =: Z_k(r)            (2)
 #     max p_1 p_2 = 1 / (2 + (k-2) exp(-r sqrt(k/(2(k-2)))))^2                                 (3)
 #
 # (1), (3): log p_1 and log p_1 p_2 are concave and symmetric in the other classes, so averaging
-# over their permutations raises them. Hence the others are equal, and the rest grows with s_1.
+# over permutations of these classes increases them. Therefore, the other logits are equal, and the
+# value increases with s_1.
 #
-# (2): at a maximum e^(s_j) is affine in s_j with one multiplier, so at most two values occur.
+# (2): at a maximum, e^(s_j) is affine in s_j with one multiplier, so at most two values occur.
 # Suppose two entries have the larger value and one the smaller: x, x, z. They are
 # mu + a cos(t + 2 pi j/3) at one angle t of a circle on which the sum and the sum of squares are
-# constant. There sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n t)) is largest at t = 0, with
-# one high and two low entries. So one entry is high and all others are low.
+# constant. On this circle, sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n t)) is largest at
+# t = 0, with one high and two low entries. Therefore, one entry is high and all others are low.
 #
-# **In polar coordinates.** Write s_y = a, the others -a/m + w, sum w = 0: r^2 >= a^2 c/m + ||w||^2.
-# So a <= r sqrt(m/c) cos(f), ||w|| <= r sin(f) for some f in [0, pi/2], if a >= 0, and
+# **In polar coordinates.** Let s_y = a, and the others -a/m + w, sum w = 0. Then
+# r^2 >= a^2 c/m + ||w||^2. If a >= 0, there is an f in [0, pi/2] with a <= r sqrt(m/c) cos(f) and
+# ||w|| <= r sin(f), and
 #
 #     q := p_y <= P_c(r cos f),    ||pi||^2 <= min(P_m(t), Z_m(2t) / m^2) =: S,   t = r sin f   (4)
 #
-# since sum e^(w_j) >= m (Jensen), ||pi||^2 <= max pi, and pi = softmax(w). A negative a lowers q.
+# because sum e^(w_j) >= m (Jensen), ||pi||^2 <= max pi, and pi = softmax(w). A negative a makes q
+# smaller.
 #
-# **Gradient.** u v^T with v = q (p - e_y), so its square is ||u||^2 q^2 (1-q)^2 (1 + ||pi||^2).
+# **Gradient.** The gradient is u v^T with v = q (p - e_y). Its squared norm is
+# ||u||^2 q^2 (1-q)^2 (1 + ||pi||^2).
 #
-# **Diameter.** ||u v^T - u' v'^T||^2 = ||v||^2 + ||v'||^2 - 2 (u . u')(v . v') for unit u, u'
-# (the norm is convex in their lengths), at most (2 g)^2. If samples are non-negative, u . u' >= 0.
-# Then it is at most 2 g^2 if v . v' >= 0, as for equal labels, and else 2 g^2 - 2 v . v', with
+# **Diameter.** For unit u, u' (the norm is convex in their lengths),
+# ||u v^T - u' v'^T||^2 = ||v||^2 + ||v'||^2 - 2 (u . u')(v . v'), which is at most (2 g)^2. If
+# samples are non-negative, u . u' >= 0. The square is then at most 2 g^2 if v . v' >= 0, as for
+# equal labels, and otherwise at most 2 g^2 - 2 v . v', with
 #
-#     -v . v' = q q' (p_y' + p'_y - p . p'),   p . p' >= c (prod p p')^(1/c) >= c / Z_c(r)^2,
+#     -v . v' = q q' (p_y' + p'_y - p . p'),   p . p' >= c (prod p p')^(1/c) >= c / Z_c(r)^2.
 #
-# where p_y p_y' and p'_y p'_y' obey (3): with B its right side, q q' (...) <= B (q + q') - q q'
-# c/Z^2 is bilinear, so it is largest if each of q, q' is at an end of its range.
+# The products p_y p_y' and p'_y p'_y' satisfy (3). With B the right side of (3), q q' (...) <=
+# B (q + q') - q q' c/Z^2. This is bilinear, so it is largest if each of q, q' is at an end of its
+# range.
 #
-# **Hessian.** (u u^T) x H with, for D = x_y - pi . x, ||(1, -pi)||^2 = 1 + ||pi||^2,
+# **Hessian.** The Hessian is (u u^T) x H. With D = x_y - pi . x, ||(1, -pi)||^2 = 1 + ||pi||^2,
 #
 #     x^T H x = -q (1-q) [(1 - 2q) D^2 - Var_pi(x)],   Var_pi(x) <= min(max pi, 1/2) ||x||^2
 #
 # (the covariance of pi is below diag pi, and 2 max pi_j (1 - pi_j) bounds its row sums; it is 0 for
-# m = 1). So ||H|| is at most q (1-q)(1-2q)(1+S), or q (1-q) [(2q-1)_+ (1+S) + min(P_m(t), 1/2)].
+# m = 1). Therefore, ||H|| is at most q (1-q)(1-2q)(1+S), or
+# q (1-q) [(2q-1)_+ (1+S) + min(P_m(t), 1/2)].
 #
 # **Range.** max p_y is (1); 1/min p_y - 1 = max sum_j e^(s_j - a) <= max_f e^(r sqrt(c/m) cos f)
 # Z_m.
 #
-# **No search.** All terms rise in P_c(r cos f) and in t, except q (1-q), which peaks at 1/2, and
-# q (1-q) |1-2q|, which peaks at (3 -+ sqrt 3)/6. So on a piece [f, f'] of the quarter circle the
-# values at cos f and at sin f' bound all values in between, and the maximum over the pieces is a
-# bound. A relative 1e-12 covers rounding. The global constants hold everywhere, so they cap the
-# bounds.
+# **No search.** All terms increase in P_c(r cos f) and in t, with two exceptions: q (1-q) has its
+# maximum at 1/2, and q (1-q) |1-2q| at (3 -+ sqrt 3)/6. On a piece [f, f'] of the quarter circle,
+# the values at cos f and at sin f' therefore bound all values in between. The maximum over the
+# pieces is a bound. A relative 1e-12 covers rounding. The global constants hold everywhere, so they
+# limit these bounds.
 
 PIECES = 512
-PEAK = (3 - np.sqrt(3)) / 6  # of q (1-q)(1-2q)
+PEAK = (3 - np.sqrt(3)) / 6  # position of the maximum of q (1-q)(1-2q)
 ROUNDING = 1 + 1e-12
-ABSOLUTE = 1e-15  # rounding of a difference of two probabilities
+ABSOLUTE = 1e-15  # rounding error of a difference of two probabilities
 
 
 @dataclass(frozen=True)
@@ -103,11 +110,11 @@ class Suprema:
     """Upper bounds on the ball, as arrays with the shape of the given radii.
 
     Attributes:
-        gradient: Norm of the gradient of a sample.
-        diameter: Diameter of the set of these gradients.
+        gradient: Norm of a sample's gradient.
+        diameter: Diameter of the set of all gradients of samples.
         smoothness: Norm of the Hessian of a sample.
-        spread: sup - inf of the loss.
-        deviation: sup of |loss - (1 - 1/c)|, the loss of a model that knows nothing.
+        spread: Supremum minus infimum of the loss.
+        deviation: Supremum of |loss - (1 - 1/c)|, where 1 - 1/c is the loss of uniform predictions.
     """
 
     gradient: np.ndarray
@@ -123,7 +130,7 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
     Args:
         classes: Number of classes c.
         radius: r, an array of any shape.
-        nonnegative: Whether samples have no negative entries, which lowers `diameter`.
+        nonnegative: Whether samples have no negative entries, which makes `diameter` smaller.
     """
     r, m, top = np.asarray(radius, dtype=float), classes - 1, constants()
     edges = np.linspace(0, np.pi / 2, PIECES + 1)
@@ -136,7 +143,7 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
     half = np.minimum(q, 0.5)
     gradient = (half * (1 - half) * np.sqrt(1 + parts)).max(-1)
     gradient = np.minimum(gradient * ROUNDING, top.gradient_bound)
-    # ||H||, as p_y is in [ends[0], q], ||pi||^2 <= parts, and max pi <= rest if there are others.
+    # Bound ||H||: p_y is in [ends[0], q], ||pi||^2 <= parts, and max pi <= rest if m > 1.
     low, high = np.clip(PEAK, ends[0][..., None], q), np.clip(q, 0.5, 1 - PEAK)
     down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
     up = high * (1 - high) * (2 * high - 1) * (1 + parts)
@@ -153,13 +160,13 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
 
 
 def _likeliest(classes: int, r: np.ndarray) -> np.ndarray:
-    """P of (1)."""
+    """Return P of (1)."""
     return 1 / (1 + (classes - 1) * np.exp(-r * np.sqrt(classes / max(classes - 1, 1))))
 
 
 @np.errstate(over="ignore")
 def _total(classes: int, r: np.ndarray) -> np.ndarray:
-    """Z of (2)."""
+    """Return Z of (2)."""
     m = classes - 1
     return np.exp(r * np.sqrt(m / classes)) + m * np.exp(-r / np.sqrt(classes * max(m, 1)))
 
@@ -167,7 +174,7 @@ def _total(classes: int, r: np.ndarray) -> np.ndarray:
 def _diameter(
     classes: int, r: np.ndarray, gradient: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """The diameter of the gradients of non-negative samples."""
+    """Return the diameter of the gradients of non-negative samples."""
     others = classes - 2
     both = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
     with np.errstate(over="ignore"):
