@@ -1,10 +1,11 @@
-"""A decoder with the architecture of GPT-2, from the blocks of the library transformers.
+"""A decoder with the architecture of GPT-2, built from the blocks of the library transformers.
 
-A sample is a row of T + 1 tokens. Each token but the first is predicted from those before it. Rows
-store tokens as floating-point numbers, exactly, like the samples of any other task.
+A sample is a row of T + 1 tokens. For each token except the first, the model predicts it from the
+tokens before it. Rows store tokens exactly, as floating-point numbers, like the samples of any
+other task.
 
-transformers stores projections as [in, out]; a fused query-key-value projection is [d, 3 d]. So in
-the files of a run every parameter has the name and the shape that GPT2LMHeadModel has for it. Only
+transformers stores projections as [in, out]; a fused query-key-value projection is [d, 3 d]. In the
+files of a run, every parameter therefore has the same name and shape as in GPT2LMHeadModel. Only
 the initial values are drawn by fedmuon. The end of this file reads stored weights and adds low-rank
 adapters to them.
 """
@@ -26,21 +27,21 @@ from fedmuon.tasks.base import IGNORED, Params
 from fedmuon.tasks.models import torch_law
 
 SPREAD = 0.02  # standard deviation of the entries of an initial weight
-LEAST, MOST = 5, 100  # number of generated tokens, as in DP-Muon
-PROMPTS = 32  # prompts that are continued as one batch
+LEAST, MOST = 5, 100  # minimum and maximum number of generated tokens, as in DP-Muon
+PROMPTS = 32  # number of prompts that are continued in one batch
 
 
 class Form(NamedTuple):
-    """The sizes of a decoder; width 768 with 12 blocks of 12 heads is GPT-2.
+    """The sizes of a decoder. Width 768 with 12 blocks and 12 heads is GPT-2.
 
     Attributes:
-        vocabulary: The number of tokens. The last one is END, or [PAD] after END if `padded`.
-        context: The number of positions.
-        width: The length of a token's vector.
-        depth: The number of blocks.
-        heads: The number of attention heads.
+        vocabulary: Number of tokens. The last one is END, or [PAD] after END if `padded`.
+        context: Number of positions.
+        width: Length of a token's vector.
+        depth: Number of blocks.
+        heads: Number of attention heads.
         tied: Whether the head and the token embeddings are one parameter.
-        padded: Whether there is a token [PAD].
+        padded: Whether the vocabulary contains a token [PAD].
     """
 
     vocabulary: int
@@ -59,19 +60,19 @@ class Form(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The token END."""
+        """The number of the token END."""
         return self.vocabulary - 1 - self.padded
 
 
 class Decoder(nn.Module):
-    """Windows [n, T + 1] -> logits [n, T, V] of the tokens that follow.
+    """Map windows [n, T + 1] to logits [n, T, V] of the next tokens.
 
-    The `forward` of GPT2LMHeadModel cannot be used, because it reads values of its mask, and
-    tensors on `meta` have none.
+    The `forward` of GPT2LMHeadModel cannot be used. It reads values of its mask, and tensors on
+    `meta` have no values.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Take the parts of a GPT2LMHeadModel, whose head and embedding may be one parameter."""
+        """Use the parts of a GPT2LMHeadModel, whose head and embedding may be one parameter."""
         super().__init__()
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
         """Apply the embeddings, the blocks under a causal mask, and the last norm: [n, T, d]."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
-        # Expanded to a row per sample, as per-example gradients need.
+        # Expanded to one row per sample, because per-example gradients need this.
         place = torch.arange(length, device=tokens.device).expand_as(tokens)
         hidden = body.wte(tokens) + body.wpe(place)
         later = hidden.new_full((length, length), -math.inf).triu(1)
@@ -94,13 +95,13 @@ class Decoder(nn.Module):
 
 
 class Classifier(Decoder):
-    """Windows `sentence END ...` [n, T + 1] -> logits [n, C] at the END of the last sentence.
+    """Map windows `sentence END ...` [n, T + 1] to logits [n, C] at the END of the last sentence.
 
-    The layer `score` has no bias, as in transformers' GPT2ForSequenceClassification.
+    As in transformers' GPT2ForSequenceClassification, the layer `score` has no bias.
     """
 
     def __init__(self, model: nn.Module, classes: int, sentences: int, end: int) -> None:
-        """Take the body of a GPT2LMHeadModel, and the number of sentences in a window."""
+        """Use the body of a GPT2LMHeadModel; `sentences` is the number of sentences per window."""
         nn.Module.__init__(self)
         self.transformer: Any = model.transformer
         width = self.transformer.wte.weight.shape[1]
@@ -108,10 +109,10 @@ class Classifier(Decoder):
         self.sentences, self.end = sentences, end
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Apply `score` where the last sentence has ended."""
+        """Apply `score` at the end of the last sentence."""
         hidden, tokens = self.hidden(windows), windows[:, :-1].long()
         at = ((tokens == self.end).cumsum(1) < self.sentences).sum(1)
-        at = at.clamp(max=hidden.shape[1] - 1)  # of a window without END, such as one of zeros
+        at = at.clamp(max=hidden.shape[1] - 1)  # if a window has no END, such as one of zeros
         place = at[:, None, None].expand(-1, 1, hidden.shape[2])
         return self.score(hidden.gather(1, place)[:, 0])
 
@@ -120,8 +121,8 @@ def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
     """Build a decoder on torch's `meta` device, with shapes but no values.
 
     Args:
-        form: Its sizes.
-        classes: Number of classes of a classifier; 0 is a decoder that predicts tokens.
+        form: The sizes of the decoder.
+        classes: Number of classes of a classifier; 0 builds a decoder that predicts tokens.
         sentences: Number of sentences in a window of the classifier.
     """
     with torch.device("meta"):
@@ -130,7 +131,7 @@ def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
 
 
 def gpt2_model(form: Form, end: int | None = None) -> Any:
-    """Build a GPT2LMHeadModel on the current device; `end` is the token that ends generation."""
+    """Build a GPT2LMHeadModel on the current device; the token `end` ends generation."""
     try:
         # Imported here: transformers is optional, and takes seconds to load.
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -150,24 +151,25 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
 
 
 def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Targets [n, T] of windows [n, T + 1]. The labels, which group the windows, are not used."""
+    """Return targets [n, T] of windows [n, T + 1]. The labels only group windows and are unused."""
     return inputs[:, 1:].long()
 
 
 def sentence_tokens(end: int, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Targets of windows `table END sentence END ...`: the tokens from the first END to the second.
+    """Return targets of windows `table END sentence END ...`: the tokens after the first END.
 
-    Other targets are IGNORED, so the table is read but not learned (DP-Muon, Appendix).
+    They include the second END. All other targets are IGNORED, so the model reads the table but
+    does not learn to predict it (DP-Muon, Appendix).
     """
     ended = (inputs[:, :-1] == end).cumsum(1)
     return inputs[:, 1:].long().where(ended == 1, IGNORED)
 
 
 def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw initial parameters by the law of GPT-2.
+    """Draw initial parameters from the distribution of GPT-2.
 
-    Entries are N(0, 0.02^2), divided by sqrt(2 depth) for weights whose output is added to the
-    residual stream. Biases are 0, and norms start at 1 and 0.
+    Entries are N(0, 0.02^2). Weights whose output is added to the residual stream are divided by
+    sqrt(2 depth). Biases are 0. The scale of a norm starts at 1, and its shift at 0.
     """
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
     adding = sum(name.endswith("c_proj.weight") for name in shapes)  # two per block
@@ -187,16 +189,16 @@ HEAD, TOKENS, SCORE = "lm_head.weight", "transformer.wte.weight", "score.weight"
 def matching_weights(
     weights: Mapping[str, np.ndarray], network: nn.Module, padded: bool = False
 ) -> dict[str, np.ndarray]:
-    """Pick the parameters of a network from stored arrays, and ignore other arrays.
+    """Select the parameters of a network from stored arrays, and ignore other arrays.
 
-    Names may lack the first part, as those of the published GPT-2 do. A head that is not stored is
-    that of tied weights, the token embeddings. The layer of a classifier is not looked for.
+    Stored names may lack the first part, as in the published GPT-2. If the head is not stored, the
+    token embeddings are used for it (tied weights). The layer of a classifier is not read.
 
     Args:
         weights: The stored arrays by name.
         network: The decoder.
-        padded: Whether its last token is [PAD]. If the arrays have no row for it, this is the mean
-            of their rows.
+        padded: Whether the last token of the network is [PAD]. If the arrays have no row for it,
+            the row is the mean of the other rows.
 
     Raises:
         InputError: If a parameter is missing or has another shape.
@@ -241,8 +243,8 @@ def generate(
         banned: Tokens that are never generated, such as line breaks.
 
     Returns:
-        The new tokens of each prompt, without END. A sentence ends at the latest where the context
-        of the decoder does.
+        The new tokens of each prompt, without END. A sentence ends at the latest at the end of the
+            decoder's context.
     """
     model = gpt2_model(form, end).to(next(iter(params.values())))
     odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
@@ -257,7 +259,7 @@ def generate(
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     found: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), PROMPTS):
-        # Prompts of different lengths are one batch, padded and masked on the left.
+        # Prompts with different lengths form one batch, padded and masked on the left.
         group = order[start : start + PROMPTS]
         rows = [list(prompts[place]) for place in group]
         width = max(map(len, rows))
@@ -276,7 +278,8 @@ def generate(
     return found
 
 
-# Stored parameters of a network, from safetensors files only: reading them runs no code.
+# Stored parameters of a network. Only safetensors files are supported, because reading them runs
+# no code.
 
 
 def read_weights(place: str | Path) -> dict[str, np.ndarray]:
@@ -300,7 +303,7 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
 
 
 def weights_digest(place: str | Path) -> str:
-    """A hash of the names, types and values of the arrays."""
+    """Return a hash of the names, dtypes and values of the arrays."""
     found = sha256()
     for name, array in sorted(read_weights(place).items()):
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -311,15 +314,15 @@ def weights_digest(place: str | Path) -> str:
 # Low-rank adapters for a decoder whose weights stay fixed (LoRA: Hu et al. 2022).
 #
 # Every projection to queries, keys and values, x W + b, becomes x W + b + (x A) B with A [d, r] and
-# B [r, 3 d]. Only A and B are learned: 4 d r numbers per block instead of 12 d^2. B starts at 0, so
-# the first outputs are those of the decoder. The factor alpha / r of the paper is 1. Both adapters
-# are linear layers, so their per-example gradients are computed like those of other layers.
+# B [r, 3 d]. Only A and B are trained: 4 d r numbers per block instead of 12 d^2. B starts at 0, so
+# the first outputs are those of the decoder. The factor alpha / r of the paper is 1. A and B are
+# linear layers, so their per-example gradients are computed as for other layers.
 
 INNER = ".base"  # part of the names of the fixed tensors within an adapted projection
 
 
 class WithAdapters(nn.Module):
-    """A fixed projection [d, p] of transformers, and its learned adapters."""
+    """A fixed projection [d, p] of transformers, with its trained adapters."""
 
     def __init__(self, base: nn.Module, rank: int) -> None:
         super().__init__()
@@ -341,9 +344,9 @@ def add_adapters(
     padded: bool = False,
 ) -> Decoder:
     """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
-    The layer of a classifier stays a parameter.
 
-    The buffers have the dtype and device of `like`; `padded` is that of `matching_weights`.
+    The layer of a classifier stays a parameter. The buffers have the dtype and device of `like`.
+    For `padded`, see `matching_weights`.
 
     Raises:
         InputError: If the rank exceeds the width, or the weights do not fit.
@@ -372,15 +375,15 @@ def add_adapters(
 
 
 def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw the initial adapters: A by torch's law for linear layers, B = 0."""
+    """Draw the initial adapters: A by torch's default for linear layers, and B = 0."""
     drawn = torch_law(network, rng)
     return {name: 0 * v if name.endswith("up.weight") else v for name, v in drawn.items()}
 
 
 def fold_adapters(network: nn.Module, params: Params) -> Params:
-    """Return parameters of a decoder without adapters that computes the same: W + A B for each W.
+    """Return parameters of an equivalent decoder without adapters: W + A B for each W.
 
-    If the network has no adapters, `params` are returned.
+    If the network has no adapters, return `params`.
     """
     layers = {name: one for name, one in network.named_modules() if isinstance(one, WithAdapters)}
     if not layers:

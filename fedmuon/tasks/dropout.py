@@ -1,15 +1,15 @@
-"""Dropout with keyed masks: a function of the run's seed, and of nothing that an engine chooses.
+"""Dropout with keyed masks, which depend on the run's seed but not on the engine.
 
-Each sample has a key, which depends on the seed, the round, the client, the step and the sample's
-row in its client's data. An entry of a mask is a hash of the sample's key, of the number of the
-dropout in a call of the module, and of the entry's place. So masks are the same on every engine and
-after a resume, in coupled replicas, in pieces of a batch, and for an example alone.
+Each sample has a key. It depends on the seed, the round, the client, the step, and the sample's row
+in its client's data. An entry of a mask is a hash of three numbers: the sample's key, the number of
+the dropout in a call of the module, and the position of the entry. Masks are therefore equal in
+every engine and after a resume, in coupled replicas, in parts of a batch, and for a single example.
 
-The mask of an example does not depend on what the other examples are, but removing one of them
-moves the later ones to other rows, hence to other masks. Private steps with dropout are therefore
-certified between data sets that differ by a zeroed or replaced example, not by a removed one.
+The mask of an example does not depend on the values of other examples. However, removing an example
+moves later examples to other rows, and thus to other masks. Private steps with dropout are
+therefore certified for data sets that differ by a zeroed or replaced example, not by a removed one.
 
-While `Masks` is active, it takes the place of torch's dropout, of layers and of functions alike.
+While `Masks` is active, it replaces torch's dropout layers and functions.
 """
 
 import math
@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import FIRST, SECOND, STRIDE
 
-DIGITS = 53  # of a uniform number
-DROPPED = -1.7580993408473766  # the value of dropped entries of alpha dropout, for unit variance
-RANDOM = (  # functions that draw from torch's global generator; those of dropout have rules
+DIGITS = 53  # binary digits of a uniform number
+DROPPED = -1.7580993408473766  # value of dropped entries in alpha dropout, for unit variance
+RANDOM = (  # functions that draw from torch's global generator; dropout functions have rules
     torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like,
     torch.randint_like, torch.normal, torch.bernoulli, torch.multinomial, torch.poisson,
     Tensor.bernoulli_, Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.random_,
@@ -39,19 +39,19 @@ RANDOM = (  # functions that draw from torch's global generator; those of dropou
 
 @dataclass
 class Shapes:
-    """The inputs of the dropouts in a call of a module, and what else draws."""
+    """The input shapes of the dropouts in a call of a module, and other functions that draw."""
 
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
 class Masks(TorchFunctionMode):
-    """Draws the masks of one call of a module.
+    """Context that draws the masks for one call of a module.
 
     Args:
-        keys: Of the samples [n]. None is an evaluation: nothing is dropped.
+        keys: Keys of the samples [n]. With None, the call is an evaluation, and nothing is dropped.
         axes: The axis of the samples in the input of each dropout.
-        seen: Takes the shapes of a trial call, in which nothing is dropped either.
+        seen: Receives the shapes of a trial call, in which nothing is dropped.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Masks(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function, or the rule in its place."""
+        """Call the function, or the rule that replaces it."""
         if self.seen is not None and func in RANDOM:
             self.seen.others.append(getattr(func, "__name__", str(func)))
         rule = RULES.get(func)
         return (rule(self, *args, **kwargs or {})) if rule else func(*args, **kwargs or {})
 
     def kept(self, like: Tensor, p: float, axes: int | None = None) -> Tensor | None:
-        """Which entries of an input are kept, as ones and zeros; None if all are.
+        """Return ones for kept entries of an input, zeros for dropped ones; None if all are kept.
 
         Args:
             like: The input.
-            p: The probability that an entry is dropped.
-            axes: How many of the first axes have masks of their own; all other entries share them.
+            p: Probability that an entry is dropped.
+            axes: Number of leading axes that have their own masks; other entries share them.
         """
         if p == 0:
             return None
@@ -104,12 +104,12 @@ class Masks(TorchFunctionMode):
 
 
 def _signed(number: int) -> int:
-    """Its last 64 bits as a number of int64."""
+    """Return the last 64 bits of a number as a signed 64-bit integer."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _shifted(values: Tensor, by: int) -> Tensor:
-    """A logical shift to the right; that of int64 copies the sign."""
+    """Shift logically to the right. The shift of int64 would copy the sign."""
     return (values >> by) & (2 ** (64 - by) - 1)
 
 
@@ -119,7 +119,7 @@ def _mixed(values: Tensor) -> Tensor:
     return values ^ _shifted(values, 31)
 
 
-# Rules: what takes the place of torch's functions.
+# Rules, which replace torch's functions
 
 
 def _dropout(
@@ -160,7 +160,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch defines it. Without dropout it is torch's own."""
+    """Compute attention as torch defines it. Without dropout, call torch's function."""
     if dropout_p == 0:
         more = {"scale": scale, "enable_gqa": enable_gqa}
         return functional.scaled_dot_product_attention(
@@ -179,7 +179,7 @@ def _attention(
     return _dropout(masks, logits.softmax(-1), dropout_p) @ value
 
 
-# torch's own code, which does not ask the mode a second time whether it takes its place.
+# Torch's own code with a check disabled. Otherwise, it would call this mode a second time.
 _code = functional.multi_head_attention_forward
 _inner = FunctionType(
     _code.__code__,
@@ -210,10 +210,10 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
-    """The axes of the samples in the inputs of dropouts, from calls with few and more samples.
+    """Return the axis of the samples in the input of each dropout, from calls with two batch sizes.
 
     Raises:
-        InputError: If one has no such axis, or if the module draws from a global generator.
+        InputError: If an input has no such axis, or if the module draws from a global generator.
     """
     if one.others:
         raise InputError(

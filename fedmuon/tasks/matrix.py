@@ -1,14 +1,14 @@
-"""The controlled task of the Stability note, section 5: a matrix classifier with proved constants.
+"""The controlled task of the Stability note, section 5: a matrix classifier with known constants.
 
 For X [d, c] and a sample (u, y), p = softmax(X^T u) and loss(X, (u, y)) = 1 - p_y. The constants
-and their proof are in `fedmuon.tasks.constants`.
+are derived in `fedmuon.tasks.constants`.
 
-The file begins with the library products ("kernels"), tells how they are cut for threads, and ends
-with the task. The fastest library depends on the processor. MKL (`torch`) is slow on some AMD
+This file starts with the library products ("kernels"), then splits them for threads, and ends with
+the task. The fastest library depends on the processor. MKL (`torch`) is slow on some AMD
 processors, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is
 faster. All kernels are exact up to rounding: the relative error is at most k * eps for an inner
-length k. `fused` is `torch`, except that `fedmuon.tasks.batched_gradients` computes thin gradients
-in one pass.
+length k. `fused` is the same as `torch`, except that `fedmuon.tasks.batched_gradients` computes
+thin gradients in one pass.
 """
 
 import importlib
@@ -31,12 +31,12 @@ from fedmuon.tasks.base import Batch, Params, Points, Replaced, concatenate
 from fedmuon.tasks.per_example.clipped_sums import sums_without_clipping
 from fedmuon.tasks.per_example.clipping import Clipping, scaled_norms
 
-Kernel = Callable[[Tensor, Tensor], Tensor]  # [m, k], [k, n] -> [m, n]; may be transposed views
+Kernel = Callable[[Tensor, Tensor], Tensor]  # [m, k], [k, n] -> [m, n]; views may be transposed
 FUSED = (torch.float32, torch.float64)
 
 
 def _channels_last(a: Tensor, b: Tensor) -> Tensor:
-    """The product as a 1x1 convolution over a channels-last image, which oneDNN computes."""
+    """Compute the product as a 1x1 convolution over a channels-last image, with oneDNN."""
     rows, inner = a.shape
     image = a.contiguous().view(1, rows, 1, inner).permute(0, 3, 1, 2)
     out = conv2d(image, b.T.contiguous().view(-1, inner, 1, 1))
@@ -52,7 +52,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
-    """The kernels that run with this dtype on this device, the plainest first."""
+    """Return the kernels that support this dtype on this device, starting with the simplest."""
     if device.type != "cpu":
         return ["torch"]
     found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
@@ -61,7 +61,7 @@ def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 @lru_cache
 def compiles() -> bool:
-    """Whether numba is installed, fits the installed NumPy, and can cache compiled kernels."""
+    """Return whether numba is installed, fits the installed NumPy, and can cache kernels."""
     try:
         importlib.import_module("fedmuon.tasks.batched_gradients")
     except Exception:  # an unsuitable library may raise anything
@@ -81,9 +81,9 @@ def rate(
 def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> str:
     """Choose the kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
 
-    They are measured in one thread, with torch's elementwise operations in between, as in a piece
-    of a step. NumPy is left out, because its library uses threads of its own. A kernel must be
-    faster by 5% to replace a plainer one.
+    Kernels are measured in one thread, with torch's elementwise operations between the products, as
+    in a piece of a step. NumPy is left out, because its library uses its own threads. A kernel
+    replaces a simpler one only if it is faster by 5%.
     """
     a = torch.ones(m, k, dtype=dtype, device=device)
     b = torch.ones(n, k, dtype=dtype, device=device)
@@ -103,7 +103,7 @@ def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of the fastest of `repeats` calls, after a first call to warm up."""
+    """Return the seconds of the fastest of `repeats` calls, after a first call to warm up."""
     seconds = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
@@ -114,21 +114,21 @@ def _best(work: Callable[[], object], device: torch.device, repeats: int) -> flo
     return min(seconds[1:])
 
 
-# Pieces of the products, one for each thread. How they are cut depends on sizes alone.
+# Pieces of the products, one for each thread. The pieces depend only on sizes.
 #
-# A thin product, with few matrix rows S c, is cut by samples, and the parts are added in order. A
-# thick product is cut by replicas, whose gradients need no addition. Small clients are grouped.
+# A thin product, with few matrix rows S c, is split by samples, and the parts are added in order. A
+# thick product is split by replicas, whose gradients need no addition. Small clients are grouped.
 
-THICK = 64  # matrix rows from which a product is thick
-FLOP = 16e6  # the least flop of a piece: some tenths of a millisecond
-LOGITS = 1 << 22  # the most bytes of a thick piece's logits, so that they stay in a cache
-FEW, MANY = 256, 4096  # samples of a part of a thin and of a thick product
+THICK = 64  # a product with at least this number of matrix rows is thick
+FLOP = 16e6  # minimum flop of a piece, some tenths of a millisecond
+LOGITS = 1 << 22  # maximum bytes of a thick piece's logits, so that they fit into a cache
+FEW, MANY = 256, 4096  # samples in a part of a thin product, and of a thick product
 
 
 class Member(NamedTuple):
     """A client or a part of it: its weights [S, c, d], its rows, and its number of samples.
 
-    `samples` is that of the whole client.
+    `samples` is the number of samples of the whole client.
     """
 
     weight: Tensor
@@ -137,7 +137,7 @@ class Member(NamedTuple):
 
     @property
     def thick(self) -> bool:
-        """Whether its products stay fast if they are cut by matrix rows."""
+        """Whether its products stay fast when they are split by matrix rows."""
         return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property
@@ -147,9 +147,9 @@ class Member(NamedTuple):
 
 
 def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
-    """Return rows of pieces. The results within a row are to be added in order.
+    """Return rows of pieces. Add the results within a row in order.
 
-    Those of different rows are to be concatenated.
+    Concatenate the results of different rows.
     """
     found: list[list[list[Member]]] = []
     for some in group_small(members):
@@ -176,7 +176,7 @@ def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
 
 
 def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Group consecutive small members; yield large ones alone."""
+    """Group consecutive small members; yield each large member alone."""
     some: list[Member] = []
     held = 0.0
     for one in members:
@@ -189,13 +189,13 @@ def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 
 def thin_parts(member: Member) -> list[slice]:
-    """The samples of each part of a thin product."""
+    """Return the samples in each part of a thin product."""
     samples = len(member.batch.labels)
     return parts(samples, min(member.flops / FLOP, samples / FEW))
 
 
 def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
-    """The replaced samples within a part, by their position in it."""
+    """Return the replaced samples within a part, with their positions in the part."""
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
     held &= (position >= 0) & (there.position < samples.stop)
@@ -206,17 +206,17 @@ def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replace
 
 # Mean gradients of thin members, each in one compiled pass over its samples.
 #
-# A round of few replicas is so short that every Python call matters. So values that the parts of a
-# member share are looked up once, and the first part sums into the result directly.
+# A round with few replicas is so short that every Python call matters. Values that the parts of a
+# member share are therefore looked up once, and the first part adds directly to the result.
 
 INDICES = torch.int64, torch.int32
-Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # p_y [T, 1] and slopes [T, c, 1]
+Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # returns p_y [T, 1], slopes [T, c, 1]
 
 
 class _Part(NamedTuple):
     """Some rows of a member: (samples, labels, weights), and the sums over these rows.
 
-    `total` [S, c, d] sums gradients, and `right` [S] sums p_y.
+    `total` [S, c, d] is the sum of gradients, and `right` [S] is the sum of p_y.
     """
 
     member: Member
@@ -227,9 +227,9 @@ class _Part(NamedTuple):
 
 
 def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]:
-    """Mean losses [K S] and gradients [K S, c, d] of thin members, in pieces for several threads.
+    """Return mean losses [K S] and gradients [K S, c, d] of thin members, using several threads.
 
-    `own` computes p_y and slopes of replaced samples.
+    `own` computes p_y and the slopes of replaced samples.
     """
     weight = members[0].weight
     gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
@@ -237,7 +237,7 @@ def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]
     groups = [
         [_parts(one, next(sums), len(some) == 1) for one in some] for some in group_small(members)
     ]
-    # A piece is one part of a large member, or a group of small members with one part each.
+    # A piece is one part of a large member, or a group of small members, each with one part.
     spread([partial(_add, piece, own) for group in groups for piece in zip(*group, strict=True)])
     losses = []
     for first, *others in (one for group in groups for one in group):
@@ -251,9 +251,9 @@ def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]
 
 
 def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
-    """Split a member into parts, or one part unless `cut`; the first part sums into `first`."""
+    """Split a member into parts, or one part unless `cut`; the first part adds to `first`."""
     batch, weight = member.batch, member.weight
-    # The types that torch's products and gathers reject, too.
+    # Torch's products and gathers reject these dtypes, too.
     if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
         raise InputError(
             f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
@@ -271,8 +271,8 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
 
 
 def _add(piece: Sequence[_Part], own: Own) -> None:
-    """Add the sums of the kernel, and those of replaced samples in their replicas."""
-    # Imported here: numba is optional, takes up to a second to load, and serves one kernel.
+    """Add the sums of the kernel, and the sums of replaced samples in their replicas."""
+    # Imported here: numba is optional, takes up to a second to load, and only one kernel needs it.
     from fedmuon.tasks.batched_gradients import slope_sums
 
     for member, rows, arrays, total, right in piece:
@@ -291,19 +291,19 @@ def _add(piece: Sequence[_Part], own: Own) -> None:
             right[replica] += after[:, 0].numpy()
 
 
-# The task.
+# The task
 
 CPU = torch.device("cpu")
 Found = tuple[Tensor, Tensor]
-Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
+Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) for each point
 
 
 @dataclass(frozen=True)
 class MatrixTask:
     """The classifier on stacks {"weight": [S, d, c]}, stored class-major as a transposed [S, c, d].
 
-    So the logits of all replicas are one product [S c, d] x [d, n], the softmax runs along
-    contiguous samples, and the gradients of all replicas are one product [S c, n] x [n, d].
+    The logits of all replicas are thus one product [S c, d] x [d, n], and their gradients are one
+    product [S c, n] x [n, d]. The softmax runs along contiguous samples.
     """
 
     dimension: int
@@ -317,11 +317,11 @@ class MatrixTask:
 
     @property
     def thread_safe(self) -> bool:
-        """True on a CPU; other devices, and NumPy, parallelize a product themselves."""
+        """Whether threads help: on a CPU only, because GPUs and NumPy parallelize each product."""
         return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """0, or Gaussian entries of variance 1/d: a unit sample has logits of order 1/sqrt(d)."""
+        """Return 0, or Gaussian entries of variance 1/d (logits of unit samples ~ 1/sqrt(d))."""
         shape = self.dimension, self.classes
         drawn = rng.standard_normal(shape) / math.sqrt(self.dimension)
         weight = np.zeros(shape) if self.start == "zero" else drawn
@@ -329,7 +329,7 @@ class MatrixTask:
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] and gradient [K S, d, c], in pieces for several threads."""
+        """Return the mean loss [K S] and gradient [K S, d, c], computed by several threads."""
         blocks = params["weight"].mT.chunk(len(batches))
         members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
         if self.kernel == "fused" and not members[0].thick:
@@ -349,10 +349,11 @@ class MatrixTask:
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
-        """Shares of mean losses [K S] and of gradients [K S, c, d].
+        """Return shares of mean losses [K S] and of gradients [K S, c, d].
 
-        The logits of all clients are concatenated, [S, c, n_1 + ... + n_K]. So clients share every
-        operation but the products with their own samples. A replaced row costs one rank-one update.
+        The logits of all clients are concatenated, [S, c, n_1 + ... + n_K]. The clients therefore
+        share every operation except the products with their own samples. A replaced row costs one
+        rank-one update.
         """
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
@@ -371,8 +372,8 @@ class MatrixTask:
     ) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] at the last point and the clipped sums [K S, d, c].
 
-        The gradient of a sample is u s^T, of norm ||u|| ||s||. Combinations over points have the
-        same u, so only slopes s are stored.
+        The gradient of a sample is u s^T, with norm ||u|| ||s||. All points have the same u, so
+        only the slopes s are stored.
         """
         if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
@@ -386,7 +387,7 @@ class MatrixTask:
         return loss, {"weight": total.mT}
 
     def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> Found:
-        """Loss [S] and clipped sum [S, c, d] of one batch."""
+        """Return the loss [S] and clipped sum [S, c, d] of one batch."""
         first = points[0][1]
         if not len(batch.labels):
             return first.new_zeros(len(first)), torch.zeros_like(first)
@@ -402,9 +403,9 @@ class MatrixTask:
     def _pull_back(
         self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
     ) -> Found:
-        """Loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n].
+        """Return the loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n].
 
-        `own` computes p_y [T, 1] and slope [T, c, 1] of the replaced samples.
+        `own` computes p_y [T, 1] and the slope [T, c, 1] of the replaced samples.
         """
         batch, there = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
@@ -420,12 +421,12 @@ class MatrixTask:
         return loss, total
 
     def slopes(self, params: Params, batch: Batch) -> Tensor:
-        """Return the gradient of each sample in its logits s = X^T u, [S, n, c]."""
+        """Return the gradient of each sample with respect to its logits s = X^T u, [S, n, c]."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         return _slope_(logits, batch.labels, 1.0)[1].mT
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return per-sample losses [S, n] and `accuracy` [S, n], whether each is right."""
+        """Return per-sample losses [S, n] and `accuracy` [S, n], true for correct predictions."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         right = logits.argmax(1) == batch.labels
         labels = batch.labels.expand(len(logits), 1, -1)
@@ -438,10 +439,10 @@ class MatrixTask:
 
 
 def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return p_y [S, n] and the slope (p_y p - p_y e_y) times `shares` [n], in place of the logits.
+    """Return p_y [S, n] and the slope (p_y p - p_y e_y) times `shares` [n]; overwrite the logits.
 
-    `labels` is [n], or [S, n] if they differ. Subtracting e_y as a dense mask takes a quarter of
-    the time of a scatter.
+    `labels` is [n], or [S, n] if replicas differ. Subtracting e_y as a dense mask takes a quarter
+    of the time of a scatter.
     """
     classes, rows = logits.shape[-2:]
     chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
@@ -457,9 +458,9 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
 def _contributions(
     logits: Weights, inputs: Tensor, labels: Tensor, clipping: Clipping
 ) -> tuple[Tensor, Tensor]:
-    """p_y [S, n] at the last point, and the slopes sum_k c_k s_k [S, c, n], clipped per sample.
+    """Return p_y [S, n] at the last point, and the clipped slopes sum_k c_k s_k [S, c, n].
 
-    `inputs` is [n, d], or [S, n, d] if they differ.
+    `inputs` is [n, d], or [S, n, d] if replicas differ.
     """
     found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
     slope = torch.stack([c * one for c, _, one in found]).sum(0)
@@ -470,11 +471,11 @@ def _contributions(
 
 
 def _replaced_slope(member: Member, there: Replaced) -> Found:
-    """p_y [T, 1] of the replaced samples, and their shares of the mean slope [T, c, 1]."""
+    """Return p_y [T, 1] of the replaced samples, and their shares of the mean slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
-    """The logits [T, c, 1] of the replaced samples, each in its replica."""
+    """Return the logits [T, c, 1] of the replaced samples, each in its replica."""
     return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]

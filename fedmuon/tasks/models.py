@@ -1,6 +1,6 @@
-"""Networks by name, the layers that networks may have, and their initial parameters.
+"""The named networks, the layers that networks may have, and their initial parameters.
 
-No network has a BatchNorm, and every parameter belongs to a layer with ghost norms.
+No named network has BatchNorm, and every parameter belongs to a layer with ghost norms.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedmuon.core.errors import InputError, instead
 from fedmuon.tasks.base import STATISTICS
 
-SLOWEST = 10_000.0  # ratio of the longest to the shortest wave length in a position's encoding
+SLOWEST = 10_000.0  # ratio of the longest to the shortest wavelength in the encoding of positions
 
 
 class VisionTransformer(nn.Module):
@@ -27,14 +27,14 @@ class VisionTransformer(nn.Module):
 
     It follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022 ("Better
     plain ViT baselines"). Positions are encoded by fixed sines and cosines in two dimensions, and
-    the mean over the patches is classified. So no parameter lies outside of a layer. Images are
-    padded with zeros to whole patches.
+    the mean over the patches is classified. Every parameter therefore belongs to a layer. Images
+    are padded with zeros to complete patches.
     """
 
     def __init__(
         self, channels: int, classes: int, patch: int, width: int, depth: int, heads: int
     ) -> None:
-        """Build the layers; `width` is a multiple of 4 and of `heads`."""
+        """Build the layers. `width` must be a multiple of 4 and of `heads`."""
         super().__init__()
         self.patch = patch
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
@@ -43,7 +43,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode patches and positions, apply the blocks, classify the mean."""
+        """Encode patches and positions, apply the blocks, and classify the mean."""
         height, width = images.shape[-2:]
         whole = functional.pad(images, (0, -width % self.patch, 0, -height % self.patch))
         read = self.patches(whole)
@@ -66,7 +66,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention between the patches of an image; one projection for all inputs."""
+    """Self-attention between the patches of an image, with one projection for all inputs."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Attention(nn.Module):
 
 
 def positions(read: Tensor) -> Tensor:
-    """Encode positions of patches [n, d, H, W] -> [H W, d]: sines and cosines of row and column."""
+    """Encode positions of patches [n, d, H, W] as [H W, d]: sines and cosines of row and column."""
     width, rows, columns = read.shape[1:]
     count = torch.arange(max(width // 4, rows, columns), dtype=read.dtype, device=read.device)
     waves = SLOWEST ** (-count[: width // 4] / max(1, width // 4 - 1))
@@ -90,15 +90,15 @@ def positions(read: Tensor) -> Tensor:
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], -1).flatten(0, 1)
 
 
-# Networks by name. A builder takes the shape of one sample, (d,) or (C, H, W), and the number of
-# classes. Modules are built on torch's `meta` device: they have shapes but no values.
+# Networks by name. A builder gets the shape of one sample, (d,) or (C, H, W), and the number of
+# classes. Modules are built on torch's `meta` device, with shapes but no values.
 
 Shape = tuple[int, ...]
-GROUPS = 16  # of every GroupNorm
+GROUPS = 16  # number of groups in every GroupNorm
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Build a network of `MODELS` for samples of a given shape.
+    """Build a network of `MODELS` for samples with the given shape.
 
     Args:
         name: A key of `MODELS`.
@@ -121,12 +121,12 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def with_channels(shape: Shape) -> Shape:
-    """The shape in which a network reads a stored sample: (d,) or (C, H, W)."""
+    """Return the shape in which a network reads a stored sample: (d,) or (C, H, W)."""
     return (1, *shape) if len(shape) == 2 else shape
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """d-512-256-c with ReLU; 0.5M parameters on MNIST (Newton-Schulz convergence)."""
+    """d-512-256-c with ReLU; 0.5M parameters on MNIST (Newton–Schulz convergence)."""
     return _sequence(
         flat=nn.Flatten(),
         first=nn.Linear(math.prod(shape), 512),
@@ -140,8 +140,8 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 def cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 5 x 5 convolutions of 32 and 64 channels, each with 2 x 2 pooling, and 512 hidden units.
 
-    The network of McMahan et al. 2017 (FedAvg); 1,663,370 parameters on MNIST. The Stability note
-    does not print the architecture of its CNN.
+    This is the network of McMahan et al. 2017 (FedAvg), with 1,663,370 parameters on MNIST. The
+    Stability note does not state the architecture of its CNN.
     """
     channels, height, width = shape
     return _sequence(
@@ -161,8 +161,9 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
     """Convolutions of 16 (8 x 8) and 32 (4 x 4) channels, 32 hidden units, and tanh.
 
-    The usual network of private learning on MNIST (Papernot et al. 2021; the example of Opacus).
-    Noise grows with the number of parameters, here 26,010, and tanh keeps gradients small.
+    This network is common in private learning on MNIST (Papernot et al. 2021; the example of
+    Opacus). Noise grows with the number of parameters, which is 26,010, and tanh keeps gradients
+    small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1
@@ -182,13 +183,14 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
-    """A 2 x 2 convolution and three pairs of 3 x 3 ones, of 64, 256, 256 channels; 2M parameters.
+    """A 2 x 2 convolution and three pairs of 3 x 3 convolutions, with 2M parameters.
 
-    `width` is the number of channels of the first pair, a multiple of 16.
+    The pairs have 64, 256 and 256 channels. `width` is the number of channels of the first pair, a
+    multiple of 16.
 
-    The CifarNet of Newton-Schulz convergence and of Jordan's speed runs, with two changes for
-    federated averaging: the first convolution is learned, not whitened from the data, and the norms
-    are GroupNorms.
+    This is the CifarNet of Newton–Schulz convergence and of Jordan's speed runs, with two changes
+    for federated averaging: the first convolution is trained, not whitened from the data, and the
+    norms are GroupNorms.
     """
     pairs = [_pair(24, width), _pair(width, 256), _pair(256, 256)]
     return _sequence(
@@ -201,7 +203,7 @@ def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
 
 
 def wide_resnet(depth: int, widen: int, shape: Shape, classes: int) -> nn.Module:
-    """WRN-depth-widen (Zagoruyko and Komodakis 2016) with GroupNorm in place of BatchNorm."""
+    """WRN-depth-widen (Zagoruyko and Komodakis 2016) with GroupNorm instead of BatchNorm."""
     count, widths = (depth - 4) // 6, [16 * widen * 2**stage for stage in range(3)]
     blocks, inner = [], 16
     for stage, width in enumerate(widths):
@@ -228,7 +230,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     # ViT-small (Steiner et al. 2022), with patches for images of 32 x 32 pixels (DiSK).
     "vit-small": lambda shape, classes: VisionTransformer(shape[0], classes, 4, 384, 12, 6),
 }
-LEAST = {  # pixels along the shorter side
+LEAST = {  # minimum number of pixels along the shorter side
     "cnn": 4, "tanh-cnn": 14, "cifarnet": 9, "wrn-16-2": 4, "wrn-16-4": 4, "vit-small": 4,
 }  # fmt: skip
 
@@ -251,14 +253,14 @@ class _Residual(nn.Module):
 
 
 class _Mean(nn.Module):
-    """[n, C, H, W] -> [n, C]."""
+    """Average over space: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
 
 
 class _Largest(nn.Module):
-    """[n, C, H, W] -> [n, C]."""
+    """Maximum over space: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.amax((-2, -1))
@@ -280,13 +282,13 @@ def _sequence(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
 
 
-# Layers: which are rejected, and the laws of their initial parameters.
+# Layers that are rejected, and the distributions of initial parameters
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
 
 def reject_layers(network: nn.Module) -> None:
-    """Reject layers that evaluate samples together, draw without a key, or change weights."""
+    """Reject layers that mix samples in an evaluation, draw without a key, or change weights."""
     for name, layer in network.named_modules():
         problem = ""
         draws = (isinstance(layer, nn.RReLU) and layer.lower < layer.upper) or isinstance(
@@ -321,7 +323,7 @@ def reject_layers(network: nn.Module) -> None:
 
 
 def statistics_of(network: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of the norms in a network, by name."""
+    """Return the running statistics of the norms in a network, by name."""
     return {
         f"{prefix}.{key}" if prefix else key: layer.get_buffer(key)
         for prefix, layer in network.named_modules()
@@ -331,15 +333,15 @@ def statistics_of(network: nn.Module) -> dict[str, Tensor]:
 
 
 def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw initial parameters by torch's default laws, in the order of `named_parameters`.
+    """Draw initial parameters from torch's default distributions, in order of `named_parameters`.
 
-    Linear layers and convolutions, weights and biases alike, are uniform in +-1/sqrt(fan-in);
-    embeddings are standard normal; norms start at 1 and 0.
+    Weights and biases of linear layers and convolutions are uniform in +-1/sqrt(fan-in). Embeddings
+    are standard normal. The scale of a norm starts at 1, and its shift at 0.
     """
     found: dict[str, np.ndarray] = {}
     drawn: set[int] = set()
     for name, owner, key, param in owned_parameters(network):
-        if id(param) in drawn:  # tied to one with another name
+        if id(param) in drawn:  # tied to a parameter with another name
             continue
         drawn.add(id(param))
         shape = tuple(param.shape)
@@ -359,7 +361,7 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
 
 
 def owned_parameters(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yield (name, owner, name in the owner, parameter); tied parameters under all their names."""
+    """Yield (name, owner, name in the owner, parameter). Tied parameters occur under every name."""
     for prefix, owner in network.named_modules(remove_duplicate=False):
         for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):
             yield f"{prefix}.{key}" if prefix else key, owner, key, param

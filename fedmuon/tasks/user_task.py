@@ -1,7 +1,7 @@
-"""A user's own module as a task: with its initial weights, its loss and its metrics.
+"""The user's own module as a task, with its initial weights, its loss and its metrics.
 
-Parameters may be anywhere in the module, and may be tied. Frozen ones (requires_grad = False) and
-buffers keep their values, and are neither sent nor saved.
+Parameters may be anywhere in the module, and may be tied. Frozen parameters
+(requires_grad = False) and buffers keep their values. They are neither sent nor saved.
 """
 
 import copy
@@ -36,14 +36,14 @@ class Task:
     """Your own module, with a loss and metrics per sample.
 
     Attributes:
-        module: The network. Its current weights are the initial ones.
-        loss: `(outputs, targets)` -> one value per sample `[samples]`. The default is cross-entropy
-            for class labels, and the squared error for real numbers.
-        metrics: Name -> a function `(outputs, targets)` that returns one value per sample
+        module: The network. Its current weights are the initial weights.
+        loss: Function from `(outputs, targets)` to one value per sample `[samples]`. The default is
+            cross-entropy for class labels, and the squared error for real numbers.
+        metrics: Mapping of name to a function from `(outputs, targets)` to one value per sample
             `[samples]`. The default for classes is `accuracy`.
-        inputs: For a module that takes several tensors by name, such as `input_ids` and
-            `attention_mask` of Hugging Face: name -> shape of one sample. The order is that of the
-            numbers in a sample.
+        inputs: Mapping of argument name to the shape of one sample. Set it for a module with
+            several named tensor arguments, such as `input_ids` and `attention_mask` of Hugging
+            Face. The order is that of the numbers in a sample.
 
     Example:
         >>> import fedmuon
@@ -81,11 +81,11 @@ def user_network(
     Args:
         task: The user's module, loss and metrics.
         shape: Shape of one sample.
-        classes: Number of classes; 0 means real targets.
-        whole: Whether inputs are whole numbers, such as tokens.
+        classes: Number of classes; 0 for real-valued targets.
+        whole: Whether inputs are integers, such as tokens.
         dtype: Dtype of the parameters.
         device: Device of the parameters.
-        guard: Names the user's objects in errors.
+        guard: Guard that names the user's objects in errors.
 
     Raises:
         InputError: If a run cannot use the module, the loss or a metric.
@@ -104,7 +104,7 @@ def user_network(
             )
         measures[name] = check_each(one, f"metric {name}", of.part("metric", one))
     if not measures and classes and not task.loss:
-        measures = None  # the accuracy
+        measures = None  # use the accuracy
     if loss is not cross_entropy:
         loss = check_each(loss, "loss", of.part("loss", loss))
     sample = torch.zeros(1, *shape, dtype=torch.long if whole else dtype, device=device)
@@ -118,7 +118,7 @@ def user_network(
         )  # fmt: skip
     except InputError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by a layer
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # layers raise these
         raise InputError(
             f"the module cannot read samples of shape {shape} ({_line(error)}): "
             + "whole numbers are read as tokens, so convert features to floats, or " * whole
@@ -134,12 +134,12 @@ def user_network(
 
 @dataclass(frozen=True, eq=False)
 class UserNetwork(NetworkTask):
-    """The task of a user's module; a guard surrounds all calls of the module."""
+    """The task of a user's module. A guard surrounds all calls of the module."""
 
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """The current weights and running statistics of the module, without frozen weights."""
+        """Return the module's current weights and running statistics, without frozen weights."""
         with self.guard:
             named = self.module.named_parameters()
             weights = {name: one.detach() for name, one in named if one.requires_grad}
@@ -147,7 +147,7 @@ class UserNetwork(NetworkTask):
             return {name: value.repeat(stack, *[1] * value.ndim) for name, value in weights.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """As for any network; a loss of another dtype or device is rejected."""
+        """Compute as for any network, and reject a loss with another dtype or device."""
         with self.guard:
             loss, slope = super().gradient(params, batches)
             if loss.dtype != self.dtype or loss.device != self.device:
@@ -160,12 +160,12 @@ class UserNetwork(NetworkTask):
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """As for any network."""
+        """Compute as for any network."""
         with self.guard:
             return super().clipped(points, batches, clipping)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """As for any network."""
+        """Compute as for any network."""
         with self.guard:
             return super().losses(params, batch)
 
@@ -189,7 +189,7 @@ def require_numbers(module: nn.Module) -> None:
 
 
 def _checked_copy(module: nn.Module) -> nn.Module:
-    """Copy a module, of which something must be able to learn."""
+    """Copy a module, and reject a module in which nothing can be trained."""
     require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
@@ -211,7 +211,7 @@ def _checked_copy(module: nn.Module) -> nn.Module:
         )
     try:
         return copy.deepcopy(module)
-    except Exception as error:  # raised by any object in the module
+    except Exception as error:  # any object in the module may raise any error
         raise InputError(
             f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
             "is: give a function that makes the module instead"
@@ -219,7 +219,7 @@ def _checked_copy(module: nn.Module) -> nn.Module:
 
 
 def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
-    """Wrap a loss or metric to check that it returns one value per sample."""
+    """Wrap a loss or metric in a check that it returns one value per sample."""
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         with guard:
@@ -235,7 +235,7 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
 
 
 def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
-    """Name the layer that turns samples into those that the module reads, if one does."""
+    """Name a layer that converts samples to the shape that the module reads, if one fits."""
     shape = sample.shape[1:]
     side = math.isqrt(shape[0]) if len(shape) == 1 else 0
     layers: dict[str, nn.Module] = {"nn.Flatten()": nn.Flatten()}
@@ -254,8 +254,10 @@ def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
 def _with_plain_calls(
     module: nn.Module, inputs: Mapping[str, tuple[int, ...]], sample: Tensor
 ) -> int:
-    """Let a module take and return one tensor, by a `forward` of its own where it does not; return
-    the number of its outputs for a sample [1, ...]."""
+    """Make a module accept and return one tensor, if necessary by replacing its `forward`.
+
+    Return the number of its outputs for a sample [1, ...].
+    """
     if inputs:
         sizes = [math.prod(shape) for shape in inputs.values()]
         if sum(sizes) != sample.numel():
@@ -280,14 +282,14 @@ def _by_name(
     sizes: list[int],
     samples: Tensor,
 ) -> Any:
-    """Call `forward` with samples [n, ...] cut into its arguments."""
+    """Call `forward` with samples [n, ...], split into its arguments."""
     parts = samples.flatten(1).split(sizes, 1)
     named = zip(inputs.items(), parts, strict=True)
     return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in named})
 
 
 def _logits(forward: Callable[..., Any], *args: Any) -> Tensor:
-    """The logits that `forward` returns, as an attribute or a value of that name."""
+    """Return the logits that `forward` returns, as an attribute or an entry named `logits`."""
     found = forward(*args)
     logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
     if not isinstance(logits, Tensor):
@@ -303,7 +305,7 @@ def _line(error: Exception) -> str:
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean squared error of each sample."""
+    """Return the mean squared error of each sample."""
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:

@@ -1,6 +1,6 @@
-"""How the work of a network is cut: trial calls, groups that fit into memory, pieces for threads.
+"""How the work of a network is split: trial calls, groups that fit into memory, and thread pieces.
 
-Everything here depends on sizes alone, so results do not depend on the number of threads.
+The split depends only on sizes, so results do not depend on the number of threads.
 """
 
 import gc
@@ -22,12 +22,12 @@ from fedmuon.core.threads import parts
 from fedmuon.tasks.base import STATISTICS, Params
 from fedmuon.tasks.dropout import Masks, Shapes, sample_axes
 
-SMALL = 1 << 22  # parameters
-OF_NORMS = (*STATISTICS, "num_batches_tracked")  # buffers that layers of torch write into
+SMALL = 1 << 22  # number of parameters of a large module
+OF_NORMS = (*STATISTICS, "num_batches_tracked")  # buffers into which torch layers write
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters, which require gradients, and the buffers of a module, without numbers."""
+    """Return the parameters and buffers of a module without values; parameters need gradients."""
     params = {
         name: torch.empty_like(value, device="meta").requires_grad_()
         for name, value in module.named_parameters()
@@ -35,17 +35,17 @@ def on_meta(module: nn.Module) -> dict[str, Tensor]:
     return params | {name: value.to("meta") for name, value in module.named_buffers()}
 
 
-# Groups of samples: bounded by memory, and halved if memory runs out.
+# Groups of samples, bounded by memory; they are halved if memory runs out
 
 Found = TypeVar("Found")
 
 
 @dataclass
 class Chunks:
-    """Split samples into groups of `most`, counted once per replica that sees them together.
+    """Split samples into groups of `most`, counted once per replica that processes them together.
 
-    If the device runs out of memory, `most` is halved for this and all later calls. That changes
-    rounding only.
+    If the device runs out of memory, `most` is halved for this call and all later calls. This
+    changes only rounding.
     """
 
     most: int
@@ -67,19 +67,19 @@ class Chunks:
                         "'cpu'"
                     ) from None
                 self.most = size // 2 * replicas
-                gc.collect()  # frees what the failed attempt held
+                gc.collect()  # frees the memory of the failed attempt
                 torch.cuda.empty_cache()
                 continue
             yield found
-            del found  # before the next group is made
+            del found  # before the next group is created
             start = part.stop
 
 
 class Trial(NamedTuple):
-    """What calls with one and two samples show of a module.
+    """The properties of a module that calls with one and two samples show.
 
-    `saved` is how many numbers autograd keeps per sample, and `axes` are the axes of the samples in
-    the inputs of the dropouts of a call.
+    `saved` is how many numbers autograd stores per sample. `axes` lists the axis of the samples in
+    the input of each dropout of a call.
     """
 
     saved: int
@@ -87,7 +87,7 @@ class Trial(NamedTuple):
 
 
 def _global_draws() -> dict[str, Any]:
-    """The states of the global generators that torch does not know."""
+    """Return the states of the global generators that are not torch's."""
     state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - to see whether it is used
     return {"random": random.getstate(), "numpy.random": (state["pos"], state["key"].tobytes())}
 
@@ -95,12 +95,12 @@ def _global_draws() -> dict[str, Any]:
 def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Trial:
     """Call a module with two samples and with one, or with three and two if it normalizes batches.
 
-    Copies stand in for parameters and buffers, zeros for those on `meta`. Those of a large module
-    are on `meta`, where nothing is computed. A call there loads torch's compiler, which takes a
-    second or two, so small modules are called on the CPU.
+    The calls use copies of parameters and buffers, or zeros for those on `meta`. For a large
+    module, the copies are on `meta`, where nothing is computed. A call on `meta` loads torch's
+    compiler, which takes a second or two, so small modules are called on the CPU.
 
     Raises:
-        InputError: If the module writes into its samples or buffers, which other calls read, too,
+        InputError: If the module writes into its samples or buffers, which other calls also read,
             or draws from torch's global generator.
     """
     params = {name: one for name, one in module.named_parameters() if one.requires_grad}
@@ -155,8 +155,8 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
     """Compute in full float32 and in a fixed order of addition.
 
-    Without this, cuDNN rounds convolutions to TF32 and may choose algorithms that add in no fixed
-    order.
+    Without this context, cuDNN rounds convolutions to TF32 and may choose algorithms without a
+    fixed order of addition.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -167,15 +167,15 @@ def exact_on(device: torch.device) -> AbstractContextManager[None]:
 # Pieces, one for each thread: first replicas, whose gradients need no addition, then samples, whose
 # gradients are added in order.
 
-WORK = 1 << 24  # the least number of products in a piece: a millisecond or two
-FEW = 32  # the least number of samples in a piece: with fewer, convolutions lose more than is won
+WORK = 1 << 24  # minimum number of products in a piece, which take one or two milliseconds
+FEW = 32  # minimum number of samples in a piece; with fewer, convolutions become too slow
 
 
 class Samples(NamedTuple):
-    """The samples of B replicas: inputs [B, n, ...], labels [B, n], weights in the loss [B, n], and
-    keys of their masks [B, n].
+    """The samples of B replicas.
 
-    A first axis of length 1 means that all replicas share the values.
+    They are inputs [B, n, ...], labels [B, n], weights in the loss [B, n], and keys of the masks
+    [B, n]. A first axis of length 1 means that all replicas share the values.
     """
 
     inputs: Tensor
@@ -184,16 +184,16 @@ class Samples(NamedTuple):
     keys: Tensor
 
     def rows(self, part: slice) -> "Samples":
-        """The same replicas with some of the samples."""
+        """Return the same replicas with some of the samples."""
         return Samples(*(values[:, part] for values in self))
 
 
 def split_samples(
     params: Params, samples: Samples, products: int
 ) -> list[list[tuple[Params, Samples]]]:
-    """Return rows of pieces, for samples that cost `products` each.
+    """Return rows of pieces, for samples that need `products` products each.
 
-    The results within a row are to be added; those of different rows are to be concatenated.
+    Add the results within a row, and concatenate the results of different rows.
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK
@@ -207,5 +207,5 @@ def split_samples(
 
 
 def size_of(params: Params) -> int:
-    """The number of replicas."""
+    """Return the number of replicas."""
     return len(next(iter(params.values())))

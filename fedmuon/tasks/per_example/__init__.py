@@ -1,1 +1,1 @@
-"""Per-example gradients of networks: clipping, ghost norms, sums of clipped gradients."""
+"""Per-example gradients of networks: clipping, ghost norms, and sums of clipped gradients."""

@@ -1,8 +1,8 @@
 """Sums of clipped per-example gradients of a network, for a stack of parameters.
 
-There are two exact ways. One uses records of the inputs and output gradients of layers
-(`ghost.py`). The other uses per-example gradients of `torch.func`, for modules whose records are
-incomplete. Both take samples in groups that fit into a bounded memory. The norms of a group are
+There are two exact ways. The first uses records of the inputs and output gradients of layers
+(`ghost.py`). The second uses per-example gradients of `torch.func`, for modules whose records are
+incomplete. Both process samples in groups that fit into a limited memory. The norms of a group are
 complete, so its sum is final.
 """
 
@@ -26,11 +26,11 @@ from fedmuon.tasks.per_example.ghost import Ghosts, record, reshape_total, rule_
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 from fedmuon.tasks.work_split import Chunks, exact_on
 
-MEMORY = {"cpu": 1 << 26, "cuda": 1 << 33}  # the most bytes that a thread uses at once
-MOST = {"cpu": 512}  # the most samples in a group: larger groups are hardly faster on a CPU
-LANES = 64  # the most parts of a lot with totals of their own
-LANE, LEAST = 384, 96  # products per number of the totals in a part; the same for only two parts
-ENOUGH = 8  # samples in a group by records: twice as many would take 4% less time
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 33}  # maximum bytes that a thread uses at once
+MOST = {"cpu": 512}  # maximum samples in a group; larger groups are hardly faster on a CPU
+LANES = 64  # maximum number of parts of a lot, each with its own totals
+LANE, LEAST = 384, 96  # minimum work of a part per number of the totals; LEAST is for two parts
+ENOUGH = 8  # samples in a group with records; twice this number would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -40,7 +40,7 @@ def sums_without_clipping(
 ) -> tuple[Tensor, Params] | None:
     """Return the sums for C = inf, as mean gradients times batch sizes, without per-example work.
 
-    None if C is finite or a batch is empty.
+    Return None if C is finite or a batch is empty.
     """
     sizes = [len(batch.labels) for batch in batches]
     if math.isfinite(clipping.bound) or 0 in sizes:
@@ -55,19 +55,19 @@ def sums_without_clipping(
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """Computes the sums for one module.
+    """Object that computes the sums for one module.
 
     Attributes:
         module: The network.
         shape: Shape of one sample.
-        loss: (outputs [n, c], labels [n]) -> losses [n].
+        loss: Function from (outputs [n, c], labels [n]) to losses [n].
         device: Device of the parameters.
-        kept: Number of activations that autograd keeps per sample.
+        kept: Number of activations that autograd stores per sample.
         ghosts: The layers, or None if only torch's per-example gradients are exact.
-        each: Returns the same object with a copy of the module for the calling thread; None if one
-            thread does all the work.
-        whole: Whether samples are whole numbers, such as tokens.
-        masks: From the keys of samples, what draws the masks in calls of the module.
+        each: Function that returns the same object with a copy of the module for the calling
+            thread; None if one thread does all the work.
+        whole: Whether samples are integers, such as tokens.
+        masks: Function from the keys of samples to the context that draws their masks.
     """
 
     module: nn.Module
@@ -129,10 +129,11 @@ class ClippedSums:
         return loss / max(rows, 1), {key: totals[key] for key in params}
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
-        """Cut samples into even parts with totals of their own.
+        """Split samples into even parts, each with its own totals.
 
-        The number of parts is a power of two, depends on sizes alone, and is small enough that
-        adding the totals costs little. A GPU has no use for parts: each would be launched alone.
+        The number of parts is a power of two and depends only on sizes. It is small enough that
+        adding the totals costs little. On a GPU, there is one part, because parts would be launched
+        separately.
         """
         if self.device.type == "cuda":
             return even(rows, 1) if rows else []
@@ -142,14 +143,14 @@ class ClippedSums:
         return even(rows, 2 ** int(math.log2(many))) if rows else []
 
     def chunks(self, params: Params, points: int) -> Chunks:
-        """Groups of samples whose activations and gradients fit into `MEMORY`."""
+        """Return groups of samples whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
         kind = self.device.type
         memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
             most = memory // (entry * (3 * self.kept + (points + 1) * weights))
-        else:  # a quarter if that is enough, because every thread has a group
+        else:  # use a quarter if that is enough, because every thread has a group
             whole = memory // (entry * (self.kept + points * self.ghosts.entries))
             most = whole if kind == "cuda" else min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
@@ -161,7 +162,7 @@ class ClippedSums:
     def _by_layer(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
-        """Per-example gradients from records of the layers at each point."""
+        """Return per-example gradients from records of the layers at each point."""
         assert self.ghosts is not None
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
         inputs, labels = self._rows(inputs, rows), labels[rows]
@@ -174,14 +175,14 @@ class ClippedSums:
             records.append((c, layer_uses))
         found: dict[str, PerExample] = {}
         for name, layer in layers.items():
-            # Each use of the layer: its inputs at all points, and the slopes times c.
+            # For each use of the layer: its inputs at all points, and the slopes times c.
             weights, uses = zip(*((c, each.uses[name]) for c, each in records), strict=True)
             pairs = [
                 ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
                 for use in zip(*uses, strict=True)
             ]
             rule = rule_of(layer)
-            assert rule is not None  # or `find_ghosts` would have returned None
+            assert rule is not None  # otherwise, `find_ghosts` would have returned None
             parts = rule(layer, pairs)
             for key, _ in layer.named_parameters(recurse=False):
                 found[f"{name}.{key}" if name else key] = parts[key]
@@ -189,13 +190,13 @@ class ClippedSums:
             embedding, head = found[first], found.pop(name)
             assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
             found[first] = Tied(embedding, head)
-        asked = points[-1][1]  # without frozen parameters
+        asked = points[-1][1]  # does not contain frozen parameters
         return losses, {key: one for key, one in found.items() if key in asked}
 
     def _by_example(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
-        """Per-example gradients of all parameters from torch.func."""
+        """Return per-example gradients of all parameters from torch.func."""
 
         def loss_of(params: Params, one: Tensor, label: Tensor, key: Tensor) -> Tensor:
             with self.masks(key[None]):
@@ -210,7 +211,7 @@ class ClippedSums:
                 slopes, losses = each(params, inputs, labels, keys[rows])
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # vmap cannot trace it: one example after the other
+            except RuntimeError:  # vmap cannot trace it, so use one example after the other
                 samples = zip(inputs, labels, keys[rows], strict=True)
                 slopes, losses = stack_results([_alone(loss_of, params, *one) for one in samples])
             total = _add(total, c, slopes)
@@ -220,7 +221,7 @@ class ClippedSums:
 def _alone(
     loss_of: Callable[..., Tensor], params: Params, *sample: Tensor
 ) -> tuple[Params, Tensor]:
-    """The gradient and loss of one example by autograd."""
+    """Return the gradient and loss of one example, computed by autograd."""
     leaves = {key: value.detach().requires_grad_() for key, value in params.items()}
     with torch.enable_grad():
         loss = loss_of(leaves, *sample)
@@ -229,15 +230,15 @@ def _alone(
 
 
 def _add(total: Params, c: float, slopes: Params) -> Params:
-    """total + c slopes; the total may be empty."""
+    """Return total + c slopes; the total may be empty."""
     more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
     return {key: total[key] + value for key, value in more.items()} if total else more
 
 
 def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clipping) -> None:
-    """totals += sum_i factors_i G_i, without the examples i whose norm is not finite.
+    """Add sum_i factors_i G_i to the totals, without examples i whose norm is not finite.
 
-    Entries of such an example times its factor 0 would be NaN, and so would the sum.
+    The entries of such an example times its factor 0 would be NaN, and so would the sum.
     """
     squares = {key: one.squares() for key, one in found.items()}
     finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
@@ -252,12 +253,12 @@ def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clippin
 
 
 def samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
-    """The inputs and labels of one replica."""
+    """Return the inputs and labels of one replica."""
     there = batch.replaced
     if there is None:
         return batch.inputs, batch.labels
     mine = there.replica == replica
-    if not at_hand(mine.device):  # without a synchronization: other rows go behind the last one
+    if not at_hand(mine.device):  # avoid a synchronization: write other rows behind the last one
         place = there.position.where(mine, len(batch.labels))
         pairs = (batch.inputs, there.inputs), (batch.labels, there.labels)
         inputs, labels = (

@@ -1,7 +1,7 @@
-"""Clipping rules, their sensitivity, and norms whose rounding error is bounded.
+"""Clipping rules, their sensitivity, and norms with bounded rounding errors.
 
-An example has a gradient G = (G_1, ..., G_m), one block for each parameter tensor. It contributes
-(DP-Muon, section 2)
+An example has a gradient G = (G_1, ..., G_m), with one block for each parameter tensor. It
+contributes (DP-Muon, section 2)
 
     rule             contribution                  norm of all blocks together
     block            min(1, C / ||G_i||_F) G_i     at most C sqrt(m)
@@ -9,20 +9,21 @@ An example has a gradient G = (G_1, ..., G_m), one block for each parameter tens
     automatic        C G_i / ||G_i||_F             at most C sqrt(m)
     automatic-flat   C G / ||G||                   at most C
 
-and 0 if the gradient is 0. Automatic clipping (DiSK, C.2) needs no threshold to tune.
+and 0 if the gradient is 0. Automatic clipping (DiSK, C.2) has no threshold that needs tuning.
 
-In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
-noise is scaled up by this factor (`fedmuon.privacy.mechanisms.gaussian`), while the sums stay as
-they are. An example whose gradient is not finite contributes 0, which depends on that example
-alone. Squared norms below the smallest normal number over eps have lost their digits. Automatic
-rules then contribute 0, and the other rules treat the norm as not shorter than that.
+In floating point, a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
+noise is increased by this factor (`fedmuon.privacy.mechanisms.gaussian`), and the sums are
+unchanged. An example whose gradient is not finite contributes 0, which depends on that example
+alone. Squared norms below the smallest normal number divided by eps have lost their digits. For
+such norms, automatic rules contribute 0, and the other rules assume a norm of at least this size.
 
 **Error of norms.** A sum of n products in floating point, added in any order, fused or not, is
 within n/2 eps / (1 - n/2 eps) of sum |x_i y_i| <= ||x|| ||y|| (Higham 2002, section 3.1; u =
-eps/2). The order in which a matrix product adds depends on the processor and the shape: running
-sums of 384 numbers on one, of 8,192 on another. So nothing better holds for a single call. Here a
-product is cut into pieces of about sqrt(n) numbers, which makes the bound about sqrt(n) eps.
-Reduced precision of products (TF32, bfloat16) must be off, which is torch's default.
+eps/2). The order of addition in a matrix product depends on the processor and the shape: one
+processor adds running sums of 384 numbers, another of 8,192. For a single call, no better bound is
+therefore known. This module splits a product into pieces of about sqrt(n) numbers, so the bound is
+about sqrt(n) eps. Reduced precision of products (TF32, bfloat16) must be off, which is torch's
+default.
 """
 
 import math
@@ -39,10 +40,10 @@ RULES = ("block", "flat", "automatic", "automatic-flat")
 
 
 def slack(dtype: torch.dtype) -> float:
-    """How far a clipped norm computed in this precision may exceed C, relatively.
+    """Return the relative amount by which a clipped norm in this precision may exceed C.
 
-    4.9e-4 in float32, and 2.3e-10 in float64, which has no wider type to sum in. This leaves room
-    for sums in any order, and costs as much more noise.
+    It is 4.9e-4 in float32, and 2.3e-10 in float64, which has no wider type for sums. This covers
+    sums in any order, and increases the noise by the same amount.
     """
     return (2**20 if dtype == torch.float64 else 4096) * torch.finfo(dtype).eps
 
@@ -53,8 +54,8 @@ class Clipping:
 
     Attributes:
         rule: One of `RULES`.
-        bound: C > 0; infinity clips nothing.
-        joint_block: Names of tensors that together are one block. DP-Muon releases all parameters
+        bound: C > 0; with infinity, nothing is clipped.
+        joint_block: Names of tensors that together form one block. DP-Muon releases all parameters
             that Muon leaves to another optimizer as one block.
     """
 
@@ -72,19 +73,19 @@ class Clipping:
 
     @property
     def automatic(self) -> bool:
-        """Whether every gradient is scaled to C, also short ones."""
+        """Whether every gradient is scaled to C, including short ones."""
         return self.rule.startswith("automatic")
 
     def blocks(self, params: Collection[str]) -> int:
-        """m, the number of vectors of norm at most C that one example contributes."""
+        """Return m, the number of vectors of norm at most C that one example contributes."""
         return len(self._groups(params))
 
     def sensitivity(self, params: Collection[str]) -> float:
-        """C sqrt(m), the largest L2 norm of all that one example adds to the sums."""
+        """Return C sqrt(m), the largest L2 norm that one example adds to the sums."""
         return self.bound * math.sqrt(self.blocks(params))
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the factor of each example's blocks from their squared norms [..., n].
+        """Return the factor of each example's blocks, from their squared norms [..., n].
 
         The factor is 0 if the square is not finite.
         """
@@ -105,7 +106,7 @@ class Clipping:
         return found
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
-        """The tensors of each block."""
+        """Return the tensors of each block."""
         if self.rule.endswith("flat"):  # one norm over all parameters
             return [list(names)]
         several = [name for name in names if name in self.joint_block]
@@ -113,16 +114,16 @@ class Clipping:
         return [*alone, several] if several else alone
 
 
-# Norms and inner products whose error is bounded in any order of addition.
+# Norms and inner products with an error bound for any order of addition
 
-PIECE = 64  # the least number of terms in a piece: shorter products are slow
-MOST = 8.0  # the largest ratio of the terms of a gradient to their sum
-RUN = 1024  # terms in a running sum of a norm: over 600,000 equal terms torch's is off by 2.8e-4
+PIECE = 64  # minimum number of terms in a piece, because shorter products are slow
+MOST = 8.0  # maximum ratio of the terms of a gradient to their sum
+RUN = 1024  # terms in a running sum; with 600,000 equal terms, torch's error would be 2.8e-4
 REST = 64  # eps for the rounding of a norm and of a factor, and for second-order terms
 
 
 def norms(values: Tensor) -> Tensor:
-    """||v|| over the last axis, in pieces; squares may underflow or overflow."""
+    """Return ||v|| over the last axis, computed in pieces; squares may underflow or overflow."""
     size = values.shape[-1]
     if size <= RUN:
         return torch.linalg.vector_norm(values, dim=-1)
@@ -133,9 +134,9 @@ def norms(values: Tensor) -> Tensor:
 
 
 def scaled_norms(values: Tensor) -> Tensor:
-    """Like `norms`, but vectors whose squares leave the range of the dtype are scaled first.
+    """Return norms as `norms` does, but first scale vectors whose squares are out of range.
 
-    So a product of two such norms is right even if one is tiny and the other huge.
+    A product of two such norms is therefore correct even if one is tiny and the other huge.
     """
     found, info = norms(values), torch.finfo(values.dtype)
     odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
@@ -150,7 +151,7 @@ def scaled_norms(values: Tensor) -> Tensor:
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.mT over the last axis; each entry errs by `inner_error` eps times both norms."""
+    """Return a @ b.mT over the last axis; errors are at most `inner_error` eps times both norms."""
     size, piece = a.shape[-1], _piece(a.shape[-1])
     total = a[..., :piece] @ b[..., :piece].mT
     for start in range(piece, size, piece):
@@ -160,34 +161,38 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inner_error(size: int) -> float:
-    """The error bound in eps: half the number of terms in a piece plus half that of pieces."""
+    """Return the error bound in eps: half the number of terms in a piece plus half the pieces."""
     piece = min(_piece(size), size)
     return (piece + math.ceil(size / max(piece, 1))) / 2
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """sum_gst a_gst b_gst [n] of stacks [n, g, s, t], axis by axis and in float64."""
+    """Return sum_gst a_gst b_gst [n] of stacks [n, g, s, t], axis by axis and in float64."""
     return (a * b).sum(3, dtype=torch.float64).sum(2).sum(1).to(a.dtype)
 
 
 def sum_error(dtype: torch.dtype, *axes: int) -> float:
-    """The error bound in eps of a sum over axes of these lengths; float64 has no wider type."""
+    """Return the error bound in eps of a sum over axes of these lengths.
+
+    For float64, there is no wider type.
+    """
     return 2.0 + (sum(axes) / 2 if dtype == torch.float64 else 0.0)
 
 
 def largest_ratio(dtype: torch.dtype, error: float, count: int) -> float:
-    """The largest ratio of a gradient's terms to their sum for which its norm is within `slack`.
+    """Return the largest ratio of a gradient's terms to their sum with a norm within `slack`.
 
-    The square is known within `error` eps of the squared terms, and `count` terms are added. The
-    result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <= slack / eps - 64.
+    The error of the square is at most `error` eps of the squared terms, and `count` terms are
+    added. The result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <= slack / eps -
+    64.
     """
     budget, linear = slack(dtype) / torch.finfo(dtype).eps - REST, count / 2 + 1
-    # The root of the quadratic, in a form without cancellation.
+    # The root of the quadratic equation, in a form without cancellation
     return min(MOST, 2 * budget / (linear + math.sqrt(linear**2 + 2 * error * budget)))
 
 
 def smallest_norm(dtype: torch.dtype) -> float:
-    """Norms below this may have squares that have lost their digits."""
+    """Return the norm below which squares may have lost their digits."""
     info = torch.finfo(dtype)
     return (info.tiny / info.eps) ** 0.5
 
