@@ -1,7 +1,7 @@
 """Any torch module as a task: losses and gradients as pure functions of a stack of parameters.
 
-Parameters have the module's names, with the replica as first axis: a weight [out, in] is stored as
-[S, out, in]. The values inside the module itself are never read.
+Parameters have the names of the module, with the replica as the first axis: a weight [out, in] is
+stored as [S, out, in]. The values inside the module itself are never read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,9 +59,9 @@ from fedmuon.tasks.work_split import (
 CPU = torch.device("cpu")
 TORCH = "torch.nn.modules."
 NO_STATISTICS: Params = {}
-MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
-STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
-SMALL = 1 << 21  # activations of a replica up to which convolutions are faster in a shared call
+MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread stores at once
+STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # maximum parameters in a batch of clients
+SMALL = 1 << 21  # up to this number of activations per replica, convolutions share a call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
 
@@ -75,13 +75,13 @@ class NetworkTask:
         shape: Shape of one sample.
         dtype: Dtype of the parameters.
         device: Device of the parameters.
-        loss: (outputs, targets) -> losses [n].
-        targets: (inputs, labels) -> what the outputs are compared with.
-        start: Draws the initial parameters.
-        vectorized: Whether replicas share one call (torch.vmap) or take turns. None chooses what
-            was measured to be faster (see `_vectorizes`).
+        loss: Function from (outputs, targets) to losses [n].
+        targets: Function from (inputs, labels) to the targets of the outputs.
+        start: Function that draws the initial parameters.
+        vectorized: Whether replicas share one call (torch.vmap) or run one after the other. None
+            chooses the faster way according to measurements (see `_vectorizes`).
         metrics: Per-sample metrics of evaluations by name; None is the accuracy.
-        whole: Whether inputs are whole numbers, such as tokens.
+        whole: Whether inputs are integers, such as tokens.
     """
 
     module: nn.Module
@@ -94,19 +94,19 @@ class NetworkTask:
     vectorized: bool | None = None
     metrics: Mapping[str, Loss] | None = None
     whole: bool = False
-    # Computed when the task is made:
-    saved: int = field(init=False)  # activations that autograd keeps for one sample
-    products: int = field(init=False)  # approximately, of one sample: for parameters, activations
+    # The following are computed when the task is created.
+    saved: int = field(init=False)  # number of activations that autograd stores per sample
+    products: int = field(init=False)  # approximate number of products per sample
     convolves: bool = field(init=False)
-    channels_last: bool = field(init=False)  # how weights of convolutions lie in memory in a call
+    channels_last: bool = field(init=False)  # memory order of convolution weights during a call
     statistics: tuple[str, ...] = field(init=False)  # names of running statistics
-    axes: tuple[int, ...] = field(init=False)  # of the samples, in the inputs of dropouts
-    stack_limit: int = field(init=False)  # parameters up to which clients train faster as one stack
+    axes: tuple[int, ...] = field(init=False)  # axis of the samples in the input of each dropout
+    stack_limit: int = field(init=False)  # number of parameters up to which a batch is faster
     chunks: Chunks = field(init=False)
-    thread_safe: bool = field(init=False)  # if several threads may call it, each with its own copy
-    own_module: Callable[[], nn.Module] = field(init=False)  # the copy of the calling thread
-    clipped_sums: Callable[[], ClippedSums] = field(init=False)  # likewise
-    unmixed: bool = field(init=False, default=False)  # whether mixing of samples was ruled out
+    thread_safe: bool = field(init=False)  # whether threads may call it, each with its own copy
+    own_module: Callable[[], nn.Module] = field(init=False)  # returns the calling thread's copy
+    clipped_sums: Callable[[], ClippedSums] = field(init=False)  # the same for clipped sums
+    unmixed: bool = field(init=False, default=False)  # whether mixing of samples was excluded
 
     def __post_init__(self) -> None:
         """Reject modules with layers that no run could repeat (see `reject_layers`)."""
@@ -115,7 +115,7 @@ class NetworkTask:
         entry = torch.empty((), dtype=self.dtype).element_size()
         trial = try_module(self.module, self.shape, self.whole)
         saved = max(1, trial.saved)
-        # A factor of 3 leaves room for temporaries.
+        # The factor 3 leaves space for temporary tensors.
         most = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
@@ -126,8 +126,8 @@ class NetworkTask:
             "statistics": tuple(statistics_of(self.module)),
             "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
-            # oneDNN convolves and torch pools faster with channels as the last axis in memory. A
-            # module of a user may not expect this order: `view` fails on it.
+            # With channels as the last axis in memory, oneDNN convolves and torch pools faster. A
+            # module of the user may not support this order, because `view` fails on it.
             "channels_last": thread_safe and self.dtype == torch.float32,
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
             "chunks": Chunks(max(1, most)),
@@ -140,22 +140,22 @@ class NetworkTask:
 
     @property
     def keyed(self) -> bool:
-        """Whether the network has a dropout, whose masks follow from the keys of the samples."""
+        """Whether the network has a dropout, whose masks depend on the keys of the samples."""
         return bool(self.axes)
 
     def _vectorizes(self, rows: int) -> bool:
-        """Whether replicas with so many samples share one call.
+        """Return whether replicas with `rows` samples share one call.
 
-        On a CPU, vmap turns convolutions into grouped ones. They were measured at 0.6 to 0.95 times
-        the time of separate calls below `SMALL` activations, and at 1.1 to 1.2 times above. Other
-        networks are always faster in one call.
+        On a CPU, vmap converts convolutions to grouped convolutions. In measurements, these took
+        0.6 to 0.95 times the time of separate calls below `SMALL` activations, and 1.1 to 1.2 times
+        above. Other networks are always faster in one call.
         """
         if self.vectorized is not None:
             return self.vectorized
         return self.device.type != "cpu" or not self.convolves or rows * self.saved <= SMALL
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Draw parameters with `start`: by default with torch's laws, in the module's order."""
+        """Draw parameters with `start`, by default from torch's distributions in module order."""
         drawn = self.start(self.module, rng)
         fresh = {name: 1.0 * name.endswith("var") for name in self.statistics}
         for name, value in fresh.items():
@@ -164,10 +164,10 @@ class NetworkTask:
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
-        """Mean loss [K S] and gradient of the K blocks of S replicas.
+        """Return the mean loss [K S] and gradient of the K blocks of S replicas.
 
-        Running statistics have their next values in the place of a gradient. Their norms need
-        whole batches, so replicas take turns.
+        For running statistics, return their next values instead of a gradient. Their norms need
+        complete batches, so replicas run one after the other.
         """
         if self.statistics:
             turns = [
@@ -179,7 +179,7 @@ class NetworkTask:
                 return stack_results(spread(turns, self.thread_safe))
         with exact_on(self.device):
             sizes = {len(batch.labels) for batch in batches}
-            single = size_of(params) == len(batches) > 1  # one model for each client
+            single = size_of(params) == len(batches) > 1  # one model per client
             whole = not any(batch.replaced for batch in batches)
             if single and whole and len(sizes) == 1 and self._vectorizes(*sizes):
                 inputs = torch.stack([batch.inputs for batch in batches])
@@ -193,7 +193,7 @@ class NetworkTask:
             )
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
-        """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
+        """Return the mean loss [K S] at the last point, and the sums of clipped gradients."""
         self.require_unmixed()
         if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
@@ -213,9 +213,9 @@ class NetworkTask:
     def _sums(self) -> ClippedSums:
         module = self.own_module()
         found = find_ghosts(module, self.shape, self.whole)
-        if found is not None and not self.unmixed:  # without ghosts, samples are called one by one
+        if found is not None and not self.unmixed:  # without ghosts, samples are called separately
             reject_mixing(module, found.layers, self.shape, self.masks, self.whole)
-            object.__setattr__(self, "unmixed", True)  # holds for copies in other threads, too
+            object.__setattr__(self, "unmixed", True)  # also valid for copies in other threads
         each = self.clipped_sums if self.thread_safe else None
         return ClippedSums(
             module, self.shape, self.loss, self.device, self.saved, found, each, self.masks,
@@ -235,7 +235,7 @@ class NetworkTask:
             return concatenate(list(found), 1)
 
     def require_unmixed(self) -> None:
-        """Reject a network whose norms mix the samples of a batch, for privacy of examples."""
+        """Reject a network whose norms mix the samples of a batch, to protect single examples."""
         if self.statistics:
             name = self.statistics[0].rpartition(".")[0]
             kind = type(self.module.get_submodule(name)).__name__
@@ -246,11 +246,11 @@ class NetworkTask:
             )
 
     def _in_one_batch(self, params: Params, batch: Batch, replica: int) -> tuple[Tensor, Params]:
-        """Loss [] and gradient of one replica, and its next running statistics."""
+        """Return the loss [] and gradient of one replica, and its next running statistics."""
         inputs, labels = samples_of(batch, replica)
         shares = inputs.new_full((len(labels),), 1 / len(labels))
         learned, now = split_statistics(params)
-        after = {name: value.clone() for name, value in now.items()}  # which the call writes into
+        after = {name: value.clone() for name, value in now.items()}  # the call writes into these
         try:
             slope, loss = self._slope(
                 self._laid_out(learned), inputs, labels, shares, self._keys(batch), after
@@ -266,9 +266,10 @@ class NetworkTask:
         return loss, {**slope, **after}
 
     def _mean_gradient(self, params: Params, batch: Batch) -> Found:
-        """Loss [S] and gradient of one batch.
+        """Return the loss [S] and gradient of one batch.
 
-        In a replica with a replaced sample, the shared one has weight 0, and its own is added.
+        In a replica with a replaced sample, the shared sample has weight 0, and the replacement is
+        added.
         """
         rows, there = len(batch.labels), batch.replaced
         shares = batch.inputs.new_full((1, rows), 1 / rows)
@@ -291,7 +292,7 @@ class NetworkTask:
         return loss, slope
 
     def _weighted_gradient(self, params: Params, samples: Samples) -> Found:
-        """sum_j w_j loss_j [B] and its gradient, in pieces for several threads."""
+        """Return sum_j w_j loss_j [B] and its gradient, computed by several threads."""
         if not self.thread_safe:
             return self._in_chunks(params, samples)
         cut = split_samples(params, samples, self.products)
@@ -300,7 +301,7 @@ class NetworkTask:
         return concatenate([reduce(_add_, islice(found, len(row))) for row in cut])
 
     def _in_chunks(self, params: Params, samples: Samples) -> Found:
-        """The same in one thread, with as many samples at once as fit into memory."""
+        """Compute the same in one thread, with as many samples at once as fit into memory."""
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
@@ -313,9 +314,9 @@ class NetworkTask:
     def _map_replicas(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
     ) -> Any:
-        """Stack function(parameters, inputs, labels, weights, keys) of all replicas.
+        """Stack the results of function(parameters, inputs, labels, weights, keys) of all replicas.
 
-        They share one call, or take turns.
+        If `shared`, all replicas share one call. Otherwise, they run one after the other.
         """
         alone = [len(values) == 1 for values in samples]
         if shared:
@@ -325,8 +326,8 @@ class NetworkTask:
                 return each(params, *given)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # vmap cannot trace it, for example an `if` on a value
-                object.__setattr__(self, "vectorized", False)  # from now on they take turns
+            except RuntimeError:  # vmap cannot trace the module, for example an `if` on a value
+                object.__setattr__(self, "vectorized", False)  # from now on, one call per replica
                 function = function if function == self._losses else self._slope
 
         def turn(r: int) -> Any:
@@ -336,7 +337,7 @@ class NetworkTask:
         return stack_results([turn(r) for r in range(size_of(params))])
 
     def _laid_out(self, params: Params) -> Params:
-        """One replica's parameters, whose convolutions decide how images lie in memory."""
+        """Return one replica's parameters; convolution weights determine the layout of images."""
         if not self.channels_last:
             return params
         order = torch.channels_last  # `contiguous` would keep the strides of a single channel
@@ -346,8 +347,11 @@ class NetworkTask:
         }
 
     def _keys(self, batch: Batch) -> Tensor:
-        """The keys of a batch; without dropout, anything of the same length. A batch without keys,
-        as of an estimate of constants, has its rows' numbers."""
+        """Return the keys of a batch.
+
+        Without dropout, the values do not matter, only the length. A batch without keys, such as in
+        an estimate of constants, gets its row numbers as keys.
+        """
         if not self.keyed:
             return batch.labels
         if batch.keys is None:
@@ -355,7 +359,7 @@ class NetworkTask:
         return batch.keys.to(self.device)
 
     def masks(self, keys: Tensor | None) -> AbstractContextManager[Any]:
-        """What draws the masks in a call of the module; without keys, nothing is dropped."""
+        """Return the context that draws the masks in a call; without keys, nothing is dropped."""
         return Masks(keys, self.axes) if self.keyed else nullcontext()
 
     def _outputs(self, params: Params, inputs: Tensor, keys: Tensor | None) -> Tensor:
@@ -367,7 +371,7 @@ class NetworkTask:
     def total(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
     ) -> Tensor:
-        """sum_j w_j loss_j [] of one replica's parameters."""
+        """Return sum_j w_j loss_j [] for one replica's parameters."""
         outputs = self._outputs(params, inputs, keys)
         return self.loss(outputs, self.targets(inputs, labels)) @ weights
 
@@ -380,7 +384,7 @@ class NetworkTask:
         keys: Tensor,
         statistics: Params = NO_STATISTICS,
     ) -> tuple[Params, Tensor]:
-        """Like grad_and_value(self.total), without the overhead of functorch."""
+        """Compute grad_and_value(self.total) without the overhead of functorch."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -396,7 +400,8 @@ class NetworkTask:
         loss = self.loss(outputs, targets)
         if self.metrics is not None:
             return loss, {name: one(outputs, targets) for name, one in self.metrics.items()}
-        # Whether each prediction is right, or which share of the targets of a sample is.
+        # The accuracy is 0 or 1, or the share of correct predictions if a sample has several
+        # targets.
         right = outputs.argmax(-1) == targets
         if right.ndim > 1:
             right = mean_of(right.to(self.dtype), targets)
@@ -405,10 +410,11 @@ class NetworkTask:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Let a module compute as in an evaluation, and as before afterwards.
+    """Switch a module to evaluation mode within this context.
 
-    Layers of torch compute the same in both modes, but for dropouts, whose masks are off, and norms
-    with running statistics. Their mode stays, because some have a second implementation.
+    Torch layers compute the same in both modes, except dropouts, whose masks are off, and norms
+    with running statistics. Only such norms and layers from outside torch change their mode,
+    because some torch layers have a second implementation.
     """
     changed = [
         layer
@@ -426,17 +432,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _add_(total: Found, more: Found) -> Found:
-    """Add in place."""
+    """Add losses and gradients in place."""
     for name, value in more[1].items():
         total[1][name].add_(value)
     return total[0].add_(more[0]), total[1]
 
 
-# Which modules several threads may call at once, each with its own copy. A copy is needed because a
-# call with other parameters writes them into the module until it returns.
+# Whether several threads may call a module at once, each with its own copy. A copy is needed
+# because a call with other parameters writes them into the module until it returns.
 #
-# A copy of a user's class may share layers with the original, or keep state between calls. Such a
-# module is not copied, and only one thread calls it. Layers of torch and of fedmuon do neither.
+# A copy of a user's class may share layers with the original, or store state between calls. Such a
+# module is not copied, and only one thread calls it. Layers of torch and of fedmuon do not do this.
 
 LAYERS = (TORCH, "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")
@@ -446,9 +452,9 @@ HOOKS = tuple(name for name in EMPTY if "hook" in name)
 
 
 def copyable(module: nn.Module) -> bool:
-    """Whether a copy surely computes the same with its own parameters, without side effects.
+    """Return whether a copy certainly computes the same, without any side effects.
 
-    This holds for layers of torch and of fedmuon without hooks or functions of a user.
+    This is true for layers of torch and of fedmuon without the user's hooks or functions.
     """
     return not _has_any_global_hook() and all(
         f"{type(layer).__module__}.".startswith(LAYERS)
@@ -459,11 +465,11 @@ def copyable(module: nn.Module) -> bool:
 
 
 def stateless(function: Any) -> bool:
-    """Whether a loss or metric keeps nothing between calls.
+    """Return whether a loss or metric stores nothing between calls.
 
-    This holds for those of torch and of fedmuon that do not call a function of a user.
+    This is true for functions of torch and of fedmuon that do not call a function of the user.
     """
-    kind = type(function)  # isinstance asks the object as well, which may raise anything
+    kind = type(function)  # isinstance may run the object's own code, which may raise anything
     if issubclass(kind, nn.Module):
         return copyable(function)
     if issubclass(kind, partial):
@@ -478,9 +484,9 @@ def stateless(function: Any) -> bool:
 
 
 def _known(value: Any) -> bool:
-    """Whether it is a plain value or a stateless function, or a list or tuple of these."""
+    """Return whether this is a plain value or a stateless function, or a list or tuple of these."""
     if isinstance(value, list | tuple):
         return all(map(_known, value))
-    if isinstance(value, Guard):  # it holds the object that it guards, to name it in errors
+    if isinstance(value, Guard):  # it contains the object that it guards, for error messages
         return stateless(value.found)
     return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))

@@ -1,8 +1,8 @@
-"""Per-example gradients of a layer from its input and the gradient in its output.
+"""Per-example gradients of a layer, from its input and the gradient with respect to its output.
 
-A rule gets every use of the layer: its inputs at each point (`reads`) and the output gradients
-there (`slopes`), already multiplied by the coefficients of the points. It returns the per-example
-gradients of the layer's parameters by name.
+A rule receives every use of the layer: its inputs at each point (`reads`), and the output gradients
+at these points (`slopes`), already multiplied by the coefficients of the points. It returns the
+per-example gradients of the layer's parameters by name.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from fedmuon.tasks.per_example.gradients import (
 )
 from fedmuon.tasks.work_split import on_meta
 
-Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
+Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), with one of each per point
 Parts = dict[str, PerExample]
-# Numbers in the patches that are made at once: so that they fit a CPU's cache, or fill a GPU.
+# Numbers in the patches that are created at once, so that they fit a CPU's cache or fill a GPU.
 PATCHES = {"cpu": 1 << 18, "cuda": 1 << 26}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Whether there is a rule for the layer.
+    """Return whether there is a rule for the layer.
 
-    Subclasses, hooks, and a `forward` set on the object may compute anything, so they have none.
+    Subclasses, hooks, and a `forward` set on the object may compute anything, so they have no rule.
     """
     if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
         return False
@@ -52,7 +52,7 @@ def has_rule(layer: nn.Module) -> bool:
 
 
 def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
-    """Count the numbers that a rule stores for one use of a layer."""
+    """Return how many numbers a rule stores for one use of a layer."""
     held = read.numel() + output.numel()
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
@@ -63,7 +63,7 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
 
 
 def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
-    """Return a total in the shape of its parameter; that of a convolution has channels last."""
+    """Return a total in the shape of its parameter; a convolution's total has channels last."""
     shape = getattr(layer, key).shape
     if isinstance(layer, _ConvNd) and key == "weight":
         return total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
@@ -71,20 +71,20 @@ def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
 
 
 def rule_of(layer: nn.Module) -> Callable[..., Parts] | None:
-    """What makes per-example gradients from uses of the layer, by its kind."""
+    """Return the rule for this kind of layer, or None."""
     kind = type(layer)
     return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> Parts:
-    """A linear layer; `transposed` if its weight is [in, out]."""
+    """The rule of a linear layer; use `transposed` if its weight is [in, out]."""
     flat = [pair for use in uses for pair in zip(*_telescope(*use), strict=True)]
     read, slope = (  # [n, 1, T, in] and [n, 1, T, out]; T runs over positions and points
         concatenate([_sequence(v) for v in column], 1)[:, None]
         for column in zip(*flat, strict=True)
     )
     falls = [_sequence(slope) for _, slopes in uses for slope in slopes]
-    # A sum over one position is skipped: it took 6% of a private step of an MLP.
+    # If there is only one position, no sum is needed. It took 6% of a private step of an MLP.
     shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
     weight = Outer(slope, read) if transposed else Outer(read, slope)
     cheaper = forming_is_cheaper(weight.reads.shape[2], *weight.shape[1:])
@@ -122,7 +122,7 @@ def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
 
 
 def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """The gradient of a norm's scale is slope * normalized input, and of its shift the slope."""
+    """The rule of a norm: the gradient of its scale is slope * normalized input."""
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
     scale = [_sum_to_shape(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
     shift = [_sum_to_shape(layer, slope) for _, slope in pairs]
@@ -130,8 +130,8 @@ def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
 
 
 def _sum_to_shape(layer: nn.Module, values: Tensor) -> Tensor:
-    """Sum over all axes but the samples and those that the parameters have."""
-    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # a parameter for each channel
+    """Sum over all axes except the axis of the samples and the axes of the parameters."""
+    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # one parameter per channel
         return values.reshape(len(values), values.shape[1], -1).sum(2)
     return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
 
@@ -141,8 +141,9 @@ def _telescope(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Rewrite b_1 a_1^T + b_2 a_2^T as b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
 
-    Points are close together, while their coefficients are large and opposite: DiSK has 18 and -17
-    for kappa = 0.1, gamma = 0.5. In this form a norm does not lose its digits to cancellation.
+    Points are close together, while their coefficients are large and opposite. For example, DiSK
+    uses 18 and -17 for kappa = 0.1, gamma = 0.5. In this form, a norm loses no digits to
+    cancellation.
     """
     if len(reads) == 1:
         return reads, slopes
@@ -151,7 +152,7 @@ def _telescope(
 
 
 def _sequence(values: Tensor) -> Tensor:
-    """[n, ..., d] -> [n, T, d]."""
+    """Reshape [n, ..., d] to [n, T, d]."""
     return values.reshape(len(values), -1, values.shape[-1])
 
 
@@ -160,13 +161,13 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
-    """The inputs of each output position: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
+    """Return the inputs of each output position: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
 
-    Channels are last, so that a row of a patch is contiguous. This was measured at an eighth of the
-    time of patches with channels first.
+    Channels are last, so a row of a patch is contiguous. In measurements, this took an eighth of
+    the time of patches with channels first.
     """
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    if read.ndim == 3:  # one-dimensional: an image of height 1
+    if read.ndim == 3:  # one-dimensional input: treat it as an image of height 1
         kernel, stride, dilation = ((1, *sizes) for sizes in (kernel, stride, dilation))
         read = read[:, :, None]
     padded = functional.pad(read, layer._reversed_padding_repeated_twice)
@@ -199,55 +200,55 @@ RULES: dict[type[nn.Module], Callable[..., Parts]] = {
     nn.Embedding: _embedding,
     **dict.fromkeys(NORMS, _norm),
 }
-# By name, because transformers is optional.
+# Listed by name, because transformers is optional.
 NAMED: dict[str, Callable[..., Parts]] = {
     "transformers.pytorch_utils.Conv1D": partial(_linear, transposed=True)
 }
 
 
-# Records: the input of every layer, and the gradient in its output, for each example.
+# Records: the input of every layer, and the gradient with respect to its output, for each example.
 #
-# These two determine all per-example gradients, their norms and their weighted sums
-# ("book-keeping", Bu et al. 2023). They take one forward pass, and one backward pass without weight
+# Both together determine all per-example gradients, their norms and their weighted sums
+# ("book-keeping", Bu et al. 2023). They need one forward pass, and one backward pass without weight
 # gradients.
 
-ROWS = 3  # samples in the trial that looks for mixing of samples
-SIZES = (1, 2, 9)  # other batch sizes, with which the results must be the same
-ROUNDING = 1024  # eps of the largest number by which kept rows may change
+ROWS = 3  # number of samples in the trial that detects mixing of samples
+SIZES = (1, 2, 9)  # other batch sizes, for which the results must be the same
+ROUNDING = 1024  # maximum change of kept rows, in eps of the largest number
 KEPT = ((0,), (1, 2))  # rows that stay while the other rows are replaced
 Hook = Callable[[str, nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @dataclass
 class LayerUse:
-    """One use of a layer: its input [n, ...], and the gradient in its output [n, ...]."""
+    """One use of a layer: its input and the gradient with respect to its output, both [n, ...]."""
 
     read: Tensor
     slope: Tensor | None = None
 
     def keep(self, slope: Tensor) -> None:
-        """Store the gradient; called as a hook."""
+        """Store the gradient; this is called as a hook."""
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
-        """c times the slope [n, ...]."""
-        assert self.slope is not None  # or `find_ghosts` would have returned None
+        """Return c times the slope [n, ...]."""
+        assert self.slope is not None  # otherwise, `find_ghosts` would have returned None
         return self.slope if c == 1 else c * self.slope
 
 
 @dataclass
 class Record:
-    """All uses of each layer, by the layer's name, in order."""
+    """All uses of each layer in order, by the name of the layer."""
 
     layers: dict[str, nn.Module]
     uses: dict[str, list[LayerUse]] = field(default_factory=dict)
     root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
     def note(self, name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Record a use; called as a hook. The graph starts at outputs of the first layers."""
+        """Record a use; called as a hook. The graph starts at the outputs of the first layers."""
         use = LayerUse(args[0].detach())
         if output._is_view():
-            output = output.clone()  # the hook of a view is lost if the view is overwritten
+            output = output.clone()  # a view loses its hook if the view is overwritten
         if not output.requires_grad:
             output = _Rooted.apply(output, self.root)
         output.register_hook(use.keep)
@@ -256,9 +257,9 @@ class Record:
 
 
 class _Rooted(torch.autograd.Function):
-    """The identity, as a function of `root`, without gradients in either argument.
+    """The identity as a function of `root`, without gradients in either argument.
 
-    The result is not a view, so that an activation may overwrite it.
+    The result is not a view, so an activation may overwrite it.
     """
 
     @staticmethod
@@ -278,7 +279,7 @@ def record(
     inputs: Tensor,
     loss_of: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Record]:
-    """Return the loss of each example [n] and the records; `params` need no gradient."""
+    """Return the loss of each example [n] and the records; `params` do not need gradients."""
     found = Record(layers)
     with torch.enable_grad(), _hooks(layers, found.note):
         losses = loss_of(functional_call(module, params, (inputs,)))
@@ -288,9 +289,9 @@ def record(
 
 @dataclass(frozen=True)
 class Ghosts:
-    """The layers that own parameters, by name, and the numbers that they store per sample.
+    """The layers that own parameters, by name, and how many numbers they store per sample.
 
-    `tied` maps the weight of a linear layer to the embedding that it shares.
+    `tied` maps the weight of a linear layer to the embedding weight that it shares.
     """
 
     layers: dict[str, nn.Module]
@@ -301,10 +302,11 @@ class Ghosts:
 def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Ghosts | None:
     """Return the layers that own parameters if their records are complete, else None.
 
-    They are if every owner has a rule and is called with the samples as first axis, if only its
-    layer uses a parameter, if no input of a layer is overwritten, and if every output has a
-    gradient. This is tried on torch's `meta` device, where nothing is computed, with two batch
-    sizes. Samples are `whole` numbers, such as tokens, or of the parameters' dtype.
+    Records are complete if the following is true: every owner has a rule, and is called with the
+    samples as first axis. A parameter is used only by its own layer. No input of a layer is
+    overwritten, and every output has a gradient. This is tested on torch's `meta` device, where
+    nothing is computed, with two batch sizes. If `whole`, samples are integers, such as tokens.
+    Otherwise, they have the dtype of the parameters.
     """
     owners = {
         name: layer
@@ -327,7 +329,7 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) 
 
 
 def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
-    """Weights of linear layers that are also those of an embedding; None for other sharing."""
+    """Map weights of linear layers to the embedding weights they share; None for other sharing."""
     first: dict[int, tuple[str, nn.Module]] = {}
     tied: dict[str, str] = {}
     for name, owner in owners.items():
@@ -346,7 +348,7 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
 def _count_entries(
     module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...], whole: bool
 ) -> int | None:
-    """The numbers that a call with shape[0] samples stores; None if records are incomplete."""
+    """Count the numbers that a call with shape[0] samples stores; None if records have gaps."""
     called: set[str] = set()
     reads: list[tuple[Tensor, int]] = []
     held: list[int | None] = []
@@ -355,9 +357,9 @@ def _count_entries(
         called.add(name)
         reads.extend((read, read._version) for read in args)
         plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
-        plain = plain and not args[0].requires_grad  # else a parameter is used elsewhere
+        plain = plain and not args[0].requires_grad  # otherwise, a parameter is used elsewhere
         held.append(entries(layer, args[0], output) if plain else None)
-        return output.detach()  # a later gradient shows that a parameter is used elsewhere
+        return output.detach()  # if a later tensor needs a gradient, a parameter is used elsewhere
 
     meta = on_meta(module)
     dtype = torch.long if whole else next(iter(meta.values())).dtype
@@ -372,7 +374,7 @@ def _count_entries(
 
 @contextlib.contextmanager
 def _hooks(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
-    """Call the hook after each layer, with the layer's name first."""
+    """Call the hook after each layer, with the layer's name as first argument."""
     with contextlib.ExitStack() as handles:
         for name, layer in layers.items():
             handles.enter_context(layer.register_forward_hook(partial(hook, name)))
@@ -386,12 +388,12 @@ def reject_mixing(
     masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext(),
     tokens: bool = False,
 ) -> None:
-    """Reject a network that mixes samples, for which clipping bounds no example's influence.
+    """Reject a network that mixes samples, because clipping then bounds no example's influence.
 
-    The network is called at random parameters with samples of zeros and ones (valid tokens, too),
-    with real samples in [0, 1), and with other batch sizes. The inputs and output gradients of
-    layers, and the outputs, must not change in the rows that are kept. This trial cannot find
-    mixing that happens only with other samples or larger batches.
+    The network is called at random parameters with samples of zeros and ones (which are also valid
+    tokens), with real samples in [0, 1), and with other batch sizes. The inputs and output
+    gradients of layers, and the outputs, must not change in the rows that stay. This trial cannot
+    detect mixing that happens only with other samples or with larger batches.
 
     Raises:
         InputError: If a kept row changes.
@@ -404,7 +406,7 @@ def reject_mixing(
     if tokens:
         kinds = [(whole.long(), (1 - whole).long())]
     for inputs, changed in kinds:
-        batches = []  # with the rows that are kept
+        batches = []  # pairs of the rows that stay, and the batch
         for kept in map(list, KEPT):
             batch = changed.clone()
             batch[kept] = inputs[kept]
@@ -430,7 +432,7 @@ def reject_mixing(
 def _traces(
     module: nn.Module, layers: dict[str, nn.Module], params: dict[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """Return the outputs, and all reads and slopes."""
+    """Return the outputs, and all inputs and output gradients of layers."""
     outputs: list[Tensor] = []
 
     def loss_of(given: Tensor) -> Tensor:
@@ -444,7 +446,7 @@ def _traces(
 
 
 def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
-    """Whether kept rows differ by more than rounding."""
+    """Return whether the kept rows differ by more than rounding."""
     if one.shape[1:] != other.shape[1:]:
         return True
     a, b = one[kept], other[kept]
@@ -457,17 +459,17 @@ def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
 
 
 def _trial_values(module: nn.Module) -> dict[str, Tensor]:
-    """Return random parameters, and the module's buffers (ones for those on `meta`).
+    """Return random parameters, and the module's buffers (ones for buffers on `meta`).
 
-    Entry (i, j, ...) of a parameter is number i + j + ... of one short row of draws, so a large
-    network needs no extra memory.
+    Entry (i, j, ...) of a parameter is number i + j + ... of one short row of random numbers. A
+    large network therefore needs no extra memory.
     """
     rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()
     for name, value in module.named_parameters():
         shape = tuple(value.shape)
         draws = torch.rand(1 + sum(size - 1 for size in shape), generator=rng).to(value.dtype)
         scale = (3 / value[0].numel()) ** 0.5 if len(shape) > 1 else 0.0  # unit variance of outputs
-        draws = scale * (2 * draws - 1) if scale else 0.5 + draws  # biases and norms' scales near 1
+        draws = scale * (2 * draws - 1) if scale else 0.5 + draws  # biases and norm scales near 1
         found[name] = draws.as_strided(shape, [1] * len(shape))
     for name, value in module.named_buffers():
         found[name] = torch.ones_like(value, device="cpu") if value.is_meta else value.cpu()
