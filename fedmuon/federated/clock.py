@@ -127,7 +127,7 @@ class Devices:
 
         Returns:
             The time, and the clients, sorted; no clients if random availability leaves none.
-        if nobody is there by chance."""
+        """
         rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
         if not barred and self.zones is None and self.spans is None and self.share == 1.0:
             return now, np.sort(rng.choice(len(self.needed), many, replace=False))

@@ -104,7 +104,6 @@ def disk_filter(gain: float, reach: float) -> Link:
 
     Returns:
         A first link. Its state contains g~, the last x and the number of steps [S].
-        A first link. Its state holds g~, the last x and the number of steps [S].
     """
     share = (1 - gain) / (gain * reach)
 

@@ -59,9 +59,9 @@ class Explicit:
 class Outer:
     """Gradients G_i = sum_t slope_it read_it^T, which are not formed.
 
-    The reads are [n, g, T, d], and the slopes are [n, g, T, p].
-    T covers positions and points, and g covers independent groups of channels. The norm is computed
-    from two T x T Gram matrices ("ghost clipping", Li et al. 2022).
+    The reads are [n, g, T, d], and the slopes are [n, g, T, p]. T covers positions and points, and
+    g covers independent groups of channels. The norm is computed from two T x T Gram matrices
+    ("ghost clipping", Li et al. 2022).
     """
 
     reads: Tensor
