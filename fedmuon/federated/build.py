@@ -171,9 +171,9 @@ def build_experiment(
         config: The resolved config.
         data: The partitioned samples; by default, they are read and partitioned.
         neighbours: The replaced samples of each replica, if replicas are neighbouring data sets.
-        lr: A step size per replica [S], which overrides that of the config.
-        regularization: A lambda of the orthogonalizer per replica [S], which overrides that of the
-            config.
+        lr: A step size per replica [S], which overrides the step size in the config.
+        regularization: A lambda of the orthogonalizer per replica [S], which overrides the lambda
+            in the config.
 
     Raises:
         InputError: If an object cannot be built, or the run does not fit the machine.

@@ -733,7 +733,7 @@ def _received(
     """Return the models from which a batch of clients starts.
 
     These are the server's model, with each client's own personal parameters. Before a client has
-    its own, it uses those of the first model.
+    its own, it uses the parameters of the first model.
     """
     if not recipe.personal:
         return sent

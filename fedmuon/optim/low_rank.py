@@ -24,8 +24,8 @@ class Codec:
     Attributes:
         encode: Function from state [S, ...] to the tensors of the message [S, ...], separately per
             replica.
-        decode: Function from (tensors of the message, tensors like those of the state) to state.
-        template: Function from tensors like those of a state to tensors like those of its message.
+        decode: Function from (tensors of the message, a template state) to state.
+        template: Function from a state to tensors with the shapes of its message.
     """
 
     encode: Callable[[Params], Params]

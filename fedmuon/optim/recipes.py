@@ -172,7 +172,7 @@ def local_muon(
 
     M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M);  models are averaged.
 
-    State: none between rounds. Guarantee: that of `fedmuon`, with a perturbation of M that is 0 at
+    State: none between rounds. Guarantee: as for `fedmuon`, with a perturbation of M that is 0 at
     the start of each round.
     Source: Stability note.
 
@@ -1173,7 +1173,7 @@ def muon(
     This is a centralized optimizer. With several clients, the server averages models and all
     lasting states.
 
-    State: every lasting state, averaged. Guarantee: with one client, that of FedMuon. Source:
+    State: every lasting state, averaged. Guarantee: with one client, as for FedMuon. Source:
         Jordan et
     al. 2024; Nesterov Muon.
 
@@ -1262,12 +1262,12 @@ def make_recipe(
     Args:
         local: The recipe and its options.
         orthogonalizer: The orthogonalizer and its options.
-        lr: A step size per replica [S], which overrides that of the table.
-        regularization: A lambda per replica [S], which overrides that of the table.
+        lr: A step size per replica [S], which overrides the value in the table.
+        regularization: A lambda per replica [S], which overrides the value in the table.
         routed: The number of matrices in each parameter of a network. Parameters with 0 take the
             auxiliary step. By default, all parameters are matrices.
         privacy: The mechanism of a private recipe.
-        custom_map: A custom orthogonalizer, which overrides that of the table.
+        custom_map: A custom orthogonalizer, which overrides the value in the table.
         centred: Whether the rows of all gradients sum to 0.
         clients: N, for recipes whose rules need the number of all clients.
         joint_block: Names of the parameters that a private recipe clips as one block. By default,

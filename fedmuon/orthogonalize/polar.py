@@ -139,7 +139,7 @@ def quotient_sign(matrix: Tensor) -> Tensor:
     rounding. If M is small compared with the gradients in its sum, `exact_sign` would treat this
     rounding error as a direction.
 
-    Guarantee: that of `exact_sign`.
+    Guarantee: the same as for `exact_sign`.
 
     Args:
         matrix: The stack M `[..., m, n]` with M 1 = 0 up to rounding.

@@ -301,7 +301,7 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Bound the probability of so many right guesses in an (epsilon, delta)-private run."""
+    """Bound the probability of this many right guesses in an (epsilon, delta)-private run."""
     canaries, made, right = guesses
     if right == 0:
         return 1.0
@@ -313,7 +313,7 @@ def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
-    """Return whether the claims imply a probability below `failure` for so many right guesses."""
+    """Return whether the claims imply a probability below `failure` for this many right guesses."""
     canaries, made, right = guesses
     shrink = np.exp(-claims.epsilons)
     hit, miss = failure * right, failure * (made - right)  # H_j and R_j

@@ -101,7 +101,7 @@ class RunDirectory:
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return "has finished, but its summary.json is missing: what it released is spent"
-        from fedmuon.privacy.ledger import Ledger  # numpy, to account for what it holds
+        from fedmuon.privacy.ledger import Ledger  # imports numpy, so only if needed
 
         return Ledger.read(ledger).lost
 

@@ -43,7 +43,7 @@ class Task:
             `[samples]`. The default for classes is `accuracy`.
         inputs: Mapping of argument name to the shape of one sample. Set it for a module with
             several named tensor arguments, such as `input_ids` and `attention_mask` of Hugging
-            Face. The order is that of the numbers in a sample.
+            Face. List the arguments in the order of the numbers in a sample.
 
     Example:
         >>> import fedmuon

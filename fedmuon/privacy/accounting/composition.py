@@ -148,7 +148,7 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """Compute the epsilon of T equal steps. `federated.accountant.epsilons` returns that of a run.
+    """Compute the epsilon of T equal steps. `federated.accountant.epsilons` does this for a run.
 
     Args:
         noise_multiplier: Noise of each block divided by its clipping bound.

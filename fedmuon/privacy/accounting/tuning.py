@@ -99,7 +99,8 @@ def answer(
 ) -> dict[str, Any]:
     """Return the epsilon of the best of K runs.
 
-    For comparison, also return that of one run, and that of publishing the expected number of runs.
+    For comparison, also return the epsilon of one run, and the epsilon of publishing the expected
+    number of runs.
     """
     gamma_for(shape, runs)
     given = noise_multiplier, sampling_probability

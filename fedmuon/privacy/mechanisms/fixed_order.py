@@ -299,7 +299,7 @@ class FixedOrderSampling:
         return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
-        """Return the noise of these steps divided by that of one release with the same epsilon."""
+        """Return the noise of these steps as a multiple of one release with the same epsilon."""
         return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(
