@@ -183,7 +183,8 @@ def map_of_table(
 
     Args:
         table: Name and options.
-        regularization: lambda, one value or one per replica [S]; it overrides the value in the table.
+        regularization: lambda, one value or one per replica [S]. It overrides the value in the
+            table.
         centred: Whether the rows of all matrices sum to 0, up to rounding.
     """
     sign = maps.quotient_sign if centred else maps.exact_sign

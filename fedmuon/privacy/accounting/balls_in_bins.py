@@ -27,8 +27,8 @@ E F'' A_i A_j / b^2 >= 0. Also, <v_it, v_jt> <= w_it w_jt, because C >= 0. For s
 E V(l_i exp(X_i - Var X_i / 2)) increases with each covariance of the Gaussian X. To see this, let
 X(u) = sqrt(1 - u) X + sqrt(u) Y for independent X and Y. The derivative along X(u) is half the sum
 of (Cov Y_ij - Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality, in one
-row). Each replacement therefore increases the mean. After the last one, it is the mean of the pair.
-QED.
+row). Each replacement therefore increases the mean. After the last replacement, the mean is
+that of the pair (P, Q). QED.
 
 # The account
 
