@@ -192,8 +192,8 @@ def split(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw disjoint indices [train], [test] and [validation] in the source, in random order.
 
-    If the source has an official test part that is large enough, test samples come from that part,
-    and train samples come from the samples before it. Otherwise, both come from the whole source.
+    If the source has an official test part that is large enough, test samples come from that part.
+    Train samples then come from the samples before it. Otherwise, both come from the whole source.
     With the same seed and the same kind of split, a larger number only adds samples and does not
     change the other part. Validation samples are drawn after the train samples, so their number
     changes neither part.

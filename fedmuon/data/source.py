@@ -146,7 +146,7 @@ def unit_rows(
     """Map samples [m, ...], or the chosen ones in their order, into the unit ball.
 
     Each row is mapped separately. If the scale were computed from many samples, replacing one
-    sample would change all the others, and a replace-one neighbour would differ in more than one
+    sample would change all the others. A replace-one neighbour would then differ in more than one
     row.
 
     Args:

@@ -9,7 +9,7 @@ last round to the first computes
 
 for all V and all samples z at once, and for candidates of weight 0.
 
-Each round runs once more from the state at its start, and autograd propagates the adjoints of the
+Each round runs once more from the state at its start. Autograd then propagates the adjoints of the
 server's states (X, and M if it exists) backwards through it. Memory contains 2 sqrt(R) server
 states and one round.
 """

@@ -75,10 +75,10 @@ ResolvedConfig = NewType("ResolvedConfig", Config)
 def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
     """Fix the settings that the config leaves open, so that the run can be repeated.
 
-    These settings depend on the machine (device, kernel), follow from a rule (the step sizes of the
-    Nesterov Muon paper, the auxiliary step size), or come from the user's data and partition
-    (numbers of samples and clients). The noise for a target epsilon also depends on the partitioned
-    samples: `fedmuon.runs.loop.prepare` finds it before anything is written.
+    Some of these settings depend on the machine (device, kernel). Some follow from a rule (the step
+    sizes of the Nesterov Muon paper, the auxiliary step size). Others come from the user's data and
+    partition (numbers of samples and clients). The noise for a target epsilon also depends on the
+    partitioned samples: `fedmuon.runs.loop.prepare` finds it before anything is written.
 
     Args:
         config: The config as the user set it.

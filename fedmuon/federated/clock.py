@@ -35,8 +35,8 @@ class Timetable:
         answered: The clients whose replies it used in each round, sorted.
         seconds: The simulated time [R] at which each round ended.
         uniform: Whether each cohort is a uniform sample, as it is without devices.
-        versions: For each client in `answered`, the number of rounds before the model from which it
-            started; empty if every client starts from the newest model.
+        versions: For each client in `answered`, the model from which it started, given as the
+            number of rounds before this model. Empty if every client starts from the newest model.
         lost: Number of clients [R] that received a model since the previous round and are not in
             `selected`. With FedBuff, these are the lost clients. Otherwise, they are the clients in
             attempts without a reply.

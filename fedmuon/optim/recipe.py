@@ -1,9 +1,9 @@
 """A recipe: a chain of links for the clients, and a rule for the server.
 
-A recipe names the link states that the server sends to the clients (`sent`), the states that
-clients return and the server averages (`returned`), and the states that a client stores until it
-takes part again (`persistent`). The server's rule computes the next model from the old one. The
-rest of a federated round is the same for all recipes. `recipes.py` defines the named recipes.
+A recipe names three groups of link states. The server sends the states in `sent` to the clients.
+Clients return the states in `returned`, and the server averages them. A client stores the states in
+`persistent` until it takes part again. The server's rule computes the next model from the old one.
+The rest of a federated round is the same for all recipes. `recipes.py` defines the named recipes.
 """
 
 import dataclasses

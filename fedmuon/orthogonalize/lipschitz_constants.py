@@ -444,10 +444,10 @@ def max_deviation(
 def _maximize(enclose: Enclose, first: float, last: float, least: float) -> float | None:
     """Return max |f| over [first, last], from enclosures of f on boxes (low, middle, high).
 
-    The method is branch and bound. A box is dropped as soon as its enclosure shows that it cannot
-    exceed the best value at a point by more than the gap, or by `least`. Rounding can widen an
-    enclosure by more than the gap (6e-9 was observed). A box that is too narrow to split then keeps
-    its own bound, which is looser but also guaranteed.
+    The method is branch and bound. A box is dropped if, by its enclosure, it cannot exceed the best
+    value at a point by more than the gap, or by `least`. Rounding can widen an enclosure by more
+    than the gap (6e-9 was observed). A box that is too narrow to split then keeps its own bound,
+    which is looser but also guaranteed.
     """
     edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]

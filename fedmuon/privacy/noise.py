@@ -134,8 +134,8 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
 
     A key stream draws each row with probability floor(rate 2^64) / 2^64. For rates of at least
     2^-11, this equals the rate. For smaller rates, it is less by under 2^-64. A smaller rate costs
-    no privacy: the release is then a mixture of a release at the larger rate and of one without the
-    example, so by convexity no epsilon is larger.
+    no privacy: the release is then a mixture of a release at the larger rate and a release without
+    the example. By convexity, no epsilon is larger.
 
     Returns:
         The rows, sorted; possibly none.

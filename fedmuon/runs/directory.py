@@ -463,8 +463,9 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
 
     Args:
         rounds: The records of all rounds from the first on, evaluated or not.
-        x: `rounds`; `seconds`, as simulated by `[devices]`; or the megabytes of all messages until
-            the end of the round, `bytes-up` for client messages and `bytes` for both directions.
+        x: `rounds`, `seconds`, `bytes-up` or `bytes`. Seconds are simulated by `[devices]`. The
+            other two are megabytes until the end of the round: `bytes-up` counts client messages,
+            and `bytes` counts both directions.
         name: The name of the run in error messages.
 
     Raises:

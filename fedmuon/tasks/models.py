@@ -189,7 +189,7 @@ def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     multiple of 16.
 
     This is the CifarNet of Newton–Schulz convergence and of Jordan's speed runs, with two changes
-    for federated averaging: the first convolution is trained, not whitened from the data, and the
+    for federated averaging. The first convolution is trained, not whitened from the data, and the
     norms are GroupNorms.
     """
     pairs = [_pair(24, width), _pair(width, 256), _pair(256, 256)]

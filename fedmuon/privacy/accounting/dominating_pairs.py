@@ -26,8 +26,8 @@ of the same paper). All bounds are attained by contributions of full length, whi
 in (1). QED.
 
 In (1), the map x -> -x exchanges P and Q. In (2), the larger of the two directions counts, and each
-direction is composed with itself. The reason is that an example is present in all steps or in none,
-and that it depends on a which direction is larger (Lebeda, Regehr, Kamath, Steinke 2024). Doubling
+direction is composed with itself. The reason is that an example is present in all steps or in none.
+Which direction is larger depends on the number a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling
 the sensitivity in (2) is not the same as (1), where N(0) is between the other two: 200 releases
 with q = 0.02 and s = 1 would spend 12.2, but they spend 2.59.
 

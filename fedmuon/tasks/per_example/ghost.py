@@ -1,8 +1,8 @@
 """Per-example gradients of a layer, from its input and the gradient with respect to its output.
 
-A rule receives every use of the layer: its inputs at each point (`reads`), and the output gradients
-at these points (`slopes`), already multiplied by the coefficients of the points. It returns the
-per-example gradients of the layer's parameters by name.
+A rule receives every use of the layer. A use consists of the inputs at each point (`reads`) and the
+output gradients at each point (`slopes`). The slopes are already multiplied by the coefficients of
+the points. The rule returns the per-example gradients of the layer's parameters by name.
 """
 
 import contextlib
