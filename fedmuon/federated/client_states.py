@@ -50,7 +50,7 @@ class ClientStates:
     checkpoints: tuple[int, ...] = field(default=(), init=False)  # rounds from which to resume
     _several: set[int] = field(default_factory=set, init=False)  # clients with several states
     _new: dict[Key, Flat] = field(default_factory=dict, init=False)  # states in no file yet
-    _read: OrderedDict[Key, Flat] = field(default_factory=OrderedDict, init=False)  # newest last
+    _read: OrderedDict[Key, Flat] = field(default_factory=OrderedDict, init=False)  # by last use
     _bytes: int = field(default=0, init=False)  # bytes of `_new` and `_read`
     _place: dict[Key, tuple[int, int]] = field(default_factory=dict, init=False)  # file, row
     _count: dict[int, int] = field(default_factory=dict, init=False)  # file -> needed states

@@ -571,7 +571,7 @@ class Compression:
         return self.feedback == "ef21"
 
     def _base(self, sent: Trees, tree: str) -> Params:
-        """Return the tensors to which the update of a tree is added; empty if it is an update."""
+        """Return the base of a tree's update; empty if the tree is itself an update."""
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
     def message(

@@ -158,7 +158,7 @@ def factorization_flops(m: int, width: int) -> float:
 
 
 def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.dtype) -> float:
-    """Return the flop of `newton_schulz` on an ordinary matrix, on Z or on the Gram matrix."""
+    """Return the flop of `newton_schulz` on a matrix of ordinary size (on Z or the Gram matrix)."""
     short, long = sorted((m, n))
     large, small = 2 * long * short**2, 2 * short**3
     squares = sum(max(0, degree(one) - 1) for one in polynomials)

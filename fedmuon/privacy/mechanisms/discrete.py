@@ -94,7 +94,7 @@ def _looked_at(
         exponent = Fraction(int(size[rest[k]]) ** 2, twice)
         answer[k] = less(int(uniform[k]), weight, exponent, words)
     for k in np.flatnonzero(beyond & (uniform < 2**36)):
-        steps = 0  # then: the size beyond 8 sigma, and the factor of rho in its probability (2)
+        steps = 0  # draw a size beyond 8 sigma, and compute the factor of rho in (2)
         while not (word := int(words(1)[0])) & 1:
             steps += 1
         far = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
