@@ -45,7 +45,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
-        """Create the data sets from rows [S, 3]; a row of -1 is the unchanged data set."""
+        """Create the data sets from rows [S, 3]; a row of three -1 is the unchanged data set."""
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))

@@ -21,7 +21,7 @@ PARTITIONS: Registry[Partition] = Registry()
 
 @PARTITIONS.add("dirichlet")
 def dirichlet(alpha: float, minimum: int) -> Partition:
-    """Deal the samples of each class in proportions drawn from Dir(alpha 1_N).
+    """Split the samples of each class over clients, in proportions drawn from Dir(alpha 1_N).
 
     After that, clients with fewer than `minimum` samples receive samples from the largest clients.
     With a small alpha, each client has few classes. With alpha = inf, every class is split evenly.
