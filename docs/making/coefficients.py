@@ -19,48 +19,50 @@ HEAD = """# Newton–Schulz coefficients
 
 `[orthogonalizer] coefficients` names a set of polynomials, one per step. Step t maps each singular
 value x of the normalized matrix to a x + b x³ + c x⁵ + …. The composition of the first T steps is
-p_T. A list that is too short repeats its last step; one that is too long is cut.
+p_T. If a set has fewer than T steps, its last step is repeated. If it has more, only the first T
+steps are used.
 
-`[orthogonalizer] safety` divides the argument of all steps of a set but the last, as Polar Express
-does (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express` are those of
-`polar-express-e3` with 1.01, rounded. Other factors have other numbers: `fedmuon bound` and
-`fedmuon.orthogonalize.lipschitz` compute them.
+`[orthogonalizer] safety` divides the argument of every step of a set except the last, as Polar
+Express does (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express` are those of
+`polar-express-e3` with the factor 1.01, rounded. The numbers of this page are for sets without an
+additional factor. For other factors, use `fedmuon bound` and `fedmuon.orthogonalize.lipschitz`.
 
-Each number below is an upper bound, proved by interval arithmetic for the coefficients as doubles,
-and rounded up. Where the arithmetic could not bound it, the table says "unknown".
+Each number below is an upper bound. It is proved by interval arithmetic for the coefficients in
+float64, and rounded up. If interval arithmetic finds no bound, the table says "unknown".
 
-- **T** is the number of steps of the row: those of the set, or 5 if it repeats one step.
-- **p_T′(0)** is the product of all a. It says how fast small singular values grow.
+- **T** is the number of steps in the set, or 5 if the set repeats one step.
+- **p_T′(0)** is the product of the coefficients a of all steps. It says how fast small singular
+  values grow.
 - **L** is the maximum of |p_T′| on [0, 1]. It is the Lipschitz constant of the scalar map on [0, 1]
   and of the matrix map X ↦ U p_T(S) Vᵀ, in the Frobenius norm, on matrices of operator norm at most
   1. The orthogonalizer also normalizes, so its constant is L / ε with `plus` and `max`, and L with
   `unit`.
 - **max |p_T|** is the maximum on [0, 1], which bounds the operator norm of the output.
 - **Error** is the maximum of |p_T(x) − 1| on [ε, 1]. An error below 1 proves that p_T is positive
-  there, so no direction of the step changes its sign.
+  on this interval, so the step does not reverse a direction.
 
 """
 PROOF = """
 ## How it is proved
 
 `max_slope` and `max_deviation` in `fedmuon.orthogonalize.lipschitz_constants` split [0, 1] into
-boxes and enclose p_T, or p_T′, on each of them. Every operation rounds outward by one unit in the
-last place. A box is dropped when its enclosure cannot exceed the largest value seen at a point by a
-relative 10⁻⁹; the others are split. So the number is never below the maximum. It exceeds it by a
-relative 10⁻⁹, or by the effect of rounding, which is below 10⁻⁵ in this table.
+boxes and enclose p_T, or p_T′, on each box. Every operation rounds outward by one unit in the last
+place. A box is dropped if its enclosure exceeds the largest value found at a point by at most a
+relative 10⁻⁹. All other boxes are split. So the number is never below the maximum. It exceeds the
+maximum by at most a relative 10⁻⁹ or the effect of rounding, which is below 10⁻⁵ in this table.
 
-The step from scalars to matrices is a theorem: an odd function with the Lipschitz constant L on
-[−1, 1] gives a matrix map with the same constant in the Frobenius norm on the unit ball of the
-operator norm, because the derivative multiplies entries by divided differences, which are slopes of
-chords (Daleckii and Krein). The matrix map attains L wherever p_T is steepest.
+The step from scalars to matrices is a theorem: if an odd function has the Lipschitz constant L on
+[−1, 1], the matrix map has the same constant in the Frobenius norm on the unit ball of the operator
+norm. The reason is that the derivative multiplies entries by divided differences, which are slopes
+of chords (Daleckii and Krein). The matrix map attains L wherever p_T is steepest.
 
-The proofs are about exact arithmetic. Rounding in float32 or bfloat16 is not counted.
+The proofs assume exact arithmetic. They do not count rounding in float32 or bfloat16.
 
 The tests recompute this page, and compare each number with a dense sample of p_T and p_T′.
 """
 SIGN = """
-`turbo` has an error above 1: p_T is negative from 0.884 on. Such a step goes uphill along the
-largest singular values. The set is made for matrices whose singular values stay below that.
+`turbo` has an error above 1: p_T is negative from 0.884 on. So for the largest singular values, the
+step has the wrong sign. The set is designed for matrices whose singular values stay below 0.884.
 """
 
 
