@@ -530,8 +530,7 @@ class Compression:
     factors of `power`.
 
     Sources: Seide et al. 2014 and Karimireddy et al. 2019 (arXiv:1901.09847) for "error"; Richtarik
-        et
-    al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for "ef21", with
+    et al. 2021 (arXiv:2106.05203) and Fatkhullin et al. 2021 (arXiv:2110.03294) for "ef21", with
     partial participation.
 
     Attributes:

@@ -282,8 +282,7 @@ def fedmuon_aligned(
     last global direction.
 
     State: M and D, sent to the clients; M is averaged. Guarantee: the stability recursion with a
-        third
-    state (global constants). Source: Stability note, Remark 3.2.
+    third state (global constants). Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -398,9 +397,8 @@ def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 
     the next X.
 
     State: v_i stays with its client. It starts from the first model, and takes as many steps as x,
-        with
-    the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no certificate
-    is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    with the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no
+    certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
@@ -533,8 +531,7 @@ def fedadagrad(
     D = mean - X;  v <- v + D^2;  X <- X + server_lr D / (sqrt(v) + tau).
 
     State: v, which starts at tau^2, and the last D, both on the server. Guarantee: no certificate
-        is
-    known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+    is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -701,9 +698,8 @@ def fedmuon_corrected(
     Server: C <- C + (1/N) sum_i (C_i+ - C_i);  X <- (1 - K/N) X + (1/N) sum_i x_i.
 
     State: M_i and C_i stay with their client. The server sends C, and clients return the change of
-        C_i.
-    Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO (arXiv:2509.26337),
-    which claims convergence for any number of Newton-Schulz steps.
+    C_i. Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO
+    (arXiv:2509.26337), which claims convergence for any number of Newton-Schulz steps.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -795,9 +791,8 @@ def fedmuon_svd(
     The receiver sets M <- L R.
 
     State: M, sent and returned as factors, and averaged. Nothing corrects for the part that the
-        factors
-    lose. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403). The
-    alignment of that paper is in `fedmuon-aligned`.
+    factors lose. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403).
+    The alignment of that paper is in `fedmuon-aligned`.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -967,8 +962,7 @@ def diloco(
     D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
 
     State: v, on the server. The clients' moments restart in every round; in the paper, the few
-        workers
-    store their moments. Guarantee: no certificate is known. Source: Douillard et al. 2023
+    workers store their moments. Guarantee: no certificate is known. Source: Douillard et al. 2023
     (arXiv:2311.08105).
 
     Args:
@@ -1173,9 +1167,8 @@ def muon(
     This is a centralized optimizer. With several clients, the server averages models and all
     lasting states.
 
-    State: every lasting state, averaged. Guarantee: with one client, as for FedMuon. Source:
-        Jordan et
-    al. 2024; Nesterov Muon.
+    State: every lasting state, averaged. Guarantee: with one client, as for FedMuon. Source: Jordan
+    et al. 2024; Nesterov Muon.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.

@@ -55,8 +55,7 @@ def newton_schulz(
     is near U V^T if the coefficients converge and no positive singular value is very small.
 
     Guarantee: L-Lipschitz in the Frobenius norm, where L is the steepest slope of p_T on [0, 1]
-        divided
-    by the floor of the divisor (eps, or 1 for `unit`). The paper states a larger constant,
+    divided by the floor of the divisor (eps, or 1 for `unit`). The paper states a larger constant,
     Lambda_T. For `aol`, no constant exists, and U and V belong to the preconditioned matrix.
 
     Source: Stability note, Lemma D.3. Each table in `COEFFICIENTS` names its own source.
@@ -108,9 +107,8 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
     are equal.
 
     Source: Turbo-Muon (arXiv:2512.04632), based on almost-orthogonal layers (arXiv:2208.03160).
-        Their
-    code applies the floor eps to sum_j |G_ij|. This function applies it to the root, so eps has the
-    unit of M.
+    Their code applies the floor eps to sum_j |G_ij|. This function applies it to the root, so eps
+    has the unit of M.
 
     Args:
         matrix: The stack M [..., m, n].

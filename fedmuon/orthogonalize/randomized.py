@@ -51,8 +51,7 @@ def randomized_polar(
     Newton–Schulz polynomial of `newton_schulz`.
 
     Guarantee: no Lipschitz constant, because a small change of M can make the sketch miss a
-        direction.
-    The paper Nesterov Muon bounds the quality (gamma, nu) of the result instead.
+    direction. The paper Nesterov Muon bounds the quality (gamma, nu) of the result instead.
 
     Source: Nesterov Muon, Algorithm 1 (`gaussian`) and Algorithm 2 (`kaczmarz`).
 
