@@ -44,7 +44,10 @@ def show(
     ] = None,
     clients: Annotated[
         bool,
-        Option("--clients", help="Show the distribution over clients and the worst clients."),
+        Option(
+            "--clients",
+            help="Show how loss and accuracy vary between clients, and the worst clients.",
+        ),
     ] = False,
     figure: Annotated[
         Path | None,

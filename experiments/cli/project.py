@@ -117,8 +117,8 @@ def score_text(
     references: Annotated[
         Path,
         Argument(
-            help="Text file with one reference per line, and an empty line between the references "
-            "of two sentences."
+            help="Text file with one reference per line. An empty line separates the references of "
+            "a sentence from those of the next one."
         ),
     ],
 ) -> None:

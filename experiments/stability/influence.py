@@ -79,8 +79,8 @@ class Candidates:
             most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
             raise InputError(
-                "no held-out sample has a label of a participant, so none can replace one of its "
-                "samples: lower [data] train so that some remain"
+                "no held-out sample has the class label of a participant's sample, so there are no "
+                "samples to replace with: lower [data] train to hold out more samples"
             )
         if len(index) > most:
             rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)

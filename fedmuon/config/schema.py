@@ -67,7 +67,9 @@ def _pairs(value: Any) -> Any:
         return value
     for name, one in value.items():
         if not isinstance(one, Scalar):
-            raise ValueError(f"option {name} is no single value: give a number, a word or a switch")
+            raise ValueError(
+                f"option {name} must be one value: a number, a string, or true or false"
+            )
     return tuple(sorted(value.items()))
 
 
@@ -1279,10 +1281,10 @@ class Stability(Table):
     )
     constants: Literal["ball", "global"] = key(
         "ball",
-        "Constants of the task. ball: suprema over the ball around X⁰ that the iterates cannot "
-        "leave, step by step. global: suprema over all models, as in the Stability note. Global "
-        "constants are always used for bounds without a run unless X⁰ = 0, and with alignment, "
-        "weight decay, a custom orthogonalizer or your own Lg.",
+        "Constants of the task. ball: at each step, the suprema over the ball around X⁰ that the "
+        "iterates cannot leave until then. global: suprema over all models, as in the Stability "
+        "note. Global constants are always used for bounds without a run unless X⁰ = 0, and with "
+        "alignment, weight decay, a custom orthogonalizer or your own Lg.",
         read_if=MATRIX_TASK,
     )
     realized: bool = key(

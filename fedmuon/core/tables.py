@@ -88,7 +88,9 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         except (RecursionError, ValueError) as error:
             nested = isinstance(error, RecursionError)
             why = NESTED if nested else "the number has too many digits"
-            raise InputError(f"--set {name} is not valid ({why}): give a plain value") from None
+            raise InputError(
+                f"--set {name} is not valid ({why}): give a number, a string, or true or false"
+            ) from None
         put(tables, name, parsed)
     return tables
 

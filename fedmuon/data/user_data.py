@@ -66,10 +66,10 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
         lost = [one for one in like if one not in named]
         more = [one for one in named if one not in like]
         raise InputError(
-            f"the samples of {name} have "
+            f"the samples of {name} "
             + " and ".join(
                 f"{word} {_listed(names)}"
-                for word, names in (("no input", lost), ("the further input", more))
+                for word, names in (("lack the input", lost), ("have the unexpected input", more))
                 if names
             )
             + ": use the same names in data and test"
@@ -168,8 +168,8 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
-            f"[data] target = '{target}' is not an entry of the samples of {name}, which have "
-            f"{_listed(item)}: set it to the entry of the label"
+            f"[data] target = '{target}' does not exist: the samples of {name} contain "
+            f"{_listed(item)}. Set target to the key of the label."
         )
     if len(usual) != 1:
         raise InputError(

@@ -123,7 +123,7 @@ def build_recipe(
     if found.keeps_states or found.client is not None or found.counted:
         raise InputError(
             "[privacy] level = 'client' clips what a client returns and adds noise to it, but "
-            "this recipe also stores, returns or counts something that is not clipped: choose "
+            "this recipe also stores or sends other data, which is not clipped: choose "
             "fedavg, fedavgm, local-muon or fedmuon"
         )
     for name in found.returned:

@@ -217,8 +217,8 @@ class Recipe:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
             if link.lasting and link.name in self.returned and lost:
                 raise InputError(
-                    f"the link {link.name} is lasting and its state is returned, but it begins "
-                    f"afresh in every round: name it in {' and in '.join(lost)}, too, or set "
+                    f"the link {link.name} has lasting=True, but its state is reset in every round "
+                    f"because {' and '.join(lost)} does not list it: add {link.name} there, or set "
                     "lasting=False"
                 )
         follows = [one.name for one in self.chain.links if one.averaged is not None]

@@ -187,7 +187,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "matches several columns"),
     (LABELLED[["label"]], "label", "without columns"),
     (LABELLED.assign(label="a"), "label", "'label' of type .*: number the classes"),
-    (ITEMS, "kind", "'kind' is not an entry of the samples of data, which have x, y: set it"),
+    (ITEMS, "kind", "'kind' does not exist: the samples of data contain x, y"),
     (PAIRS, "y", "no effect, because the samples of data are not dicts"),
     ((X, Y), "y", "no effect: data is a tuple, which has neither columns nor dict items"),
     (as_source((X, Y)), "y", "no effect, because a Source already has labels"),
@@ -235,7 +235,8 @@ def test_test_samples_are_aligned_by_name(kind: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(found.inputs, expected.inputs)
     np.testing.assert_array_equal(found.labels, expected.labels)
     with pytest.raises(
-        InputError, match="test have no input b and the further input z: use the same names"
+        InputError,
+        match="test lack the input b and have the unexpected input z: use the same names",
     ):
         as_source(train, renamed({"b": "z"}, "abc"), target=target)
 

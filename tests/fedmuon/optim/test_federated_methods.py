@@ -450,7 +450,7 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
         (
             "scaffold",
             {"privacy": {"level": "client", "noise": 1.0}},
-            "also stores, returns or counts",
+            "also stores or sends other data",
         ),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 3}}, "no effect, because epochs"),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 5, "schedule": "heavy-tailed"}}, "leaves"),
