@@ -3,10 +3,10 @@
     python3 tests/fresh.py [TARGET ...]
 
 It clones HEAD into a new folder. There it runs `make run`, `make test`, and each `fedmuon` command
-of the first page, with an empty HOME, a PATH of a few programs, and neither a browser, fonts nor
-data sets. These folders are covered by empty ones where the system allows a mount namespace, and
-hidden by variables elsewhere. Then it makes each TARGET in the same clone, with the caller's
-environment. So continuous integration sets up only once.
+of the first page in an empty folder, with an empty HOME, a PATH of a few programs, and neither a
+browser, fonts nor data sets. The folders of data and fonts are covered by empty ones where the
+system allows a mount namespace, and hidden by variables elsewhere. Then it makes each TARGET in the
+same clone, with the caller's environment. So continuous integration sets up only once.
 """
 
 import os
@@ -103,13 +103,15 @@ def main(targets: list[str]) -> None:
             for goal in ("run", "test")
         }
         settings["PATH"] = f"{tree / '.venv' / 'bin'}{os.pathsep}{settings['PATH']}"
+        work = folder / "work"  # apart from the clone, whose files `make check` reads
+        work.mkdir()
         for act, what in steps(tree / PAGE):
             if act == "write":
                 name, _, text = what.partition("\n")
-                (tree / name).write_text(text, encoding="utf-8")
+                (work / name).write_text(text, encoding="utf-8")
             else:
                 print(f"$ {what}", flush=True)
-                seconds[what] = timed([*prefix, *shlex.split(what)], tree, settings)
+                seconds[what] = timed([*prefix, *shlex.split(what)], work, settings)
         for goal in targets:
             seconds[f"make {goal}"] = timed(["make", goal], tree)
         print("Each command works in a fresh clone. Seconds:")

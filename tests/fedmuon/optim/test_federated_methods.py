@@ -446,7 +446,11 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
     [
         ("scaffold", {"federation": {"aggregate": "by-samples"}}, "plain mean"),
         ("fednova", {"federation": {"aggregate": "median"}}, "by their weights"),
-        ("fednova", {"privacy": {"level": "client", "noise": 1.0}}, "also stores or sends other data"),
+        (
+            "fednova",
+            {"privacy": {"level": "client", "noise": 1.0}},
+            "also stores or sends other data",
+        ),
         (
             "scaffold",
             {"privacy": {"level": "client", "noise": 1.0}},
