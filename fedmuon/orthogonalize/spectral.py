@@ -223,11 +223,12 @@ def inverse_root(product: Tensor, root: Tensor) -> Tensor:
     r = product / size[..., None, None]
     r.diagonal(dim1=-2, dim2=-1).add_((square / size)[..., None])
     r, z = r.view(-1, *product.shape[-2:]), None
-    for a, b, c in QUINTICS:
+    for step, (a, b, c) in enumerate(QUINTICS, 1):
         q = torch.baddbmm(r, r, r, beta=b, alpha=c)
         q.diagonal(dim1=-2, dim2=-1).add_(a)
         z = q if z is None else z @ q
-        r = q @ r @ q
+        if step < len(QUINTICS):  # the last one is not needed
+            r = q @ r @ q
     assert z is not None
     return z.view(product.shape) / size.sqrt()[..., None, None]
 
