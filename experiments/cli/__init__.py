@@ -91,9 +91,11 @@ class Laboratory(Group):
 
 app = typer.Typer(
     cls=Laboratory,
-    help="Simulate federated and private learning with orthogonalized momentum (Muon), and compare "
-    "runs with theory.\n\nStart with [bold]fedmuon run[/]. Every command explains itself: "
-    "[bold]fedmuon COMMAND --help[/].",
+    help=(
+        "Simulate federated and private learning with orthogonalized momentum (Muon), and "
+        "compare runs with theory.\n\nStart with [bold]fedmuon run[/]. For the help of a "
+        "command, use [bold]fedmuon COMMAND --help[/]."
+    ),
     epilog="Exit codes: " + "; ".join(f"{code}: {what}" for code, what in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -117,7 +119,7 @@ def main(arguments: list[str] | None = None) -> Any:
             for argument in arguments or ():
                 if "\0" in argument:  # system calls would cut the argument at the NUL
                     raise InputError(
-                        f"the argument {argument!r} contains a NUL character: remove it"
+                        f"the argument {argument!r} contains a NUL character: remove this character"
                     )
             return app(arguments)
         except InputError as error:
@@ -133,7 +135,10 @@ def main(arguments: list[str] | None = None) -> Any:
                 path = Path(error.filename) if isinstance(error.filename, str) else None
                 why = f"the system refuses {place} {why_and_remedy(error, path)}"
             elif not why and isinstance(error, MemoryError):
-                why = "this machine has too little memory: make the experiment smaller"
+                why = (
+                    "this machine has too little memory for the command. Make the experiment "
+                    "smaller, for example with fewer clients per round or a smaller model."
+                )
             if why is None:
                 raise
             complain(why)

@@ -18,7 +18,7 @@ from fedmuon.experiments.cli.output import print_path, tell
 from fedmuon.experiments.tables import columns, facts
 
 app = typer.Typer(
-    help="Explain config keys, or write a config to start from.", no_args_is_help=True
+    help="Explain the config keys, or write a config file to start from.", no_args_is_help=True
 )
 UPLINK = "compression.uplink"
 SAID = {
@@ -60,7 +60,7 @@ def explain(
     found = describe.find(key)
     known = SAID.get(found.whole, {})
     own = found.whole in NAMES
-    names = "one of these names, or package.module:object of your own"
+    names = "one of these names, or your own object as package.module:object"
     lines = {
         "description": found.what,
         "default": found.default,
@@ -100,7 +100,7 @@ def init(
         typer.echo(commented(), nl=False)
         return
     if file.exists():
-        raise InputError(f"{file} already exists: choose another name")
+        raise InputError(f"{file} already exists. Choose another name, or remove the file.")
     with mendable(file, "write"):
         write_bytes(file, commented().encode())
     print_path("Config written to", file)

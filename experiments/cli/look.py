@@ -46,7 +46,9 @@ def show(
         bool,
         Option(
             "--clients",
-            help="Show how loss and accuracy vary between clients, and the worst clients.",
+            help=(
+                "Show how loss and accuracy vary between clients, with the mean of the worst tenth."
+            ),
         ),
     ] = False,
     figure: Annotated[
@@ -61,15 +63,18 @@ def show(
 ) -> None:
     """Show a run or a sweep: its settings, curves and results.
 
-    The run may be unfinished. The option --clients needs a run that was made with `fedmuon run
-    --clients`.
+    The run may be unfinished. The option --clients works only for a run that was started with
+    `fedmuon run --clients`.
 
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
     from fedmuon.experiments.inspect.status import run_status  # the config
 
     if clients and x != "rounds":
-        raise InputError("--x is the axis of a run's curves: remove --x or --clients")
+        raise InputError(
+            "--x has no effect with --clients, because it sets the horizontal axis of the run's "
+            "curves. Remove --x or --clients."
+        )
     if (run_dir / tables.SWEEP).is_file():
         given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
         _show_sweep(run_dir, [f"--{name}" for name, value in given.items() if value])
@@ -115,7 +120,8 @@ def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
 
     if asked:
         raise InputError(
-            f"{asked[0]} is for one run, and {folder} is a sweep: name a run in {folder / 'runs'}"
+            f"{asked[0]} works only for a single run, but {folder} is a sweep. Pass one of the "
+            f"run folders in {folder / 'runs'}."
         )
     summary = read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))
     tell(summary, *([] if style.as_json else sweep_parts(summary)))
@@ -197,16 +203,19 @@ def watch(folder: Runs = completion.RUNS) -> None:
     from fedmuon.experiments.inspect.watch import Server  # the config
 
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: name a run folder, or a folder with runs")
+        raise InputError(
+            f"{folder} is not a folder. Pass a run folder, or a folder that contains runs."
+        )
     try:
         server = Server(folder)
     except OSError as error:
         raise InputError(
-            f"no page can be served on 127.0.0.1 ({error.strerror}): free a port or a socket"
+            f"the page cannot be served on 127.0.0.1 ({error.strerror}). Close programs that use "
+            "network ports, and try again."
         ) from None
     with server, contextlib.suppress(Interrupted):
         console.print(
-            f"{server.url} follows {folder} until Ctrl-C",
+            f"{server.url} shows the runs in {folder}. Press Ctrl-C to stop.",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         server.serve_forever()
@@ -227,14 +236,17 @@ def compare(
 ) -> None:
     """Compare finished runs: their results and the keys in which they differ.
 
-    Runs that differ only in the seed form one row, with mean and standard deviation.
+    If runs differ only in the seed, one row shows their mean and standard deviation.
 
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
     from fedmuon.experiments.inspect import listing  # the config
 
     if figure is None and x != "rounds":
-        raise InputError("--x is the axis of the figure: add --figure FILE")
+        raise InputError(
+            "--x sets the horizontal axis of the figure, but there is no figure. Add --figure "
+            "FILE or remove --x."
+        )
     places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
     found, whole, measured, keys = listing.side_by_side(places)
     drawn = None if figure is None else found.plot(x=x).figure  # an error comes before the tables
@@ -244,7 +256,9 @@ def compare(
         [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]
     )
     if any(name.endswith(SPREAD) for name in found.measures):
-        parts.append(Text("± is the standard deviation over seeds (of a sample, over n - 1)."))
+        parts.append(
+            Text("± is the sample standard deviation over seeds (with n - 1 in the denominator).")
+        )
     for (name, *_), row in zip(whole[1], found.rows, strict=True):
         if "spent epsilon" in row:
             parts.append(Text(f"{name}: {listing.spent(row)}"))
@@ -265,7 +279,10 @@ def report(
     folder: Annotated[
         Path,
         Argument(
-            help="Output folder of suite, stability or run, or a folder of such folders.",
+            help=(
+                "Output folder of `fedmuon suite`, `stability` or `run`, or a folder that "
+                "contains several of them."
+            ),
             autocompletion=completion.run_folders,
         ),
     ],
@@ -273,8 +290,8 @@ def report(
     """Write a report page with figures and a verdict for each claim.
 
     The page is one self-contained HTML file. It shows suites, runs of `fedmuon stability`, and
-    plain runs. If folders are damaged, the command leaves them out, prints a warning for each of
-    them, and ends with exit code 2. It also prints a warning for each unfinished folder.
+    plain runs. The command leaves damaged folders out, prints a warning for each of them, and
+    ends with exit code 2. It also prints a warning for each unfinished folder.
 
     Example: [bold]fedmuon report runs/A1[/]
     """

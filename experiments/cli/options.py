@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 ConfigFile = Annotated[
     Path | None,
-    Argument(help="Config file (TOML). Default: the default config, mnist5k with 20 clients."),
+    Argument(
+        help=(
+            "Config file (TOML). Without a file, the default config is used: data mnist5k with 20 "
+            "clients."
+        )
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -45,7 +50,7 @@ Overrides = Annotated[
     ),
 ]
 OutFolder = Annotated[
-    Path | None, Option("--out", help="Run folder. By default, a new folder in runs/.")
+    Path | None, Option("--out", help="Run folder. Default: a new folder in runs/.")
 ]
 Resume = Annotated[
     bool, Option("--resume", help="Resume the interrupted run in --out, bit-identically.")
@@ -54,7 +59,10 @@ EngineName = Annotated[
     str | None,
     Option(
         "--engine",
-        help="Where the clients run: inline, ray or deployment.",
+        help=(
+            "Where the clients run: inline (in this process), ray (in Ray workers) or deployment "
+            "(on Flower SuperNodes)."
+        ),
         autocompletion=completion.value_of("engine.name"),
     ),
 ]
@@ -63,7 +71,7 @@ DataName = Annotated[
     str | None,
     Option(
         "--data",
-        help="Source of samples. `fedmuon list data` shows the names.",
+        help="Name of the data source. `fedmuon list data` shows the names.",
         autocompletion=completion.value_of("data.name"),
     ),
 ]
@@ -75,8 +83,10 @@ GivenGrid = Annotated[
     Option(
         "--grid",
         metavar="TABLE.KEY=VALUES",
-        help="Values of one key: a list a,b,c, or a range such as lo:hi:log7 or lo:hi:lin5 (7 or "
-        "5 values). You can repeat this option.",
+        help=(
+            "Values of one config key: a list such as 1,2,4, or a range such as 0.01:10:log7 (7 "
+            "values, logarithmic) or 0:1:lin5 (5 values, linear). You can repeat this option."
+        ),
         autocompletion=completion.settings,
     ),
 ]
@@ -88,7 +98,7 @@ def count(text: str) -> int:
     with contextlib.suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
-    raise typer.BadParameter(f"{text} is not a whole number of 1 or more")
+    raise typer.BadParameter(f"{text} is not an integer that is at least 1")
 
 
 Jobs = Annotated[
@@ -152,7 +162,7 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             close = near(error.option_name, known)
-            advice = f"did you mean {close[0]}?" if close else "its options are in --help"
+            advice = f"did you mean {close[0]}?" if close else "use --help to see its options"
             raise click.UsageError(
                 f"{error.option_name} is not an option of {ctx.command_path}: {advice}", ctx
             ) from None
@@ -286,7 +296,10 @@ def chosen_config(
         there = None if named else load.to_resume(out)
     chosen = load.load(file or there, overrides)
     if incompatible.has_no_noise(chosen):
-        warn("[privacy] noise is 0, so nothing is private: epsilon is infinite")
+        warn(
+            "[privacy] noise is 0, so the run is not private and epsilon is infinite. Set noise "
+            "above 0."
+        )
     return chosen
 
 
@@ -320,12 +333,12 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
         elif why:
             saved = f"{folder} {why}: {AFRESH}"
         elif not command:
-            saved = f"this cannot be resumed: {AFRESH}"
+            saved = f"this command cannot be resumed: {AFRESH}"
         else:
-            held = f"a checkpoint of round {done} is written"
+            held = f"the checkpoint of round {done} is saved"
             if done is None:
                 some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
-                held = "what was finished is saved" if some else "no round is saved yet"
+                held = "all finished parts are saved" if some else "no round is saved yet"
             again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
             saved = f"{held}, resume with: {again}"
         complain(f"interrupted: {saved}")

@@ -39,11 +39,17 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NOISE = "Noise multiplier sigma: the noise of one block, divided by the clipping bound C."
-LOT = "Expected size of a Poisson lot, or size of a lot in a fixed order."
-POPULATION = "Number of examples of the client."
-STEPS = "Number of noisy releases T in the whole run."
-DELTA = "Delta. It should be well below 1 / population."
+NOISE = (
+    "Noise multiplier σ: the standard deviation of the noise of one parameter block, divided by "
+    "the clipping bound C."
+)
+LOT = (
+    "Number of examples in a lot, the batch of one private step. With Poisson sampling: the "
+    "expected number."
+)
+POPULATION = "Number of examples that the client has."
+STEPS = "Number of noisy releases (steps) in the whole run."
+DELTA = "Privacy parameter δ. It should be well below 1 / population."
 Noise = Annotated[float, Option("--noise", help=NOISE)]
 Lot = Annotated[float, Option("--lot", help=LOT)]
 Population = Annotated[int, Option("--population", help=POPULATION)]
@@ -51,14 +57,20 @@ Steps = Annotated[int, Option("--steps", help=STEPS)]
 Delta = Annotated[float, Option("--delta", help=DELTA)]
 Blocks = Annotated[
     int,
-    Option("--blocks", help="Number of blocks m. Each block is clipped to C; all are released."),
+    Option(
+        "--blocks",
+        help="Number of parameter blocks. Each step clips each block to C and releases all blocks.",
+    ),
 ]
 Mode = Annotated[
     str,
     Option(
         "--mode",
-        help="joint: count all blocks, which can be certified; per-release: reproduce the epsilons "
-        "of DP-Muon, Table 3, which are too small.",
+        help=(
+            "How blocks are counted. joint: count all blocks together, which a certified epsilon "
+            "requires. per-release: reproduce the published epsilons of DP-Muon (Table 3), which "
+            "are too small."
+        ),
         autocompletion=completion.among("joint", "per-release"),
     ),
 ]
@@ -76,9 +88,12 @@ Sampling = Annotated[
     str,
     Option(
         "--sampling",
-        help="How lots are drawn. poisson: each example at random, with amplification; shuffle or "
-        "cyclic: lots in a fixed order, without amplification; balls-in-bins (epsilon only): each "
-        "example is in one random, secret lot, and the lots take turns, by Monte Carlo.",
+        help=(
+            "How lots are drawn. poisson: each example joins a lot at random, which amplifies "
+            "privacy. shuffle or cyclic: lots in a fixed order, without amplification. "
+            "balls-in-bins (only for `fedmuon privacy epsilon`): each example is in one random, "
+            "secret lot, and the lots take turns; epsilon is estimated by Monte Carlo."
+        ),
         autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
 ]
@@ -86,39 +101,53 @@ Band = Annotated[
     int,
     Option(
         "--band",
-        help="With --sampling cyclic: number of steps whose noise is correlated, including the "
-        "current step. 1: independent noise.",
+        help=(
+            "With --sampling cyclic: number of consecutive steps whose noise is correlated, "
+            "including the current step. 1 means independent noise."
+        ),
     ),
 ]
 BufferCount = Annotated[
     int,
     Option(
         "--buffers",
-        help="With --sampling cyclic: number of buffers that correlate noise (BLT) instead of a "
-        "band. They are optimized for the number of steps.",
+        help=(
+            "With --sampling cyclic: number of buffers (BLT) that correlate the noise instead of "
+            "a band. The buffers are optimized for the number of steps."
+        ),
     ),
 ]
 Memory = Annotated[
     float,
     Option(
         "--momentum",
-        help="With --band or --buffers: the momentum beta whose noise is minimized. 1: minimize "
-        "the noise of sums.",
+        help=(
+            "With --band or --buffers: minimize the noise of a momentum with this coefficient β. "
+            "1 means to minimize the noise of sums."
+        ),
     ),
 ]
-Ahead = Annotated[bool, Option("--nesterov", help="The momentum has Nesterov's look-ahead.")]
+Ahead = Annotated[
+    bool, Option("--nesterov", help="Assume Nesterov momentum, which looks one step ahead.")
+]
 MaxLot = Annotated[
     int,
     Option(
         "--max-lot",
-        help="Maximum size of a Poisson lot. Larger lots are cut, and delta counts this. 0: none.",
+        help=(
+            "Maximum size of a Poisson lot. Larger lots are cut, and delta includes the "
+            "probability of a cut. 0 means no maximum."
+        ),
     ),
 ]
 Accountant = Annotated[
     str,
     Option(
         "--accountant",
-        help="pld: the built-in accountant; dp-accounting: the library, which starts more slowly.",
+        help=(
+            "pld: the built-in accountant. dp-accounting: the package dp-accounting, which takes "
+            "longer to load."
+        ),
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
 ]
@@ -143,7 +172,10 @@ def epsilon(
     max_lot: MaxLot = 0,
     trials: Annotated[
         int | None,
-        Option(help="Number of Monte Carlo draws for balls-in-bins. Default: 1,000,000."),
+        Option(
+            help="Number of Monte Carlo draws, only with --sampling balls-in-bins. Default: "
+            "1,000,000."
+        ),
     ] = None,
     accountant: Accountant = "pld",
 ) -> None:
@@ -154,14 +186,19 @@ def epsilon(
     """
     if sampling == accounts.BINS:
         if max_lot or accountant != "pld":
-            raise InputError("balls-in-bins does not use --max-lot and --accountant: remove them")
+            raise InputError(
+                "--max-lot and --accountant have no effect with --sampling balls-in-bins. Remove "
+                "these two options."
+            )
         correlation = band, (momentum, nesterov), buffers
         setting = noise, lot, population, steps, delta, blocks, mode, adjacency
         found = accounts.answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
         show(found, delta, population)
         return
     if trials is not None:
-        raise InputError("--trials is for --sampling balls-in-bins: remove it")
+        raise InputError(
+            "--trials has an effect only with --sampling balls-in-bins. Remove --trials."
+        )
     given = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
     correlation = band, (momentum, nesterov), buffers
     answer, cut = accounts.epsilon_and_cut(*given, correlation, max_lot, accountant)
@@ -171,7 +208,7 @@ def epsilon(
 
 @app.command(cls=Command)
 def sigma(
-    epsilon: Annotated[float, Option(help="Maximum epsilon to spend.")],
+    epsilon: Annotated[float, Option(help="Maximum epsilon that the run may spend.")],
     lot: Lot,
     population: Population,
     steps: Steps,
@@ -204,15 +241,19 @@ def correlated(
     lot: Lot,
     population: Population,
     steps: Steps,
-    momentum: Annotated[float, Option(help="Momentum beta. 1: noise of sums.")] = 0.95,
+    momentum: Annotated[
+        float, Option(help="Momentum β. 1 means to compare the noise of sums.")
+    ] = 0.95,
     nesterov: Ahead = False,
-    band: Annotated[int, Option(help="Number of correlated steps.")] = 16,
-    buffers: Annotated[int, Option(help="Number of buffers (BLT).")] = 2,
+    band: Annotated[
+        int, Option(help="Number of consecutive steps whose noise is correlated.")
+    ] = 16,
+    buffers: Annotated[int, Option(help="Number of buffers (BLT) that correlate the noise.")] = 2,
 ) -> None:
-    """Compare kinds of correlated noise by the noise of the momentum at equal epsilon.
+    """Compare kinds of correlated noise: show how noisy the momentum is at equal epsilon.
 
-    Lots are cyclic. The momentum is the matrix that Muon orthogonalizes. The names in parentheses
-    are values of \\[privacy] noise-correlation. For at most 1000 steps, the last row is a lower
+    The lots are cyclic. Muon orthogonalizes the momentum. Each name in parentheses is a value of
+    the config key \\[privacy] noise-correlation. For at most 1000 steps, the last row is a lower
     bound for all kinds of correlation.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
@@ -249,8 +290,8 @@ def correlated(
     tell(
         {"noise": noise},
         facts(
-            f"noise in an entry of the {'sum' if momentum == 1 else 'momentum'}, divided by that "
-            "of one release of all examples with the same ε",
+            f"noise in one entry of the {'sum' if momentum == 1 else 'momentum'}, relative to "
+            "one release of all examples with the same ε",
             [(name, f"{value:.4g}") for name, value in noise.items()],
         ),
     )
@@ -275,14 +316,17 @@ def tuned(
     adjacency: Adjacency = "zero-out",
     draw: Annotated[
         bool,
-        Option("--draw", help="Also draw the number of runs. Do this once, before the first run."),
+        Option(
+            "--draw",
+            help="Also draw the random number of runs to do. Draw only once, before the first run.",
+        ),
     ] = False,
 ) -> None:
     """Compute the epsilon of publishing only the best of several private runs.
 
-    Each run uses random settings from a list. The number of runs is random and secret, and nothing
-    about the other runs is published. You may compare runs only by their releases and on public
-    data (Papernot and Steinke 2022).
+    The epsilon is valid if you draw the settings of each run at random from a list, keep the random
+    number of runs secret, and publish nothing about the other runs. You may compare the runs only
+    by their releases and on public data (Papernot and Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
@@ -330,7 +374,7 @@ def audit(
     context: Context,
     run: Annotated[
         Path | None,
-        Argument(help="With --one-run: a config file, or the folder of an audited run."),
+        Argument(help="With --one-run: a config file, or the folder of a finished audited run."),
     ] = None,
     noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
     lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
@@ -341,22 +385,30 @@ def audit(
     trials: Annotated[
         int | None,
         Option(
-            help="Number of runs with the canary, and of runs without it. Default: 100000, or 2000 "
-            "with --code release."
+            help=(
+                "Number of simulated runs with the canary. The same number runs without the "
+                "canary. Default: 100000, or 2000 with --code release."
+            )
         ),
     ] = None,
     seed: Annotated[
         int | None,
         Option(
-            help="Random seed of the trials (default 0), or of the run with --one-run. It does not "
-            "determine lots, noise of steps and coins, which stay secret."
+            help=(
+                "Random seed of the simulated runs (default: 0). With --one-run: random seed of "
+                "the run. The lots, noise and coins of real training steps are secret and do not "
+                "depend on the seed."
+            )
         ),
     ] = None,
     code: Annotated[
         str,
         Option(
-            help="projected: simulate the component of each release along the canary; release: run "
-            "the private steps of a small network, for a few steps and blocks.",
+            help=(
+                "projected: simulate only the component of each release along the canary. "
+                "release: run the private training steps of a small network, with few steps and "
+                "blocks."
+            ),
             autocompletion=completion.among("projected", "release"),
         ),
     ] = "projected",
@@ -366,14 +418,19 @@ def audit(
     canaries: Annotated[
         int | None,
         Option(
-            help="With --one-run: number of canaries. Default: half the number of samples, or of "
-            "clients at level client."
+            help=(
+                "With --one-run: number of canaries. Default: half of the samples, or half of "
+                "the clients if privacy.level=client."
+            )
         ),
     ] = None,
     sees: Annotated[
         str,
         Option(
-            help="With --one-run: the data that the attack sees: releases, or the final model.",
+            help=(
+                "With --one-run: what the attack sees. releases: all releases of the run. model: "
+                "only the final model."
+            ),
             autocompletion=completion.among("releases", "model"),
         ),
     ] = "releases",
@@ -385,10 +442,10 @@ def audit(
     engine: EngineName = None,
     data: DataName = None,
 ) -> None:
-    """Audit epsilon: compute a lower bound from canaries, and compare it with the accountant.
+    """Audit epsilon: compute a lower bound with an attack, and compare it with the accountant.
 
-    A canary is an example that an attack tries to detect. Without --one-run, the command simulates
-    many runs of the setting that the options describe.
+    The attack tries to detect inserted examples (canaries). Without --one-run, the command
+    simulates many runs of the setting that the options describe.
 
     Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
     --delta 8e-6 --blocks 49[/]
@@ -397,8 +454,8 @@ def audit(
     --noise 1 --lot 8 --population 16 --steps 2 --delta 0.05 --blocks 2[/]
 
     With --one-run, the command trains a config once, with many canaries. The options --engine,
-    --data and --seed then change keys of the config. The secret coins, which decide which canaries
-    are trained on, are saved next to the run folder.
+    --data and --seed then change keys of the config. A secret coin per canary decides whether the
+    run trains on the canary. The command saves the coins next to the run folder.
 
     For one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
     """
@@ -408,13 +465,15 @@ def audit(
 
         if unread := _among(given, OF_MANY_RUNS):
             raise InputError(
-                f"--one-run does not use {unread}, which is for audits of many runs: remove it"
+                f"--one-run does not accept {unread}, which only audits of many runs use. Remove "
+                f"{unread}, or leave --one-run out."
             )
         if run is not None and run.is_dir():
             if unread := _among(given, (*OF_A_CONFIG, "--seed")):
                 raise InputError(
-                    f"{run} is an audited run, and showing its audit does not use {unread}: remove "
-                    "it, or name a config"
+                    f"{run} is the folder of an audited run, so the command only shows its "
+                    f"audit. Remove {unread}, or pass a config file instead of the folder to "
+                    "start a new audit."
                 )
             record = auditing.read_finished(run)
             tell(record, auditing.table(record))
@@ -432,10 +491,15 @@ def audit(
         print_path("The coins are in", auditing.coins(folder))
         return
     if unread := _among(given, ("run", *OF_A_CONFIG)):
-        raise InputError(f"audits of many runs do not use {unread}: add --one-run, or remove it")
+        raise InputError(
+            f"an audit of many runs does not accept {unread}. Add --one-run, or remove {unread}."
+        )
     if noise is None or lot is None or population is None or steps is None or delta is None:
         missing = ", ".join(one for one in OF_A_SETTING if one not in given)
-        raise InputError(f"{missing} is missing: add it, or use --one-run with a config")
+        raise InputError(
+            f"an audit of many runs also needs {missing}. Add {missing}, or use --one-run with a "
+            "config."
+        )
     from fedmuon.experiments.auditing import trials as auditing  # scipy
 
     require_at_most(1e9, noise=noise)

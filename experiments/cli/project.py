@@ -40,22 +40,30 @@ def new(
         close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
         advice = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
         raise InputError(
-            f"{name!r} is not a valid package name (lower-case letters, digits, _): {advice}"
+            f"{name!r} is not a valid package name: {advice}. A name begins with a lower-case "
+            "letter, contains only lower-case letters, digits and _, and is not a Python keyword."
         )
     if len(name) > LONGEST:
         raise InputError(
-            f"{name!r} has more than {LONGEST} characters, the maximum for a Flower app: choose a "
-            "shorter name"
+            f"{name!r} has {len(name)} characters, but the name of a Flower app has at most "
+            f"{LONGEST}. Choose a shorter name."
         )
     if name in TAKEN or (found is not None and found.origin is not None):
-        raise InputError(f"{name!r} is the name of another package: choose another name")
+        raise InputError(
+            f"{name!r} is already the name of another package or of a folder in the project. "
+            "Choose another name."
+        )
     if project.exists() and not (project.is_dir() and not any(project.iterdir())):
-        raise InputError(f"{project} already exists: choose a new or empty folder")
+        raise InputError(
+            f"{project} already exists and is not an empty folder. Choose a new or empty folder."
+        )
     for place, content in _files(name).items():
         file = project / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
-    tell_files([("The project is in", project), ("Its two commands are in", project / "README.md")])
+    tell_files(
+        [("The project is in", project), ("Its two commands are listed in", project / "README.md")]
+    )
 
 
 def _files(name: str) -> dict[str, str]:
@@ -89,12 +97,15 @@ def make_text(
             autocompletion=completion.among("e2e", "dart"),
         ),
     ] = "e2e",
-    tables: Annotated[int, Option(help="Number of tables, 10 to 5000.")] = 500,
+    tables: Annotated[int, Option(help="Number of tables to write, from 10 to 5000.")] = 500,
     domain: Annotated[
         str,
         Option(
             "--about",
-            help="Subject of the text: restaurants, or lodgings, with other wordings.",
+            help=(
+                "Subject of the sentences: restaurants or lodgings. The two subjects use "
+                "different wordings."
+            ),
             autocompletion=completion.among("restaurants", "lodgings"),
         ),
     ] = "restaurants",
@@ -117,8 +128,11 @@ def score_text(
     references: Annotated[
         Path,
         Argument(
-            help="Text file with one reference per line. An empty line separates the references of "
-            "a sentence from those of the next one."
+            help=(
+                "Text file with one reference per line. Several lines may be references of the "
+                "same sentence; an empty line separates them from the references of the next "
+                "sentence."
+            )
         ),
     ],
 ) -> None:

@@ -42,8 +42,10 @@ def run(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="Number of runs, with seeds counted up from --seed. One folder contains all runs, "
-            "with means and intervals.",
+            help=(
+                "Repeat the run with this number of seeds: --seed, --seed + 1, and so on. One "
+                "folder contains all runs, with means and intervals."
+            ),
         ),
     ] = None,
     jobs: options.Jobs = None,
@@ -72,12 +74,15 @@ def run(
     changes = options.changes_of(overrides, engine, ray_address, data, seed, clients)
     if seeds is not None:
         if watch or verbose:
-            raise InputError("--watch and --verbose are for one run: remove them or --seeds")
+            raise InputError(
+                "--watch and --verbose work only for a single run, but --seeds starts several "
+                "runs. Remove --watch and --verbose, or remove --seeds."
+            )
         _search(["run", *_config_words(config, changes)], config, changes, (), seeds, None, jobs,
                 None, out, resume)  # fmt: skip
         return
     if jobs is not None:
-        raise InputError("--jobs is for several runs: add --seeds")
+        raise InputError("--jobs works only for several runs. Add --seeds, or remove --jobs.")
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
@@ -91,9 +96,11 @@ def run(
                 if done == 0 and table.exists() and chosen and reads(chosen, "local.route"):
                     note(brief_routes(table.read_text(encoding="utf-8")))
                     local = RunStatus(folder).config.local
-                    fixed = "" if chosen.local.aux_lr else " (default; it does not follow lr)"
+                    fixed = (
+                        "" if chosen.local.aux_lr else " (the default, which does not depend on lr)"
+                    )
                     note(f"Step sizes: lr = {local.lr:g} for orthogonalized parameters, aux-lr = "
-                         f"{local.aux_lr:g} for the others{fixed}.")  # fmt: skip
+                        f"{local.aux_lr:g} for all other parameters{fixed}.")  # fmt: skip
                 progress.on_start(done, total)
 
             summary = execute(chosen, folder, resume, progress.on_round_end, on_start, verbose)
@@ -105,7 +112,7 @@ def run(
         print_path("This run has already finished. Results are in" if ended else "Results are in",
                    folder)  # fmt: skip
         if not (left := RunStatus(folder)).ended:
-            note(f"Its neighbours have not run yet, resume with: {left.again}")
+            note(f"The runs on neighbouring data sets are not finished, resume with: {left.again}")
 
 
 def plan(
@@ -118,9 +125,9 @@ def plan(
 ) -> None:
     """Estimate the time, memory and traffic of a run from a short trial.
 
-    The command takes about as long as a short run, because it reads the data and starts the
-    engine. It saves no files. On an idle machine, expect an error of up to 25%. If other programs
-    use the machine, the estimate is larger.
+    The command takes about as long as a short run, because it loads the data and starts the
+    engine. It saves no files. On an idle machine, the estimate is wrong by up to 25%. If other
+    programs use the machine, the estimate is too large.
 
     Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
@@ -139,14 +146,25 @@ def stability(
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     trials: Annotated[
-        int | None, Option(help="Number of neighbouring data sets. Default: 10.")
+        int | None, Option(help="Number of neighbouring data sets to train on. Default: 10.")
     ] = None,
     every: Annotated[
-        bool, Option("--all", help="Train once for each replaced sample (the census).")
+        bool,
+        Option(
+            "--all",
+            help="Train on every neighbouring data set: replace each sample once (a census).",
+        ),
     ] = False,
     hardest: Annotated[
         bool,
-        Option("--worst", help="Rank all replacements by derivatives, and train on the worst."),
+        Option(
+            "--worst",
+            help=(
+                "Rank all replacements by derivatives, and train on the neighbours with the "
+                "largest "
+                "predicted change."
+            ),
+        ),
     ] = False,
     resume: options.Resume = False,
     engine: options.EngineName = None,
@@ -164,7 +182,10 @@ def stability(
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
     if every and (hardest or trials is not None):
-        raise InputError("--all runs every neighbour: remove --worst and --trials")
+        raise InputError(
+            "--all already trains on every neighbouring data set. Remove --worst and --trials, "
+            "or remove --all."
+        )
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
@@ -172,7 +193,10 @@ def stability(
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     chosen = chosen and certificates.in_float64(chosen)
     if chosen and chosen.engine.dtype == "float32":
-        warn("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
+        warn(
+            "engine.dtype is float32, whose rounding can hide small perturbations. Set "
+            "engine.dtype=float64."
+        )
     folder = options.chosen_folder(out, chosen, resume)
     with options.resumable(folder, ["stability"]):
         with Progress(live(), "neighbours", lines=True) as progress:
@@ -189,21 +213,24 @@ def suite(
     name: Annotated[
         str,
         Argument(
-            help="Name of a suite (`fedmuon list suites`), or your own TOML file.",
+            help=(
+                "Name of a suite, or a TOML file with your own suite. `fedmuon list suites` "
+                "shows the names."
+            ),
             autocompletion=completion.suites,
         ),
     ],
     data: Annotated[
         str | None,
         Option(
-            help="Source of samples. Default: the source of the suite.",
+            help="Name of the data source. Default: the data source of the suite.",
             autocompletion=completion.value_of("data.name"),
         ),
     ] = None,
     scale: Annotated[
         str,
         Option(
-            help="full: the published grid; small: a grid that takes seconds.",
+            help="Size of the grid. full: the published grid. small: a grid that takes seconds.",
             autocompletion=completion.among("full", "small"),
         ),
     ] = "full",
@@ -224,11 +251,16 @@ def suite(
     overrides: options.Overrides = None,
     resume: Annotated[
         bool,
-        Option("--resume", help="Compute only what is missing in --out. You can add seeds."),
+        Option(
+            "--resume", help="Compute only the missing results in --out. You can also add seeds."
+        ),
     ] = False,
     ray_address: Annotated[
         str | None,
-        Option(help="Distribute the runs over this Ray cluster; `local` starts a cluster."),
+        Option(
+            help="Address of a Ray cluster that computes the runs. `local` starts Ray on this "
+            "machine."
+        ),
     ] = None,
     cpus: Annotated[float, Option(help="CPU cores per Ray task.")] = 1.0,
     gpus: Annotated[float, Option(help="GPUs per Ray task.")] = 0.0,
@@ -270,7 +302,10 @@ def sweep(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="Number of seeds per point, counted up from the config's seed.",
+            help=(
+                "Number of seeds per grid point. The first seed is that of the config, and the "
+                "others follow."
+            ),
         ),
     ] = 1,
     select: Annotated[
@@ -295,20 +330,24 @@ def sweep(
     resume: Annotated[
         bool,
         Option(
-            "--resume", help="Compute only what is missing in --out. You can add values and seeds."
+            "--resume",
+            help="Compute only the missing results in --out. You can also add values and seeds.",
         ),
     ] = False,
     overrides: options.Overrides = None,
     data: options.DataName = None,
     seed: options.Seed = None,
-    ray: Annotated[bool, Option("--ray", help="Start Ray and run one point per CPU core.")] = False,
+    ray: Annotated[
+        bool,
+        Option("--ray", help="Start Ray on this machine, and run one grid point per CPU core."),
+    ] = False,
     ray_address: options.RayAddress = None,
 ) -> None:
     """Run a config at every point of a grid, and show the best values with intervals.
 
     The run folder contains sweep.json, cells.csv (one row per run), points.csv (means over seeds),
-    and figures. For networks, a sweep over local.lr does not change local.aux-lr: add
-    local.aux-lr to the grid to tune it, too.
+    and figures. For networks, a sweep over local.lr does not change local.aux-lr. To tune both
+    step sizes, add local.aux-lr to the grid.
 
     Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
     """
@@ -316,7 +355,10 @@ def sweep(
     words = _config_words(config, changes)
     words += [f"--grid={one}" for one in grid or ()] + ([f"--select={select}"] if select else [])
     if ray and ray_address:
-        raise InputError("--ray starts Ray and --ray-address joins a cluster: remove one of them")
+        raise InputError(
+            "--ray starts Ray, but --ray-address connects to a running Ray cluster. Remove one "
+            "of the two options."
+        )
     _search(["sweep", *words], config, changes, grid or [], seeds, select, jobs,
             "local" if ray else ray_address, out, resume)  # fmt: skip
 
@@ -342,13 +384,16 @@ def _search(
     begun = time.monotonic()
     if words[0] == "sweep" and not grid:
         raise InputError(
-            "a sweep needs a grid: add --grid table.key=VALUES, for example "
-            "--grid local.lr=0.01:10:log7; to repeat one run, use fedmuon run --seeds"
+            "a sweep needs a grid. Add --grid table.key=VALUES, for example --grid "
+            "local.lr=0.01:10:log7. To repeat a run without a grid, use `fedmuon run --seeds`."
         )
     if ray_address and jobs is not None:
-        raise InputError("--jobs starts processes and --ray has its own: remove one of them")
+        raise InputError(
+            "--jobs and Ray both run several experiments at the same time. Remove --jobs, or "
+            "remove --ray and --ray-address."
+        )
     if resume and out is None:
-        raise InputError("--resume needs --out: name the folder of the sweep to resume")
+        raise InputError("--resume needs --out: name the sweep folder to resume")
     words += [f"--seeds={seeds}"]
     words += [f"--jobs={jobs}"] if jobs else []
     words += [f"--ray-address={ray_address}"] if ray_address else []
@@ -372,7 +417,7 @@ def _search(
     tell({"folder": folder, **summary}, *sweep_parts(summary))
     seconds = time.monotonic() - begun
     note(
-        f"The command took {seconds:.1f} s; its runs trained for {trained:.1f} s in total"
+        f"The command took {seconds:.1f} s. Its runs trained for {trained:.1f} s in total"
         + (f", {trained / count:.1f} s per job." if count > 1 else ".")
     )
     print_path("Results are in", folder)
@@ -390,7 +435,7 @@ def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]
         if reads(load(config, changes), "local.aux-lr"):
             return (
                 "Note: aux-lr, the step size of parameters that are not orthogonalized, is the "
-                "same at all points. Add --grid local.aux-lr=VALUES to tune it, too."
+                "same at all points. Add --grid local.aux-lr=VALUES to tune aux-lr, too."
             )
     return ""
 
@@ -402,7 +447,8 @@ def deploy_demo(
     data: options.DataName = None,
     seed: options.Seed = None,
     insecure: Annotated[
-        bool, Option("--insecure", help="Use neither TLS nor SuperNode keys.")
+        bool,
+        Option("--insecure", help="Connect without TLS encryption and without SuperNode keys."),
     ] = False,
 ) -> None:
     """Run one experiment on a SuperLink with one SuperNode per client.
@@ -431,28 +477,45 @@ def unlearn(
     run_dir: Annotated[
         Path,
         Argument(
-            help="Run folder of a finished run with full batches, in float64.",
+            help="Folder of a finished run. The run must have used full batches and float64.",
             autocompletion=completion.run_folders,
         ),
     ],
     sample: Annotated[
         list[int],
-        Option("--sample", help="Index of a sample in the source (train_index). Repeatable."),
+        Option(
+            "--sample",
+            help=(
+                "Sample to forget, as its index in the data source (train_index). You can repeat "
+                "this option."
+            ),
+        ),
     ],
     epsilon: Annotated[
-        float, Option(help="ε: how well a test can distinguish the model from a retrained model.")
+        float,
+        Option(
+            help=(
+                "ε: bounds how well a statistical test can distinguish the noisy model from a "
+                "retrained model."
+            )
+        ),
     ] = 1.0,
     delta: Annotated[
-        float, Option(help="δ: the probability that a test can distinguish the models better.")
+        float, Option(help="δ: the probability with which the bound of ε may fail.")
     ] = 1e-5,
     out: Annotated[
-        Path | None, Option("--out", help="Folder for the model. Default: next to the run.")
+        Path | None,
+        Option(
+            "--out",
+            help="Folder for the noisy model. Default: the name of the run folder with -unlearned.",
+        ),
     ] = None,
 ) -> None:
-    """Forget samples: add noise to a run's model to hide whether it was trained on the samples.
+    """Forget samples: add noise to a model to hide whether the samples were in its training data.
 
-    The result unlearned.safetensors is (epsilon, delta)-indistinguishable from the model of a run
-    without the samples, with the same noise. This holds for one release; several releases add up.
+    The command writes the noisy model to unlearned.safetensors. This model is (epsilon,
+    delta)-indistinguishable from a model that was trained without the samples and has the same
+    noise. The guarantee is for one release; for several releases, the epsilons and deltas add up.
     Keep unlearn.json secret.
 
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
@@ -460,7 +523,7 @@ def unlearn(
     from fedmuon.experiments import unlearning  # torch
 
     if len(set(sample)) < len(sample):
-        raise InputError("--sample names a sample twice: name each sample once")
+        raise InputError("--sample contains the same index twice. Pass each index once.")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
     record = unlearning.execute(run_dir, sample, epsilon, delta, folder)
     tell(record, unlearning.table(record))

@@ -145,7 +145,7 @@ class Progress(bars.Progress):
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""
-        return f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
+        return f"Note: the loss grew from {number(first)} to {number(last)}. Lower [local] lr."
 
     def _remember(self, records: Sequence[Record]) -> str:
         """Add these records, and return the latest measurements and the loss curve as text."""
@@ -262,7 +262,7 @@ def _points(summary: Record) -> Table:
         sign = -1 if summary["better"] == "higher" else 1
         known = [row for row in rows if row[chosen] is not None]
         rows = sorted(known, key=lambda row: sign * row[chosen])[:SHOWN_POINTS]
-        title = f"The best {len(rows)} of {len(summary['table'])} points: mean {over}"
+        title = f"The best {len(rows)} of {len(summary['table'])} points, with the mean {over}"
     best = [*summary["best"].values()]
     marks = ["best" if row in best else "diverged" if row["diverged"] else "" for row in rows]
     words = [[escape(_shown_value(row[key])) for key in keys] for row in rows]
@@ -351,7 +351,7 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
     for line in plots.side_by_side(panels, across, GAP):
         yield Text(line)
     if panels and x != "rounds":
-        yield Text(f"The curves are drawn against {AXES[x]}.")
+        yield Text(f"Horizontal axis of the curves: {AXES[x]}.")
 
     if run.summary is None:
         names = [name.replace("_", " ") for name in run.measures]

@@ -18,7 +18,7 @@ def bound(
     run_dir: Annotated[
         Path | None,
         Argument(
-            help="Run folder. Default: the options describe the setting.",
+            help="Run folder. Without a run folder, the options describe the setting.",
             autocompletion=completion.run_folders,
         ),
     ] = None,
@@ -32,12 +32,14 @@ def bound(
     l_g: Annotated[
         float | None,
         Option(
-            help="Lipschitz constant Lg of the gradient. Default: the proved constant of the "
-            "matrix task."
+            help=(
+                "Lipschitz constant L_g of the gradient. Default: the proved constant of the "
+                "matrix task."
+            )
         ),
     ] = None,
     lam: Annotated[
-        float | None, Option("--lambda", help="λ of the orthogonalizer smoothed-polar.")
+        float | None, Option("--lambda", help="Smoothing λ of the orthogonalizer smoothed-polar.")
     ] = None,
     rounds: Annotated[int | None, Option(help="Number of rounds R.")] = None,
     local_steps: Annotated[int | None, Option(help="Local steps E per round.")] = None,
@@ -51,27 +53,38 @@ def bound(
     c_hp: Annotated[
         str | None,
         Option(
-            help="Constant C_hp: explicit, sharp, variance (only for a run), or a number.",
+            help=(
+                "Constant C_hp of the bound: explicit, sharp, variance (only for a run), or a "
+                "number."
+            ),
             autocompletion=completion.among("explicit", "sharp", "variance"),
         ),
     ] = None,
     kind: Annotated[
         str | None,
         Option(
-            help="Lipschitz constant of the orthogonalizer: sharp, or paper (as published).",
+            help="Form of the orthogonalizer's Lipschitz constant: sharp, or paper (as published).",
             autocompletion=completion.value_of("stability.lipschitz"),
         ),
     ] = None,
     constants: Annotated[
         str | None,
         Option(
-            help="Constants of the task: ball (over models that a run can reach), or global.",
+            help=(
+                "Models for which the task's constants hold: ball (models that a run can reach), "
+                "or global (all models)."
+            ),
             autocompletion=completion.value_of("stability.constants"),
         ),
     ] = None,
     rho: Annotated[
         float | None,
-        Option(help="Failure probability of random participation, for K < N. Default: 0.01."),
+        Option(
+            help=(
+                "Probability that the bound fails because of random participation, if K < N. "
+                "Default: 0.01."
+            )
+        ),
     ] = None,
 ) -> None:
     """Compute the generalization bound of a setting or a run, with its assumptions.
@@ -112,8 +125,8 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:
         raise InputError(
-            f"{folder} has its own parameters: with a run folder, use only --delta, --c-hp, "
-            "--kind, --constants, --rho, --l-orth and --l-g"
+            f"{folder} contains a run with its own parameters. With a run folder, use only "
+            "--delta, --c-hp, --kind, --constants, --rho, --l-orth and --l-g."
         )
     # This module loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory
@@ -132,80 +145,138 @@ def stationarity(
             autocompletion=completion.among("000", "002", "003", "004"),
         ),
     ] = "002",
-    steps: Annotated[int, Option(help="Number of steps (K or T in the papers).")] = 1000,
+    steps: Annotated[int, Option(help="Number of training steps (K or T in the papers).")] = 1000,
     rule: Annotated[
         str,
         Option(
             "--schedule",
-            help="Schedule: heavy-tailed, or alpha-free (002).",
+            help="Schedule of the step size: heavy-tailed, or alpha-free (Nesterov Muon).",
             autocompletion=completion.among("heavy-tailed", "alpha-free"),
         ),
     ] = "heavy-tailed",
-    alpha: Annotated[float, Option(help="Tail index of the noise (002).")] = 2.0,
-    gap: Annotated[float, Option(help="Initial suboptimality f(X_0) - f*.")] = 1.0,
+    alpha: Annotated[
+        float, Option(help="Tail index α of the gradient noise (Nesterov Muon).")
+    ] = 2.0,
+    gap: Annotated[
+        float,
+        Option(help="Initial suboptimality f(X_0) - f*, where f* is the infimum of the loss f."),
+    ] = 1.0,
     smoothness: Annotated[float, Option("--smoothness", "--l0", help="Smoothness L.")] = 1.0,
-    sigma0: Annotated[float, Option(help="Noise of one sample (002, 003, 004).")] = 1.0,
+    sigma0: Annotated[
+        float,
+        Option(
+            help="Noise of one sample's gradient (Nesterov Muon, DiSK, Newton-Schulz convergence)."
+        ),
+    ] = 1.0,
     sigma1: Annotated[
-        float, Option(help="Noise that is proportional to the gradient (002).")
+        float, Option(help="Gradient noise that is proportional to the gradient (Nesterov Muon).")
     ] = 0.0,
-    batch: Annotated[int, Option(help="Samples per gradient, or expected samples per lot.")] = 1,
-    rank: Annotated[int, Option(help="min(m, n) of the matrix, which bounds its rank.")] = 10,
-    gamma: Annotated[float, Option(help="Loss of alignment by the orthogonalizer (002).")] = 0.0,
-    nu: Annotated[float, Option(help="Overshoot of the orthogonalizer (002).")] = 0.0,
+    batch: Annotated[
+        int, Option(help="Samples per gradient. With Poisson lots: expected samples per lot.")
+    ] = 1,
+    rank: Annotated[
+        int, Option(help="Smaller side min(m, n) of the m x n matrix, which bounds its rank.")
+    ] = 10,
+    gamma: Annotated[
+        float, Option(help="Alignment γ that the orthogonalizer loses (Nesterov Muon).")
+    ] = 0.0,
+    nu: Annotated[float, Option(help="Overshoot ν of the orthogonalizer (Nesterov Muon).")] = 0.0,
     singular: Annotated[
         str,
         Option(
-            help="Singular values of the momentum, such as 1,0.5,0.1. They replace --gamma and "
-            "--nu (002)."
+            help=(
+                "Singular values of the momentum, such as 1,0.5,0.1. They determine γ and ν, so "
+                "they replace --gamma and --nu (Nesterov Muon)."
+            )
         ),
     ] = "",
     coefficients: Annotated[
-        str, Option(help="Coefficient schedule, with --singular (002).")
+        str,
+        Option(
+            help="Coefficient schedule of the orthogonalizer, only with --singular (Nesterov Muon)."
+        ),
     ] = "quintic",
-    sketch: Annotated[int, Option(help="Rank of a sketch, with --singular (002).")] = 0,
-    oversample: Annotated[int, Option(help="Additional columns of the sketch (002).")] = 10,
+    sketch: Annotated[
+        int,
+        Option(help="Rank of a sketch, only with --singular (Nesterov Muon). 0 means no sketch."),
+    ] = 0,
+    oversample: Annotated[
+        int, Option(help="Additional columns of the sketch (Nesterov Muon).")
+    ] = 10,
     power: Annotated[
         int | None,
         Option(
-            help="Power iterations h. Default: the smallest number for which the theorem holds "
-            "(002)."
+            help=(
+                "Number of power iterations h. Default: the smallest number for which the "
+                "theorem holds (Nesterov Muon)."
+            )
         ),
     ] = None,
     delta0: Annotated[
-        float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2 (000, 004).")
+        float,
+        Option(
+            help=(
+                "Initial residual, 1 - (s_r / |M|_F)^2, where s_r is the smallest positive "
+                "singular "
+                "value of the momentum M (DP-Muon, Newton-Schulz convergence)."
+            )
+        ),
     ] = 0.99,
-    degree: Annotated[int, Option(help="Taylor degree (000, 004).")] = 2,
+    degree: Annotated[int, Option(help="Taylor degree (DP-Muon, Newton-Schulz convergence).")] = 2,
     iterations: Annotated[
-        int, Option("--q", help="Newton-Schulz steps (000, 004, and 002 with --singular).")
+        int,
+        Option(
+            "--q",
+            help=(
+                "Number of Newton-Schulz steps (DP-Muon, Newton-Schulz convergence, and Nesterov "
+                "Muon with --singular)."
+            ),
+        ),
     ] = 5,
     noise: Annotated[
-        float, Option(help="Noise of a lot's sum, divided by the clipping bound (000, 003).")
+        float,
+        Option(
+            help="Noise of a lot's gradient sum, divided by the clipping bound (DP-Muon, DiSK)."
+        ),
     ] = 1.0,
     columns: Annotated[
-        int, Option(help="max(m, n) of the matrix; 0 for a square matrix (000, 003).")
+        int,
+        Option(
+            help="Larger side max(m, n) of the m x n matrix. 0 means a square matrix (DP-Muon, "
+            "DiSK)."
+        ),
     ] = 0,
     tail: Annotated[
-        float, Option(help="Tail constant K with E exp(|G|_F^2 / K^2) <= e (000).")
+        float,
+        Option(help="Tail constant K of the gradient G: E exp(|G|_F^2 / K^2) <= e (DP-Muon)."),
     ] = 1.0,
     moment: Annotated[
         float,
-        Option(help="Moment G_2 with E |G|_F^2 <= G_2^2, instead of --tail (000, B.6)."),
+        Option(
+            help="Moment G_2 of the gradient G: E |G|_F^2 <= G_2^2. It replaces --tail (DP-Muon, "
+            "B.6)."
+        ),
     ] = 0.0,
     clip: Annotated[
-        float | None, Option(help="Clipping bound C. Default: from the schedule (000, 003).")
+        float | None, Option(help="Clipping bound C. Default: from the schedule (DP-Muon, DiSK).")
     ] = None,
     excess: Annotated[
         float | None,
-        Option(help="Mean excess E(|G|_F - C)_+. Default: from --tail or --moment (000)."),
+        Option(
+            help=(
+                "Mean excess E(|G|_F - C)_+ of the gradient norm over the clipping bound. Default: "
+                "computed from --tail or --moment (DP-Muon)."
+            )
+        ),
     ] = None,
-    gain: Annotated[float, Option(help="Gain kappa of the filter (003).")] = 0.7,
-    reach: Annotated[float, Option(help="Look-ahead gamma of the filter (003).")] = -1.0,
+    gain: Annotated[float, Option(help="Gain kappa of the filter (DiSK).")] = 0.7,
+    reach: Annotated[float, Option(help="Look-ahead gamma of the filter (DiSK).")] = -1.0,
     lr: Annotated[float | None, Option(help="Step size η. Default: from the schedule.")] = None,
     beta: Annotated[float | None, Option(help="Momentum β. Default: from the schedule.")] = None,
 ) -> None:
     """Compute a bound on the gradient norm after training, with its schedule and assumptions.
 
-    The numbers in parentheses after an option are the papers that use the option.
+    If only some papers use an option, its description ends with the names of these papers.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
@@ -236,42 +307,58 @@ def stationarity(
 
 def flops(
     model: Annotated[
-        str, Option(help="cnn, mlp, ..., gpt2-small, or nanogpt and airbench of Nesterov Muon.")
+        str,
+        Option(
+            help=(
+                "Model, such as cnn, mlp or gpt2-small. nanogpt and airbench are the models of the "
+                "paper Nesterov Muon."
+            )
+        ),
     ] = "nanogpt",
     optimizer: Annotated[
         str,
         Option(
-            help="muon, adamw, sgd or normalized-sgd.",
+            help="Optimizer: muon, adamw, sgd or normalized-sgd.",
             autocompletion=completion.among("muon", "adamw", "sgd", "normalized-sgd"),
         ),
     ] = "muon",
     aux: Annotated[
         str, Option(help="With muon: optimizer of the parameters that Muon does not train.")
     ] = "adamw",
-    steps: Annotated[int, Option(help="Newton-Schulz steps q.")] = 5,
+    steps: Annotated[int, Option(help="Number of Newton-Schulz steps q.")] = 5,
     coefficients: Annotated[
         str,
         Option(
-            help="Coefficient schedule: cubic, quintic, jordan, taylor-4, ...",
+            help=(
+                "Coefficient schedule of the Newton-Schulz steps: cubic, quintic, jordan, "
+                "taylor-4, ..."
+            ),
             autocompletion=completion.value_of("orthogonalizer.coefficients"),
         ),
     ] = "quintic",
-    rank: Annotated[int, Option(help="Rank of the orthogonalizer randomized-polar. 0: full.")] = 0,
+    rank: Annotated[
+        int,
+        Option(
+            help="Rank of the sketch of the orthogonalizer randomized-polar. 0 means no sketch."
+        ),
+    ] = 0,
     oversample: Annotated[int, Option(help="Additional columns of the sketch.")] = 10,
     power: Annotated[int, Option(help="Power iterations h.")] = 1,
     sketch: Annotated[
         str,
         Option(
-            help="Sketch: gaussian or kaczmarz.",
+            help="Kind of sketch: gaussian or kaczmarz.",
             autocompletion=completion.value_of("orthogonalizer.sketch"),
         ),
     ] = "gaussian",
     nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Form of the momentum.")] = True,
-    decay: Annotated[bool, Option("--decay", help="Count weight decay, too.")] = False,
+    decay: Annotated[
+        bool, Option("--decay", help="Also count the operations of weight decay.")
+    ] = False,
 ) -> None:
     """Count the floating-point operations of one optimizer step, per parameter.
 
-    If a paper states the number, the published number is shown, too.
+    If a paper states this number, the command also shows the published number.
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """

@@ -326,13 +326,13 @@ def test_the_command(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ("--noise 1 --sees model", "do not use --sees: add --one-run"),
-    ("--lot 2 --out a --set data.train=9", "do not use --out, --set: add"),
-    ("config.toml --noise 1", "do not use RUN: add"),
-    ("--one-run --lot 2 --blocks 1", "use --lot, --blocks, which is for audits of many runs"),
-    ("--one-run config.toml --code projected", "use --code, which is for audits of many runs"),
-    ("--one-run . --canaries 9 --json", ". is an audited run, and showing its audit does not use "
-     "--canaries"),
+    ("--noise 1 --sees model", "does not accept --sees. Add --one-run"),
+    ("--lot 2 --out a --set data.train=9", "does not accept --out, --set. Add"),
+    ("config.toml --noise 1", "does not accept RUN. Add"),
+    ("--one-run --lot 2 --blocks 1", "accept --lot, --blocks, which only audits of many runs"),
+    ("--one-run config.toml --code projected", "accept --code, which only audits of many runs"),
+    ("--one-run . --canaries 9 --json", ". is the folder of an audited run, so the command only "
+     "shows its audit. Remove --canaries"),
 ])  # fmt: skip
 def test_options_that_an_audit_does_not_read_are_refused(
     arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

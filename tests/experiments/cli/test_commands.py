@@ -118,7 +118,7 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
         for name, more in (("a", ()), ("b", ("--quiet",)), ("c", ()))
     )
     for one in (loud, after):  # a command does not keep the options of another
-        assert "neighbours 2/2" in one.stdout and "float32 hides" in one.stderr
+        assert "neighbours 2/2" in one.stdout and "float32, whose rounding can hide" in one.stderr
     assert "neighbours 1/2" not in quiet.stdout and not quiet.stderr
     assert "largest perturbation" in quiet.stdout and "Results are in" in quiet.stdout
     failed = done("run", "--set=local.lr=-1", "--quiet")
@@ -132,7 +132,7 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
     ("zzzz", "choose one of run, sweep, plan"),
     ("run --sed 1", "--sed is not an option of fedmuon run: did you mean --seed?"),
     ("show x --htlm a", "did you mean --html?"),
-    ("ls --zzzzzz", "its options are in --help"),
+    ("ls --zzzzzz", "use --help to see its options"),
     ("run --lr 3", "write --set local.lr=3"),
     ("run --local.lr=3", "write --set local.lr=3"),
     ("run --set local.lrr=3", "did you mean lr?"),

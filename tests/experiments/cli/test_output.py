@@ -141,7 +141,7 @@ def test_of_what_is_no_key_the_nearest_are_named(words: str, why: str) -> None:
 @pytest.mark.parametrize("seeds", ["2.5", "0", "x"])
 def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
     text = said("suite", "A1", "--seeds", seeds, code=2, COLUMNS="200")
-    assert f"{seeds} is not a whole number of 1 or more" in text
+    assert f"{seeds} is not an integer that is at least 1" in text
 
 
 @pytest.mark.parametrize("kind", ["suites", "compressors", *LISTS])
@@ -385,13 +385,13 @@ def test_an_interruption_says_which_round_is_saved(
     text = capsys.readouterr().err
     assert ended.value.code == 130 and text.count("\n") == 1
     assert (
-        f"a checkpoint of round 5 is written, resume with: fedmuon run --out {out} --resume" in text
+        f"the checkpoint of round 5 is saved, resume with: fedmuon run --out {out} --resume" in text
     )
     (out / "checkpoint.safetensors").unlink()  # as before the first
     for folder, command, words in (
         (tmp_path / "new", ["run"], NOTHING_SAVED),
         (out, ["run"], "no round is saved yet, resume with: fedmuon run"),
-        (out, [], "this cannot be resumed: start a new run"),
+        (out, [], "this command cannot be resumed: start a new run"),
     ):
         with pytest.raises(SystemExit), resumable(folder, command):
             raise Interrupted
@@ -466,8 +466,8 @@ def test_an_audit_by_one_run_has_the_short_options_of_runs(
     (one,) = asked
     assert (one.data.name, one.engine.name, one.federation.seed) == ("synthetic", "inline", 5)
     assert "set the same key" in refused(*audit, "--seed", "5", "--set", "federation.seed=5")
-    assert "use --seed" not in refused("privacy", "audit", "--seed", "5")
+    assert "accept --seed" not in refused("privacy", "audit", "--seed", "5")
     for option in ("--data", "--engine"):
-        assert f"do not use {option}" in refused("privacy", "audit", option, "inline")
+        assert f"does not accept {option}" in refused("privacy", "audit", option, "inline")
     shown = refused(*audit[:3], str(tmp_path), "--seed", "1")
-    assert "does not use --seed" in shown
+    assert "only shows its audit. Remove --seed" in shown

@@ -134,7 +134,7 @@ def test_a_deployment_of_ones_own(project: Path) -> None:
     ("numpy", "another package"),
     ("json", "another package"),
     ("tests", "another package"),
-    ("a" * 33, "more than 32"),
+    ("a" * 33, "at most 32"),
 ])  # fmt: skip
 def test_a_name_that_is_none_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as refusal:
@@ -147,7 +147,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine" / "precious.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("mine", "file"):
-        with pytest.raises(InputError, match="already exists: choose a new or empty"):
+        with pytest.raises(InputError, match=r"is not an empty folder\. Choose a new or empty"):
             new(tmp_path / name)
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["precious.txt"]
 

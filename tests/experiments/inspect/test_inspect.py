@@ -277,7 +277,7 @@ def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: 
     for row in found.rows:
         assert digits(row["accuracy"]) in text
     spread = digits(found.rows[0]["accuracy ±"], 2)
-    assert text.count("± is the standard deviation over seeds") == 1
+    assert text.count("± is the sample standard deviation over seeds") == 1
     alone = said("compare", *folders[1:], width=width)  # of one seed each
     assert "±" not in alone
     lines = [line.split("│") for line in text.splitlines() if spread in line]

@@ -142,12 +142,12 @@ BAD = {
     "runs and clients on Ray": (
         ["--grid", "local.lr=1,2", "--set", "engine.name=ray", "--ray"], "runs follow each other",
     ),
-    "jobs and ray": (["--grid", "local.lr=1,2", "--ray", "--jobs", "2"], "remove one of them"),
+    "jobs and ray": (["--grid", "local.lr=1,2", "--ray", "--jobs", "2"], "Remove --jobs, or"),
     "two rays": (
-        ["--grid", "local.lr=1,2", "--ray", "--ray-address", "auto"], "remove one of them",
+        ["--grid", "local.lr=1,2", "--ray", "--ray-address", "auto"], "Remove one of the two",
     ),
     "resume nowhere": (["--grid", "local.lr=1,2", "--resume"], "--resume needs --out"),
-    "no jobs": (["--grid", "local.lr=1,2", "--jobs", "0"], "whole number of 1 or more"),
+    "no jobs": (["--grid", "local.lr=1,2", "--jobs", "0"], "integer that is at least 1"),
     "too many runs": (
         ["--grid", "local.lr=1:10:log1000", "--seeds", "11"], "the sweep has 11000 runs",
     ),
@@ -240,7 +240,9 @@ def test_a_sweep_can_be_shown_again(
     again = capsys.readouterr().out
     assert "Best of fedmuon: local.lr=" in again and again in first
     assert command("show", out, "--clients") == 2
-    assert f"--clients is for one run, and {out} is a sweep" in plain(capsys.readouterr().err)
+    assert f"--clients works only for a single run, but {out} is a sweep" in plain(
+        capsys.readouterr().err
+    )
     assert command("report", out) == 2
     assert "is a sweep: see" in plain(capsys.readouterr().err)
     (out / "sweep.json").write_text("{}")

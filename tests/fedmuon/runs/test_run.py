@@ -229,7 +229,7 @@ def test_a_loss_that_grows_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit) as ended:
             main(["run", str(file), "--set", f"local.lr={lr}", "--out", str(out)])
         assert not ended.value.code
-        said = "lower [local] lr" in capsys.readouterr().out.replace("\n", " ")
+        said = "Lower [local] lr" in capsys.readouterr().out.replace("\n", " ")
         assert said == (lr > 1)
     progress = Progress(Console())
     progress.on_start(5, 8)
