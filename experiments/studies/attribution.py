@@ -78,7 +78,12 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     for place, (name, tables) in enumerate(settings.variants.items()):
         config = cell(source, settings.base, tables)
         if config.task.name != "matrix" or config.local.batch:
-            raise InputError("attribution is for the matrix task and full batches: leave them out")
+            raise InputError(
+                f"The variant {name!r} has task.name = {config.task.name!r} and local.batch = "
+                f"{config.local.batch}, but attribution needs task.name = 'matrix' and "
+                "local.batch = 0 (full batches). Remove these keys from the suite's file or from "
+                "--set."
+            )
         for truth in RETRAIN:
             work = partial(measure, settings, name, config, truth)
             found.append(Call(f"{place}-{truth}", work))

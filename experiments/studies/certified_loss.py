@@ -40,10 +40,10 @@ SETTLED = {
     "federation.seed": "seeds",
     "federation.rounds": "horizons",
     "local.lr": "lrs",
-    "local.schedule": "the study, whose shorter runs must be the first part of longer ones",
+    "local.schedule": "the study, because a shorter run must be the beginning of every longer run",
     "orthogonalizer.lambda": "lambdas",
     "stability.delta": "delta",
-    "stability.c-hp": "the study, which has all of them",
+    "stability.c-hp": "the study, which uses every value of this key",
 }
 SETTING = ("lr", "lambda", "rounds", "form")
 GOALS = {"ratio": "best ratio", "difference": "most certified"}  # decrease / bound, or minus

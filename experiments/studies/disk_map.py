@@ -70,18 +70,22 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
     """Return a cell for each epsilon."""
     if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds: a seed that chose must not judge, so "
-            "name another"
+            f"seed {both[0]} is in seeds and in tuning-seeds, but a seed that chose the step "
+            "size must not also judge the result. Use another seed in one of the two lists."
         )
     if settings.shared_reach not in settings.reaches:
-        raise InputError(f"shared-reach = {settings.shared_reach:g} must be among reaches: add it")
+        raise InputError(
+            f"shared-reach = {settings.shared_reach:g} must be among reaches, but it is not in "
+            f"that list. Add {settings.shared_reach:g} to reaches."
+        )
     contents.require_free("[base]", settings.base, SETTLED)
     tables = merged({"data": {"name": request.data}}, settings.base)
     tables = merged(tables, {"data": contents.sizes_that_fit(tables)})
     recipe = str(tables.get("local", {}).get("recipe", ""))
     if not recipe.startswith("disk-"):
         raise InputError(
-            f"[base.local] recipe = '{recipe}' has no filter: name one that begins with disk-"
+            f"[base.local] recipe = '{recipe}' has no filter. Set a recipe whose name begins "
+            'with disk-, such as recipe = "disk-sgd".'
         )
     seeds = len(settings.seeds) + len(settings.tuning_seeds)
     runs = len(settings.lrs) * len(settings.tuning_seeds) + (len(settings.pairs) + 1) * seeds
@@ -92,7 +96,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
     sample = found[0].config_of(settings.lrs[0], settings.pairs[0], settings.seeds[0])
     contents.require_read("[base]", settings.base, [sample])
     if not sample.data.validation:
-        raise InputError("[base.data] validation = 0: the step size is chosen by it, set it")
+        raise InputError(
+            "[base.data] validation = 0, but validation samples choose the step size. Set "
+            "validation to a positive number."
+        )
     return found
 
 

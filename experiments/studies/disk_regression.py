@@ -61,7 +61,10 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for plain descent, and one for each filter and gain."""
     if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
-        raise InputError("shared-lr and shared-gain must be among lrs and gains: add them there")
+        raise InputError(
+            f"shared-lr = {settings.shared_lr:g} must be among lrs, and shared-gain = "
+            f"{settings.shared_gain:g} must be among gains. Add the missing value to its list."
+        )
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
         Call(f"{name}-{gain:g}", partial(measure, settings, name, gain)) for name, gain in every

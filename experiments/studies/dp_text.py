@@ -124,7 +124,7 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     """Return a cell for each seed."""
     for name in {*settings.scores, *(one.measure for one in settings.orders)} - {*MEASURES}:
-        raise InputError(f"{name} is no score of sentences: choose one of {', '.join(MEASURES)}")
+        raise InputError(f"The score {name!r} is not known. Use one of {', '.join(MEASURES)}.")
     data = {"data": {"name": request.data}}
     configs = [
         cell(settings.base, own, data) for own in (settings.public, *settings.variants.values())
@@ -134,13 +134,15 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
         require_read(f"[variants.{name!r}]", own, [config])
     if not settings.search.keys() <= settings.variants.keys():
         raise InputError(
-            f"[search] names {', '.join(sorted({*settings.search} - {*settings.variants}))}, which "
-            f"this suite does not train: choose from {', '.join(settings.variants)}"
+            f"[search] contains {', '.join(sorted({*settings.search} - {*settings.variants}))}, "
+            "but this suite does not train such a method. Use names from this list: "
+            f"{', '.join(settings.variants)}."
         )
     if settings.search and settings.choose == "last":
         raise InputError(
-            '[search] compares models on the validation part, but choose = "last" takes the last '
-            'model without looking at it: set choose = "nll" or choose = "bleu"'
+            '[search] needs the scores of models on the validation part, but choose = "last" '
+            'takes the last model without looking at its score. Set choose = "nll" or choose = '
+            '"bleu".'
         )
     for method, searched in settings.search.items():
         tried = [cell(settings.base, own, data) for own in settings.candidates(method).values()]
@@ -175,15 +177,16 @@ class TextCell:
         given = str(base.get("data", {}).get("folder", ""))
         if self.settings.needs_files and not (given and weights):
             raise InputError(
-                "this suite fine-tunes stored weights on the real corpus, and nothing is "
-                "downloaded: give --set data.folder=..., --set data.tokenizer=... and --set "
-                "task.weights=..., or --scale small for synthetic text"
+                "This suite needs the real corpus and stored weights, and it downloads nothing. "
+                "Set --set data.folder=..., --set data.tokenizer=... and --set task.weights=..., "
+                "or use --scale small for synthetic text."
             )
         text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))
         if self.settings.choose != "last" and not {"dev", "test"} <= {*corpus(self.form, text)}:
             raise InputError(
-                f"{text} has no dev part or no test part: one chooses the model, and the other "
-                'scores it; get the files, or set choose = "last" in the suite\'s file'
+                f"{text} must have a dev part, which chooses the model, and a test part, which "
+                'scores the model. Add the missing part, or set choose = "last" in the suite\'s '
+                "file."
             )
         if not weights:  # train a decoder on public text, without privacy
             public = self._make_text(folder, "lodgings", self.settings.public_tables)
@@ -349,8 +352,8 @@ class Models(Callback):
         evaluated = [one["round"] for one in run.directory.records() if "train_loss" in one]
         if lost := [one for one in evaluated if not self._file(one).exists()]:
             raise InputError(
-                f"{self.folder} has no model of round {lost[0]}, so the best one cannot be chosen: "
-                "remove the suite's folder and run it again"
+                f"{self.folder} has no stored model of round {lost[0]}, so the suite cannot "
+                "choose the best model. Remove the suite's folder and run the suite again."
             )
         return [_nll(run, _read(run, file), held) for file in self._files()]
 

@@ -260,7 +260,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
         for name in (claim.better, claim.than):
             if name not in settings.methods:
                 raise InputError(
-                    f"[[claims]] names {name!r}, which is no method: {', '.join(settings.methods)}"
+                    f"[[claims]] contains the name {name!r}, but this suite has no such method. "
+                    f"Use one of {', '.join(settings.methods)}."
                 )
     contents.require_free("[base]", settings.base, SETTLED)
     for label, method in settings.methods.items():
@@ -286,7 +287,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
             for values in (first, last):  # one of them may be a default, which is never rejected
                 contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
             if not config.data.validation:
-                raise InputError("[base.data] validation = 0: step sizes are chosen by it, set it")
+                raise InputError(
+                    "[base.data] validation = 0, but validation samples choose the step sizes. "
+                    "Set validation to a positive number."
+                )
             head = {"model": name, "alpha": alpha, "method": label}
             slug = contents.slug(f"{name}-{alpha:g}-{label}")
             points = math.prod(map(len, method.grid.values())) + sum(map(len, method.then.values()))

@@ -91,27 +91,35 @@ def find(
         own = next((one for one in own if one in there), own[-1])
     if not isinstance(kind, str) or not isinstance(own, str | None):
         raise InputError(
-            f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"
+            f"{name} is not a suite, because kind and data must be names. To run a config file, "
+            "use `fedmuon run`."
         )
     if kind not in KINDS:
         mend = instead(kind, list(KINDS), "choose one of")
-        raise InputError(f"kind = {kind!r} is no kind of suite: {mend}")
+        raise InputError(f"kind = {kind!r} is not a kind of suite: {mend}")
     of_runs = kind in OF_RUNS
     if data and not own and not of_runs:
-        raise InputError(f"the suite {name} has no data: leave --data out")
+        raise InputError(f"the suite {name} has no data, so --data has no effect: leave --data out")
     named = data or own or (contents.DATA if of_runs else "")
     content = contents.at(content, named, scale)
     listed = content.get("seeds")
     if (seed is not None or seeds is not None) and listed is None:
         option = "--seed" if seeds is None else "--seeds"
-        raise InputError(f"the suite {name} has no seeds: leave {option} out")
+        raise InputError(
+            f"the suite {name} has no seeds, so {option} has no effect: leave {option} out"
+        )
     if seeds is not None:
         if seed is not None:
-            raise InputError("--seed is one, --seeds are many: leave one of them out")
+            raise InputError(
+                "--seed sets a single seed, but --seeds sets the number of seeds: leave one of "
+                "the two options out"
+            )
         content["seeds"] = seeds if isinstance(listed, int) else [*range(seeds)]
     elif seed is not None:
         if isinstance(listed, int):
-            raise InputError(f"the suite {name} counts its seeds: leave --seed out")
+            raise InputError(
+                f"the suite {name} accepts only a number of seeds: use --seeds and leave --seed out"
+            )
         content["seeds"] = [seed]
     repeats = {"told": contents.told(name), "seeds": content.get("seeds")}
     request = SuiteRequest(name, named, scale, changes, seed, seeds, repeats)

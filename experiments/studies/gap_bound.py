@@ -38,8 +38,8 @@ BASE = "base"
 SETTLED = {
     "data.name": "--data",
     "federation.seed": "seeds",
-    "stability.c-hp": "the study, which has all of them",
-    "stability.constants": "the study, which has both of them",
+    "stability.c-hp": "the study, which uses every value of this key",
+    "stability.constants": "the study, which uses both values of this key",
 }
 Values = Annotated[list[Scalar], Field(min_length=2)]
 
@@ -60,7 +60,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
         table, _, key = name.partition(".")
         require_free("[vary]", {table: {key: ""}}, SETTLED)
         if key not in settings.base.get(table, {}):
-            raise InputError(f"[vary] {name} has no value in [base.{table}]: add {key} there")
+            raise InputError(f"[vary] {name} has no base value: set {key} in [base.{table}]")
         middle[name] = settings.base[table][key]
     found = [(BASE, middle)]
     for name, values in settings.vary.items():

@@ -56,8 +56,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each method and width, with all seeds."""
     for width in settings.widths:
         if width % GROUPS:
-            raise InputError(f"widths has {width}: its norms have {GROUPS} groups, so name "
-                             f"multiples of {GROUPS}")  # fmt: skip
+            raise InputError(
+                f"widths contains {width}, but every width must be a multiple of {GROUPS}, because "
+                f"the layers normalize {GROUPS} groups of channels: use multiples of {GROUPS}"
+            )
     return [
         Call(f"{method}-w{width}", partial(measure, settings, request.data, method, width), width)
         for method in METHODS
@@ -91,12 +93,15 @@ def pictures(source: Source, pool: int) -> tuple[Tensor, Tensor, int]:
     """Return images [n, C, H, W], averaged over `pool` x `pool` pixels, standardized by channel."""
     raw = torch.from_numpy(np.asarray(source.inputs, dtype=np.float32))
     if raw.ndim not in (3, 4):
-        raise InputError(f"{source.name} holds no images: name other data with --data")
+        raise InputError(
+            f"The data set {source.name} contains no images, but this suite needs images. Choose "
+            "other data with --data."
+        )
     images = functional.avg_pool2d(raw[:, None] if raw.ndim == 3 else raw, pool)
     if min(images.shape[-2:]) < LEAST["cifarnet"]:
         raise InputError(
-            f"pool = {pool} leaves images of {min(images.shape[-2:])} pixels: a CifarNet reads "
-            f"{LEAST['cifarnet']} or more, so choose a smaller one"
+            f"pool = {pool} leaves images with sides of {min(images.shape[-2:])} pixels, but a "
+            f"CifarNet needs at least {LEAST['cifarnet']} pixels: set a smaller pool"
         )
     around = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True)
     labels = torch.from_numpy(np.asarray(source.labels))

@@ -218,12 +218,14 @@ class Stack:
         config = resolve(self.config)
         if config.task.name != "matrix":
             raise InputError(
-                "a suite holds runs to their bound: set task.name = 'matrix', which has one"
+                f"task.name is {config.task.name!r}, but this suite compares runs with a bound "
+                "that only the task 'matrix' has. Set task.name = 'matrix'."
             )
         law = config.stability.neighbours
         if law not in ("own", "any"):
             raise InputError(
-                "a suite draws neighbours at random: set stability.neighbours to own or any"
+                f"stability.neighbours is {law!r}, but this suite draws neighbours at random. "
+                "Set stability.neighbours to own or any."
             )
         source = read_source(config)
         data = build_data(config, source)
@@ -376,18 +378,19 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
         config = cell(base, setting)
         if config.engine.name != "inline":
             raise InputError(
-                f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
-                "leave it out, and spread the stacks with --ray-address"
+                f"[engine] name = '{config.engine.name}' has no effect, because this suite "
+                "computes many runs as one batch. Leave name out. To use several machines, set "
+                "--ray-address."
             )
         if config.data.validation or config.data.client_test:
             raise InputError(
-                "[data] validation and client-test are measured by runs alone, and a stack is "
-                "compared with its bound: set both to 0"
+                "[data] validation and client-test must be 0 because this suite does not measure "
+                "them. Set both keys to 0."
             )
         if config.output.clients:
             raise InputError(
-                "[output] clients = true has no effect: a stack has several replicas, and records "
-                "of clients are of one, so leave it out"
+                "[output] clients = true has no effect in this suite, because only single runs "
+                "write records of clients. Leave clients out."
             )
         if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
             raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")

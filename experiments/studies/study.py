@@ -82,7 +82,8 @@ class Study:
         if request.changes:
             if "base" not in self.settings.model_fields:
                 raise InputError(
-                    f"the suite {request.stem} has no config to change: leave --set out"
+                    f"the suite {request.stem} has no config tables, so --set has no effect: "
+                    "leave --set out"
                 )
             content = merged(content, {"base": request.changes})
         settings = validate(self.settings, content)

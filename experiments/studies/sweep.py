@@ -46,8 +46,9 @@ RECIPE = "local.recipe"
 MEASURED = ("data.test", "data.validation", "data.client-test")  # sizes of the evaluation samples
 TEST_WORDS = "selected on test data"
 PRIVATE_NOTE = (
-    "Each epsilon is of one run. Choosing the best of several private runs spends more: see "
-    "`fedmuon privacy tuned`. Choosing by a loss or accuracy on the private samples has no account."
+    "Each epsilon is the epsilon of one run. Choosing the best of several private runs spends "
+    "more: see `fedmuon privacy tuned`. No epsilon counts a choice by a loss or an accuracy on "
+    "the private samples."
 )
 
 
@@ -65,10 +66,13 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
         key, equals, values = (part.strip() for part in text.partition("="))
         if not (equals and re.fullmatch(r"[^.\s]+\.[^\s]+", key)):
             raise InputError(
-                f"--grid {text!r} is not table.key=VALUES, for example local.lr=0.01:10:log7"
+                f"--grid {text!r} does not have the form table.key=VALUES. Write, for example, "
+                "--grid local.lr=0.01:10:log7."
             )
         if key in grid:
-            raise InputError(f"--grid {key} is given twice: list all its values in one --grid")
+            raise InputError(
+                f"--grid contains the key {key} twice: list all values of {key} in one --grid"
+            )
         grid[key] = parse_values(key, values)
     return grid
 
@@ -81,7 +85,7 @@ def parse_values(key: str, text: str) -> list[Scalar]:
             return _spaced(f"--grid {key}={text}", found[1], found[2], found[3], found[4])
     words = [one.strip() for one in text.split(",")]
     if not all(words):
-        raise InputError(f"--grid {key}={text} has an empty value: write values as a,b,c")
+        raise InputError(f"--grid {key}={text} has an empty value. Write values as a,b,c.")
     found_values = []
     for word in words:
         held: Any = override({}, [f"{key}={word}"])
@@ -103,13 +107,22 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
     """Return evenly spaced numbers on a linear or log scale; integers if all of them are."""
     first, last = float(low), float(high)
     if kind not in ("log", "lin") or not count:
-        raise InputError(f"{place} is no range: write lo:hi:log7 or lo:hi:lin5")
+        raise InputError(
+            f"{place} is not a valid range. Write a range as LOW:HIGH:log7 or LOW:HIGH:lin5, "
+            "where 7 and 5 are numbers of values."
+        )
     if not 2 <= (many := int(count)) <= MOST_POINTS:
-        raise InputError(f"{place} has {many} values: give a range 2 to {MOST_POINTS}")
+        raise InputError(
+            f"{place} has {many} values, but a range must have 2 to {MOST_POINTS} values. Change "
+            "the number at the end of the range."
+        )
     if first == last:
-        raise InputError(f"{place} begins where it ends: give a range two different ends")
+        raise InputError(f"{place} begins and ends with the same number. Use two different ends.")
     if kind == "log" and min(first, last) <= 0:
-        raise InputError(f"{place} has an end that is not above 0: use lin{many}")
+        raise InputError(
+            f"{place} has an end that is not above 0, so it cannot have a log scale. Use "
+            f"lin{many} instead of log{many}."
+        )
     spaced = (np.geomspace if kind == "log" else np.linspace)(first, last, many)
     values = [float(f"{one:.12g}") for one in spaced]
     whole = all(re.fullmatch(r"[+-]?\d+", one) for one in (low, high))
@@ -124,21 +137,31 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         settled: Tables with the keys that `--set` fixes. The grid must not contain these keys.
     """
     if not isinstance(grid, Mapping):
-        raise InputError(f"grid is {shown(grid)}: give a dict, as {{'local.lr': [0.1, 1.0]}}")
+        raise InputError(
+            f"grid is {shown(grid)}, but it must be a dict, such as {{'local.lr': [0.1, 1.0]}}"
+        )
     made: dict[str, list[Scalar]] = {}
     for key, values in grid.items():
         if not isinstance(values, str | Iterable) or not len([*values]):
-            raise InputError(f"grid has {key!r} = {shown(values)}: give a list of several values")
+            raise InputError(
+                f"grid has {key!r} = {shown(values)}, but each key needs a list of two or more "
+                "values"
+            )
         if key == "federation.seed":
-            raise InputError("--grid federation.seed is not valid: give the number of --seeds")
+            raise InputError(
+                "--grid federation.seed is not valid. To run several seeds, set --seeds to their "
+                "number."
+            )
         if key in MEASURED or (key.startswith("output.") and key != "output.fine-tune"):
             raise InputError(
-                f"--grid {key} is not valid, because it decides what is measured or written and "
-                "points could not be compared: use --set instead"
+                f"--grid {key} is not valid, because {key} decides what is measured or written, "
+                f"so points of the grid could not be compared. Use --set {key}=VALUE instead."
             )
         table, _, name = key.partition(".")
         if name in settled.get(table, {}):
-            raise InputError(f"--grid and --set both give {key}: leave one of them out")
+            raise InputError(
+                f"--grid and --set both contain the key {key}: remove the key from one of them"
+            )
         made[key] = (
             parse_values(key, values)
             if isinstance(values, str)
@@ -146,17 +169,22 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         )
         odd = [one for one in made[key] if not isinstance(one, str | int | float)]
         if odd:
-            raise InputError(f"--grid {key} = {shown(odd[0])} is not valid: give plain values")
+            raise InputError(
+                f"--grid {key} contains {shown(odd[0])}, but values must be numbers, texts, true "
+                "or false"
+            )
         if len(made[key]) == 1:
             one = _written(made[key][0])
             raise InputError(
-                f"--grid {key} has one value, {one}, so there is nothing to compare: list several "
-                "as a,b,c, write a range as 0.01:10:log7 or 0:1:lin5, or use --set "
-                f"{key}={one}"
+                f"--grid {key} has one value, {one}, so there is nothing to compare. List "
+                "several values as a,b,c, write a range as 0.01:10:log7 or 0:1:lin5, or use "
+                f"--set {key}={one}."
             )
         twice = [one for place, one in enumerate(made[key]) if one in made[key][:place]]
         if twice:
-            raise InputError(f"--grid {key} has {_written(twice[0])} twice: list each value once")
+            raise InputError(
+                f"--grid {key} contains the value {_written(twice[0])} twice: list each value once"
+            )
     return made
 
 
@@ -184,25 +212,33 @@ class Metric:
         `max:NAME` and `min:NAME` set the direction, if the name does not determine it.
         """
         if not isinstance(text, str):
-            raise InputError(f"select is {shown(text)}: give the name of a metric")
+            raise InputError(
+                f"select is {shown(text)}, but it must be the name of a metric, such as "
+                "'validation-loss'"
+            )
         way, _, bare = text.rpartition(":")
         name = record_name(bare)
         names = [spelled(one) for one in known]
         if way not in ("", "max", "min"):
-            raise InputError(f"--select {text} is no metric: write max:NAME or min:NAME")
+            raise InputError(
+                f"--select {text} has the direction {way!r}, but the direction must be max or min: "
+                f"write max:{bare} or min:{bare}"
+            )
         held_out = any(one.startswith("validation") for one in known)
         if name.startswith("validation") and not held_out:
             raise InputError(
-                f"--select {text} needs validation samples: set data.validation=0.2 (where train "
-                "and test take all samples, set a smaller data.train, too), or --select "
-                f"{next((one for one in names if one == 'train-loss'), names[0])}"
+                f"--select {text} needs validation samples. Set data.validation=0.2 (if the "
+                "training and test samples use up the data, also set a smaller data.train), or "
+                f"use --select {next((one for one in names if one == 'train-loss'), names[0])}."
             )
         if name not in known:
             mend = instead(bare, names, "choose one of")
-            raise InputError(f"--select {text} is nothing that these runs record: {mend}")
+            raise InputError(f"--select {text} is not a metric of these runs: {mend}")
         if not (way or name.endswith(("loss", "accuracy", "gap"))):
-            raise InputError(f"--select {text} does not say what is better: write max:{bare} or "
-                             f"min:{bare}")  # fmt: skip
+            raise InputError(
+                f"--select {text} does not say whether larger or smaller values are better: write "
+                f"max:{bare} or min:{bare}"
+            )
         rising = way == "max" or (not way and name.endswith("accuracy"))
         return cls(name, rising, not name.startswith(("train", "validation")))
 
@@ -347,8 +383,8 @@ class GridSearch(WorkOfRuns):
                 if at_end and not _is_limit(key, row[key]):
                     end = "largest" if row[key] == max(values) else "smallest"
                     said.append(
-                        f"the best {key} of {recipe}, {_written(row[key])}, is the {end} of its "
-                        "grid: a better value may lie beyond it, so extend the grid"
+                        f"the best {key} of {recipe} is {_written(row[key])}, the {end} value of "
+                        "the grid. A better value may lie outside the grid, so extend the grid"
                     )
         assert self.metric is not None
         recipes: dict[str, list[Record]] = {}
@@ -359,7 +395,10 @@ class GridSearch(WorkOfRuns):
                 lost = all(one["diverged"] for one in mine)
                 why = "diverged" if lost else f"lacks {self.metric.words}"
                 mend = "lower the step sizes" if lost else "choose another --select"
-                said.append(f"every point of {name or 'the grid'} {why}, so it has no best: {mend}")
+                said.append(
+                    f"no best point exists, because every point of {name or 'the grid'} {why}: "
+                    f"{mend}"
+                )
         said += self.fixed_auxiliary()
         if any(one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
                for one in self.cells):  # fmt: skip
@@ -376,8 +415,8 @@ class GridSearch(WorkOfRuns):
             if reads(one.config, "local.aux-lr") and not is_own(one.config.local.recipe)
         }
         return [
-            f"local.aux-lr is {_written(one)} at every point, because it does not follow local.lr: "
-            "to tune both, add local.aux-lr to the grid"
+            f"local.aux-lr is {_written(one)} at every point, because it does not change with "
+            "local.lr. To tune both step sizes, add local.aux-lr to the grid"
             for one in sorted(fixed)
         ]
 
@@ -468,7 +507,8 @@ def grid_search(
     size = math.prod(map(len, made.values())) * seeds
     if size > MOST_RUNS:
         raise InputError(
-            f"the sweep has {size} runs: give fewer values or seeds, at most {MOST_RUNS} in all"
+            f"The sweep has {size} runs, but the maximum is {MOST_RUNS}. Use fewer values or "
+            "fewer seeds."
         )
     cells = [*_cells(base, made, [*range(first, first + seeds)], given)]
     every = [one.config for one in cells]
@@ -480,11 +520,14 @@ def grid_search(
             contents.require_read("--grid", tables, every)
     if any(one.engine.name == "deployment" for one in every):
         raise InputError(
-            "engine.name = deployment would start its processes for every run: set "
-            "engine.name=inline, and spread the runs by --jobs or --ray"
+            "engine.name is 'deployment', which would start new processes for every run of the "
+            "sweep. Set engine.name=inline. To compute runs in parallel, use --jobs or --ray."
         )
     if len({one.name for one in cells}) < len(cells):
-        raise InputError("two points of the grid are called alike: list values that differ more")
+        raise InputError(
+            "Two points of the grid have the same name, because their values are too similar. "
+            "List values that differ more."
+        )
     metric = None
     if made:
         recipes = {one.local.recipe: one for one in reversed(every)}  # recipes may record others
@@ -540,8 +583,9 @@ def run_grid(
     """
     if by is not here and any(one.config.engine.name == "ray" for one in work.cells):
         raise InputError(
-            "engine.name = ray spreads the clients of one run over all workers, so runs follow "
-            "each other: leave --jobs and --ray out, or set engine.name=inline to spread the runs"
+            "engine.name is 'ray', which already uses all workers for the clients of one run, so "
+            "--jobs and --ray have no effect. Leave both options out, or set engine.name=inline "
+            "to compute several runs in parallel."
         )
     trained: list[float] = []
 

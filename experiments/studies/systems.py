@@ -97,9 +97,15 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
         for wanted in (part.baseline, *(x for one in part.claims for x in (one.better, one.than))):
             if wanted not in part.methods:
                 known = ", ".join(part.methods)
-                raise InputError(f"[parts.{name}] names {wanted!r}, which is no method: {known}")
+                raise InputError(
+                    f"[parts.{name}] contains the name {wanted!r}, but this part has no such "
+                    f"method. Use one of {known}."
+                )
         if part.alphas:
-            raise InputError(f"[parts.{name}] alphas has no effect: set alpha of the suite")
+            raise InputError(
+                f"[parts.{name}] alphas has no effect, because all parts share one value. Set "
+                "alpha at the top of the suite's file."
+            )
         contents.require_free("--set", request.changes, comparison.set_by(f"[parts.{name}]", part))
         # Algorithms use different keys, so a cell leaves out keys that have no effect on it.
         model = {"target": part.target, "base": part.base}

@@ -52,7 +52,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     for name in settings.suites:
         content = contents.at(contents.read(name), request.data, request.scale)
         if (kind := content.pop("kind", "stability")) != "stability":
-            raise InputError(f"the suite {name} is of kind {kind}: name suites of kind stability")
+            raise InputError(
+                f"the suite {name} is of kind {kind}, but suites must contain only suites of "
+                f"kind stability: replace {name}"
+            )
         content.pop("data", None)
         one = stability.work(content, replace(request, name=name))
         printed = one.published

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,10 @@ def suite_of(content: dict[str, Any]) -> Suite:
     for key, claim in suite.claims.items():
         alone = claim.kind in ("falling", "rising")
         if alone and not suite.sweep:
-            raise InputError(f"[claims.{key}] kind = '{claim.kind}' needs a [sweep]: add one")
+            raise InputError(
+                f"[claims.{key}] kind = '{claim.kind}' compares the values of a [sweep], but the "
+                "suite's file has no [sweep]. Add a [sweep], or choose another kind."
+            )
         named += [
             (f"claims.{key}", one) for one in (claim.better, *([] if alone else [claim.than]))
         ]
@@ -141,9 +145,15 @@ def suite_of(content: dict[str, Any]) -> Suite:
     for place, name in named:
         if name not in suite.variants:
             known = ", ".join(suite.variants)
-            raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
+            raise InputError(
+                f"[{place}] contains the name {name!r}, but the suite has no such variant. Use "
+                f"one of {known}."
+            )
     if suite.times and suite.sweep:
-        raise InputError("[times] is for a suite without a [sweep]: leave one of them out")
+        raise InputError(
+            "The suite's file has both [times] and [sweep], but [times] works only without a "
+            "[sweep]. Remove one of the two tables."
+        )
     return suite
 
 
@@ -181,8 +191,8 @@ class TrainingRun:
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
             raise InputError(
-                f"{self.folder} {why}: remove it, which leaves what it released out of every "
-                "account, and go on with --resume"
+                f"{self.folder} {why}. Remove this folder and continue with --resume. The new "
+                "account will not contain what the removed run released."
             )
         note = ""
         last: Record = dict.fromkeys(MEASURES, math.nan)
@@ -226,7 +236,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
     """
     suite = suite_of(content)
     if len(set(suite.seeds)) < len(suite.seeds):
-        raise InputError(f"seeds = {suite.seeds} names one twice: name each once")
+        raise InputError(f"seeds = {suite.seeds} contains a seed twice: list each seed once")
     contents.require_free("--set", request.changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     for name, own in suite.variants.items():
@@ -249,7 +259,10 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
         contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
     cells = [dataclasses.replace(one, config=resolve(one.config)) for one in cells]
     if len({one.name for one in cells}) < len(cells):
-        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
+        raise InputError(
+            "Two runs share the name of a folder, because the names of their [variants] or the "
+            "values of their [sweep] are too similar. Make the names or values more different."
+        )
     return Training(request, "training", suite.title, cells, suite)
 
 
@@ -308,9 +321,10 @@ class WorkOfRuns(Work):
                 try:
                     RunDirectory(one.folder).require_sound(ended=True)
                 except InputError as error:
-                    what, _, _ = str(error).partition(": ")
+                    what = re.split("[.:] ", str(error))[0]
                     raise InputError(
-                        f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
+                        f"{what}: remove {one.folder} and continue with --resume. The suite's "
+                        "tables keep the results of this run."
                     ) from None
                 # A seal covers the config, but not user objects and sample files.
                 source = read_source(one.config)

@@ -167,7 +167,10 @@ def _require_matching(
     same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
     count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
     if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
-        raise InputError(f"{folder}: curves.csv and runs.csv do not belong together: {MEND}")
+        raise InputError(
+            f"{folder}: curves.csv and runs.csv do not belong together, because one of them is "
+            f"damaged or of another suite: {MEND}"
+        )
 
 
 def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:

@@ -54,7 +54,10 @@ class Printed(Table):
     def _alike(self) -> "Printed":
         lengths = {len(getattr(self, name)) for name in ("seconds", *METHODS)}
         if len(lengths) > 1:
-            raise InputError("a printed table has one loss of each method at every second")
+            raise InputError(
+                "A published table must list one loss of each method for every time in seconds, "
+                "but its lists have different lengths. Make all lists equally long."
+            )
         return self
 
 

@@ -86,11 +86,14 @@ def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
     after: Any = name
     while after is not None:
         if not isinstance(after, str):
-            raise InputError(f"{name}: like = {after!r} is not a name: give the name of a suite")
+            raise InputError(
+                f"{name}: like = {after!r} is not a name. Set like to the name of a suite in "
+                "quotes."
+            )
         if _file(after) in [_file(one) for one, _ in found]:
             raise InputError(
-                f"{name}: like = {after!r} refers back to this suite: name a suite that does not "
-                "refer to this one"
+                f"{name}: like = {after!r} leads back to a suite that is already loaded. Set "
+                "like to a suite that does not extend this one."
             )
         content = read_toml(_file(after))
         found.append((after, content))
@@ -107,7 +110,10 @@ def preamble(text: str) -> str:
 def require_plain(word: str, what: str) -> None:
     """Raise an error for names that a spreadsheet would read as formulas."""
     if word.startswith(FORMULAS):
-        raise InputError(f"{what} {word!r} begins like a spreadsheet formula: rename it")
+        raise InputError(
+            f"{what} {word!r} begins with a character that starts a formula in a spreadsheet. "
+            "Begin the name with a letter or a digit."
+        )
 
 
 def shipped() -> dict[str, Path]:
@@ -129,7 +135,7 @@ def _file(name: str) -> Path:
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
     """Return the content for a data set ([for.DATA]) at a scale ([small])."""
     if scale not in get_args(Scale):
-        raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
+        raise InputError(f"--scale {scale} is unknown: use {' or '.join(get_args(Scale))}")
     content = dict(content)
     small, variants = _table(content, "small"), _table(content, "for")
     content = merged(content, _table(variants, data, "for."))
@@ -186,8 +192,8 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
                 raise InputError(
-                    f"{place} {table}.{key} has no effect, because it is set by {where}: "
-                    "leave it out, or change it in a copy of the suite's file"
+                    f"{place} {table}.{key} has no effect, because it is set by {where}: leave "
+                    f"{key} out, or change {key} in a copy of the suite's file"
                 )
 
 
@@ -198,14 +204,14 @@ def require_other_seeds(
     if both := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
             f"seed {both[0]} is in both seeds and tuning-seeds, but a seed that chose {chosen} "
-            f"must not judge {it}: use another seed in one of them"
+            f"must not also judge {it}. Use another seed in one of the two lists."
         )
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     """Return the numbers of held-out and training samples; None stands for an unlimited source."""
     if not isinstance(test, int) or isinstance(test, bool):
-        raise InputError(f"[data] test = {test!r} is not valid: give a whole number")
+        raise InputError(f"[data] test = {test!r} is not valid: set an integer, such as 1000")
     if source is None:
         return test, sys.maxsize
     n, parted = len(source.labels), source.official_test

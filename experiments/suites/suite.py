@@ -195,8 +195,8 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
                 record = files.unsealed(lines[0], work.seal(one)) if len(lines) == 1 else None
                 if record is None:
                     raise InputError(
-                        f"{file} is damaged or belongs to another cell: remove it and continue "
-                        "with --resume"
+                        f"{file} is damaged or belongs to another cell. Remove this file and "
+                        "continue with --resume."
                     )
                 done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])
@@ -216,14 +216,17 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(
-                f"{out} has no suite.lock, so there is no {work.noun} to resume: check --out"
+                f"{out} has no suite.lock, so there is no {work.noun} to resume: check the "
+                "folder of --out"
                 if resume
-                else f"{out} is not empty: choose another folder with --out, or --resume"
+                else (
+                    f"{out} is not empty: choose another folder with --out, or resume with --resume"
+                )
             )
         if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
-                f"{lock} belongs to another {work.noun} (other data, scale, settings or seeds, "
-                "or an older version), or is damaged: choose another --out"
+                f"{lock} is damaged, or belongs to another {work.noun} with other data, scale, "
+                "settings or seeds, or to an older version. Choose another folder with --out."
             )
         files.remove_drafts(out)
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed
@@ -301,8 +304,8 @@ class Spread:
                         from fedmuon.server.ray.worker_pool import why  # imports Ray and Flower
 
                         raise InputError(
-                            f"{cell.name} stopped on Ray ({why(error)}): fix the cause and "
-                            "continue with --resume"
+                            f"The computation of {cell.name} stopped on Ray ({why(error)}). Fix "
+                            "the cause and continue with --resume."
                         ) from error
                     yield cell, record
 

@@ -120,7 +120,8 @@ class Workers:
             content = pickle.dumps(cell)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
-                f"{cell.name} cannot be sent to another process ({error}): use one job"
+                f"The run {cell.name} cannot be sent to another process ({error}). Use --jobs 1, "
+                "or jobs=1 in Python."
             ) from error
         with contextlib.suppress(OSError):  # `_answer` reports a worker that died
             ours.send_bytes(content)
@@ -131,8 +132,8 @@ class Workers:
             record, error = pickle.loads(ours.recv_bytes())
         except (EOFError, OSError):
             raise InputError(
-                f"the worker process of {cell.name} died, often because memory ran out: lower "
-                "--jobs and continue with --resume"
+                f"The worker process that computed {cell.name} died, often because memory ran "
+                "out. Lower --jobs and continue with --resume."
             ) from None
         if error is not None:
             raise error
@@ -185,7 +186,8 @@ def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None
     except Exception as error:
         why = f"an object cannot be loaded in another process ({error})"
         return None, InputError(
-            f"{why}: define it in a module that can be imported, or use one job"
+            f"{why}: define the object in a module that can be imported, or use --jobs 1 (jobs=1 "
+            "in Python)"
         )
     try:
         return compute_apart(cell, cpus), None

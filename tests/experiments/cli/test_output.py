@@ -230,9 +230,9 @@ def test_a_suite_of_other_seeds_says_so(given: dict[str, int], seeds: set[int], 
 
 @pytest.mark.parametrize(("suite", "given", "why"), [
     ("dp-bias", {"seed": 1}, "the suite dp-bias has no seeds"),
-    ("dp-bias", {"seeds": 1}, "the suite dp-bias has no seeds: leave --seeds out"),
-    ("heavy-tail", {"seed": 3}, "counts its seeds: leave --seed out"),
-    ("cnn", {"seed": 1, "seeds": 2}, "--seed is one, --seeds are many"),
+    ("dp-bias", {"seeds": 1}, "has no effect: leave --seeds out"),
+    ("heavy-tail", {"seed": 3}, "use --seeds and leave --seed out"),
+    ("cnn", {"seed": 1, "seeds": 2}, "--seed sets a single seed, but --seeds"),
 ])  # fmt: skip
 def test_seeds_that_a_suite_does_not_have(suite: str, given: dict[str, int], why: str) -> None:
     assert find("heavy-tail", None, "small", {}, seeds=3).request.repeats["seeds"] == 3

@@ -112,7 +112,7 @@ def test_what_the_study_settles_is_refused_below_it(tmp_path: Path) -> None:
     file.write_text(SUITE)
     with pytest.raises(InputError, match="set by delta"):
         find.find(str(file), None, "full", {"stability": {"delta": 0.1}})
-    with pytest.raises(InputError, match="first part of longer ones"):
+    with pytest.raises(InputError, match="the beginning of every longer run"):
         find.find(str(file), None, "full", {"local": {"schedule": "cosine"}})
 
 

@@ -125,7 +125,7 @@ def test_a_cell_of_the_map_is_a_run_of_that_gain_and_reach(
     (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
     (("shared-reach = 2.0", "shared-reach = 3.0"), "shared-reach = 3 must be among reaches"),
     (('"disk-sgd"', '"dp-sgd"'), "recipe = 'dp-sgd' has no filter"),
-    (("validation = 60", "validation = 0"), "validation = 0: the step size is chosen by it"),
+    (("validation = 60", "validation = 0"), "validation = 0, but validation samples choose"),
     (("lot = 32.0", "lot = 32.0\nkappa = 0.7"), "set by gains"),
     (("gains = [0.5, 0.8]", "gains = [0.5, 1.0]"), "gains"),
 ])  # fmt: skip

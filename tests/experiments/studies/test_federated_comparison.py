@@ -171,8 +171,8 @@ def test_a_claim_can_fail() -> None:
     ("change", "said"),
     [
         (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in both seeds and tuning-seeds"),
-        (("validation = 60\n", ""), "validation = 0: step sizes are chosen by it"),
-        (('than = "FedAvg"', 'than = "FedAvq"'), "which is no method: FedAvg, FedMuon"),
+        (("validation = 60\n", ""), "validation = 0, but validation samples choose"),
+        (('than = "FedAvg"', 'than = "FedAvq"'), "no such method. Use one of FedAvg, FedMuon"),
         (("[0.01, 0.1]", "[0.01]"), "grid"),
         (('{ "local.lr" = [0.01', '{ "local.proximal" = [0.01'), "proximal = 0.1 has no effect"),
         (('{ "local.lr" = [0.01', '{ "local.rate" = [0.01'), "unknown key .local. rate"),

@@ -111,13 +111,13 @@ def test_every_row_is_a_run_with_its_gap_and_its_bound(suite: Path, tmp_path: Pa
 
 def test_what_moves_must_have_a_value_to_move_from(suite: Path) -> None:
     suite.write_text(SUITE.replace('"local.steps"', '"local.momentum"'))
-    with pytest.raises(InputError, match="add momentum there"):
+    with pytest.raises(InputError, match=r"set momentum in \[base\.local\]"):
         find.find(str(suite), None, "full", {})
     suite.write_text(SUITE.replace('"local.steps"', '"federation.seed"'))
     with pytest.raises(InputError, match="set by seeds"):
         find.find(str(suite), None, "full", {})
     suite.write_text(SUITE)
-    with pytest.raises(InputError, match="set by the study, which has all of them"):
+    with pytest.raises(InputError, match="set by the study, which uses every value"):
         find.find(str(suite), None, "full", {"stability": {"c-hp": "sharp"}})
 
 

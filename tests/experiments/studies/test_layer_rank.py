@@ -120,9 +120,9 @@ def test_slopes_decide(sgd: float, muon: float, said: list[bool]) -> None:
 def test_widths_and_images_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="multiples of 16"):
         layer_rank.cells(settings(widths=[16, 20]), Any)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="leaves images of 7 pixels"):
+    with pytest.raises(InputError, match="leaves images with sides of 7 pixels"):
         layer_rank.pictures(read("mnist5k"), 4)
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="contains no images"):
         layer_rank.pictures(read("synthetic"), 2)
     work: Any = find.find("layer-rank", "mnist5k", "small", {})
     assert len(work.cells) == 10

@@ -180,7 +180,7 @@ def test_curves_have_the_costs_of_a_run_of_the_same_config(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('baseline = "FedAvg, deadline"', 'baseline = "FedAvg"'), "'FedAvg', which is no method"),
+        (('baseline = "FedAvg, deadline"', 'baseline = "FedAvg"'), "but this part has no such"),
         (("extend = 0", "extend = 0\nalphas = [1.0]"), "alphas"),
         (("[parts.seconds]", "[parts.seconds]\nalphas = [1.0]"), "alphas has no effect"),
     ],

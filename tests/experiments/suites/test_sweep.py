@@ -101,46 +101,46 @@ def test_a_logarithmic_range_has_equal_quotients() -> None:
 
 BAD = {
     "nothing": ([], "a sweep needs a grid"),
-    "no values": (["--grid", "local.lr"], "is not table.key=VALUES"),
-    "no key": (["--grid", "lr=1,2"], "is not table.key=VALUES"),
+    "no values": (["--grid", "local.lr"], "does not have the form table.key=VALUES"),
+    "no key": (["--grid", "lr=1,2"], "does not have the form table.key=VALUES"),
     "one point": (["--grid", "local.lr=0.1"], "has one value, 0.1, so there is nothing to compare"),
     "one value beside others": (
         ["--grid", "local.lr=0.1,1", "--grid", "local.recipe=fedavg"],
         "use --set local.recipe=fedavg",
     ),
-    "twice a key": (["--grid", "local.lr=1,2", "--grid", "local.lr=3,4"], "is given twice"),
-    "twice a value": (["--grid", "local.lr=1,1.0"], "has 1 twice"),
+    "twice a key": (["--grid", "local.lr=1,2", "--grid", "local.lr=3,4"], "the key local.lr twice"),
+    "twice a value": (["--grid", "local.lr=1,1.0"], "the value 1 twice"),
     "empty value": (["--grid", "local.lr=1,,2"], "has an empty value"),
     "unknown key": (["--grid", "local.leraning=1,2"], "unknown key [local] leraning"),
     "unknown table": (["--grid", "locl.lr=1,2"], "unknown key"),
     "bad value": (["--grid", "local.lr=1,-2"], "[local] lr = -2 is not valid"),
-    "range without a kind": (["--grid", "local.lr=1:10:7"], "write lo:hi:log7 or lo:hi:lin5"),
-    "range without a count": (["--grid", "local.lr=1:10:log"], "write lo:hi:log7 or lo:hi:lin5"),
-    "range of one": (["--grid", "local.lr=1:10:log1"], "give a range 2 to 1000"),
-    "range to 0": (["--grid", "local.lr=0:10:log3"], "has an end that is not above 0: use lin3"),
-    "range without length": (["--grid", "local.lr=1:1:lin3"], "begins where it ends"),
-    "seeds in the grid": (["--grid", "federation.seed=1,2"], "give the number of --seeds"),
+    "range without a kind": (["--grid", "local.lr=1:10:7"], "as LOW:HIGH:log7 or LOW:HIGH:lin5"),
+    "range without a count": (["--grid", "local.lr=1:10:log"], "as LOW:HIGH:log7 or LOW:HIGH:lin5"),
+    "range of one": (["--grid", "local.lr=1:10:log1"], "must have 2 to 1000 values"),
+    "range to 0": (["--grid", "local.lr=0:10:log3"], "has an end that is not above 0, so"),
+    "range without length": (["--grid", "local.lr=1:1:lin3"], "ends with the same number"),
+    "seeds in the grid": (["--grid", "federation.seed=1,2"], "set --seeds to their number"),
     "grid and set": (["--grid", "local.lr=1,2", "--set", "local.lr=3"], "--grid and --set both"),
     "no metric": (
         ["--grid", "local.lr=1,2", "--select", "validation-los"],
-        "is nothing that these runs record: did you mean validation-loss",
+        "is not a metric of these runs: did you mean validation-loss",
     ),
     "unknown metric": (
         ["--grid", "local.lr=1,2", "--select", "perplexity"],
-        "is nothing that these runs record",
+        "is not a metric of these runs",
     ),
     "no way of a metric": (
         ["--grid", "local.lr=1,2", "--select", "best:train-loss"],
-        "write max:NAME or min:NAME",
+        "write max:train-loss or min:train-loss",
     ),
     "nothing reads it": (
         ["--grid", "local.server-momentum=0.1,0.2"], "server-momentum",
     ),
     "another engine": (
-        ["--grid", "local.lr=1,2", "--set", "engine.name=deployment"], "by --jobs or --ray",
+        ["--grid", "local.lr=1,2", "--set", "engine.name=deployment"], "use --jobs or --ray",
     ),
     "runs and clients on Ray": (
-        ["--grid", "local.lr=1,2", "--set", "engine.name=ray", "--ray"], "runs follow each other",
+        ["--grid", "local.lr=1,2", "--set", "engine.name=ray", "--ray"], "already uses all workers",
     ),
     "jobs and ray": (["--grid", "local.lr=1,2", "--ray", "--jobs", "2"], "Remove --jobs, or"),
     "two rays": (
@@ -149,7 +149,7 @@ BAD = {
     "resume nowhere": (["--grid", "local.lr=1,2", "--resume"], "--resume needs --out"),
     "no jobs": (["--grid", "local.lr=1,2", "--jobs", "0"], "integer that is at least 1"),
     "too many runs": (
-        ["--grid", "local.lr=1:10:log1000", "--seeds", "11"], "the sweep has 11000 runs",
+        ["--grid", "local.lr=1:10:log1000", "--seeds", "11"], "The sweep has 11000 runs",
     ),
 }  # fmt: skip
 
@@ -170,7 +170,7 @@ def test_validation_metrics_need_validation_samples(config: str, tmp_path: Path)
     base = SMALL | {"data": {**SMALL["data"], "validation": 0}}
     grid = {"local.lr": [0.1, 1.0]}
     for select in (None, "validation-loss", "validation-accuracy"):
-        with pytest.raises(InputError, match=r"set data\.validation=0\.2 .*or --select train-loss"):
+        with pytest.raises(InputError, match=r"Set data\.validation=0\.2 .*--select train-loss"):
             grid_search(base, grid, 1, select)
         assert grid_search(SMALL, grid, 1, select).metric is not None
     test = grid_search(base, grid, 1, "test-accuracy").metric
@@ -289,15 +289,15 @@ def test_a_sweep_goes_on_with_the_same_objects_and_samples_only(
 
 def test_what_python_hands_over_is_checked() -> None:
     for grid, words in (
-        ({"local.lr": 1.0}, "give a list of several values"),
-        ({"local.lr": []}, "give a list of several values"),
-        (["local.lr=1,2"], "grid is .*: give a dict"),
+        ({"local.lr": 1.0}, "needs a list of two or more values"),
+        ({"local.lr": []}, "needs a list of two or more values"),
+        (["local.lr=1,2"], "grid is .*, but it must be a dict"),
         ({"data.validation": [0.1, 0.2]}, "decides what is measured or written"),
         ({"output.clients": [True, False]}, "decides what is measured or written"),
     ):
         with pytest.raises(InputError, match=words):
             fedmuon.sweep(SMALL, grid=grid)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="select is 3: give the name of a metric"):
+    with pytest.raises(InputError, match="select is 3, but it must be the name of a metric"):
         fedmuon.sweep(SMALL, grid={"local.lr": [0.1, 1.0]}, select=3)  # type: ignore[arg-type]
     found = fedmuon.sweep(SMALL, grid={"local.steps": [*np.arange(1, 3)]}, select="train-loss")
     assert [row["local.steps"] for row in found.table] == [1, 2]
@@ -329,9 +329,9 @@ def test_a_best_value_at_the_edge_is_warned_of() -> None:
     assert warned(1.0, 10.0, 100.0, 1e4) == []
     both = warned(1.0, 10.0)
     assert len(both) == 2
-    assert "the best local.lr of fedavg, 10, is the largest of its grid" in both[0]
+    assert "the best local.lr of fedavg is 10, the largest value of the grid" in both[0]
     (smallest,) = warned(10.0, 100.0, 1e4)
-    assert "the best local.lr of fedmuon, 10, is the smallest of its grid" in smallest
+    assert "the best local.lr of fedmuon is 10, the smallest value of the grid" in smallest
 
 
 def test_points_that_differ_in_unread_keys_alone_are_one(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_point_of_which_a_seed_diverged_is_never_best() -> None:
     lost = work.summary(
         [{**one, "ends": {"train_loss": float("nan")}, "note": "lost"} for one in records]
     )
-    assert lost["best"] == {} and "diverged, so it has no best" in lost["warnings"][0]
+    assert lost["best"] == {} and "because every point of the grid diverged" in lost["warnings"][0]
 
 
 # Processes
@@ -394,7 +394,7 @@ def test_the_libraries_are_loaded_once_for_many_runs(tmp_path: Path) -> None:
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
     work = grid_search(endless(), {"local.lr": [0.1, 0.2]}, 1, "train-loss")
     with (
-        pytest.raises(InputError, match=r"the worker process of lr=0\.\d,.* died"),
+        pytest.raises(InputError, match=r"The worker process that computed lr=0\.\d,.* died"),
         Workers(2) as workers,
     ):
         answers = workers(work.within(tmp_path))
@@ -545,7 +545,7 @@ def test_a_sweep_over_lr_says_that_aux_lr_does_not_follow() -> None:
                "task": {"name": "network", "model": "mlp"}}  # fmt: skip
     grid: dict[str, Any] = {"local.lr": [0.01, 0.02]}
     (said,) = grid_search(network, grid, 1, "train-loss").fixed_auxiliary()
-    assert said.startswith("local.aux-lr is 0.05 at every point, because it does not follow")
+    assert said.startswith("local.aux-lr is 0.05 at every point, because it does not change")
     both = grid | {"local.aux-lr": [0.01, 0.1]}
     assert grid_search(network, both, 1, "train-loss").fixed_auxiliary() == []
     assert grid_search(SMALL, grid, 1, "train-loss").fixed_auxiliary() == []  # without routes

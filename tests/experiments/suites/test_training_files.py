@@ -159,7 +159,7 @@ def test_followed_curves_are_those_of_one_variant() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "why"), [
-    ("[0, 0]", "names one twice"), ("[]", "give at least one"),
+    ("[0, 0]", "contains a seed twice"), ("[]", "give at least one"),
     ("3", r"give a list, such as \[0, 1\]"), ("[0, -1]", "give a number of at least 0"),
 ])  # fmt: skip
 def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path: Path) -> None:
@@ -169,18 +169,18 @@ def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path
 
 
 @pytest.mark.parametrize(("old", "new", "why"), [
-    ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
-    ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
+    ('than = "FedAvg"', 'than = "FedAdam"', "no such variant"),
+    ("[published.digits.FedAvg]", "[published.digits.SGD]", "no such variant"),
     ('kind = "sooner"', 'kind = "later"', "not valid"),
     ("lr = 0.25", "rate = 0.25", "known here are"),
-    ('kind = "training"', 'kind = "trainig"', "no kind of suite: did you mean training"),
-    ('kind = "training"', 'kind = "mining"', "no kind of suite: choose one of"),
-    ('kind = "sooner"', 'kind = "falling"', "needs a "),
-    ("[small]", '[times]\nof = "SGD"\n\n[small]', "no variant"),
-    ("[small]", TIMES + SWEEP + "[small]", "leave one of them out"),
-    ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no variant"),
+    ('kind = "training"', 'kind = "trainig"', "not a kind of suite: did you mean training"),
+    ('kind = "training"', 'kind = "mining"', "not a kind of suite: choose one of"),
+    ('kind = "sooner"', 'kind = "falling"', "has no .sweep."),
+    ("[small]", '[times]\nof = "SGD"\n\n[small]', "no such variant"),
+    ("[small]", TIMES + SWEEP + "[small]", "Remove one of the two tables"),
+    ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no such variant"),
     ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
-    ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
+    ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share the name"),
     ("[small]", SWEEP + 'lable = "x"\n\n[small]', r"\[sweep\] lable: did you mean label"),
     ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: known .* key,"),
     ("[claims.loss]", '[claims.loss]\nbettr = "x"', r"\[claims.loss\] bettr: did you mean better"),
@@ -301,7 +301,7 @@ def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     assert mine["title"] == "mine" and mine["base"]["task"]["model"] == "tanh-cnn"
     assert mine["variants"] == below["variants"] and below["base"]["task"]["model"] == "mlp"
     for like, why in (
-        (f'"{file}"', "refers back to this suite"),
+        (f'"{file}"', "leads back to a suite"),
         ("3", "is not a name"),
         ('"no"', "suite no does not exist"),
     ):

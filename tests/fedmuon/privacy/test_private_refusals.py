@@ -269,7 +269,7 @@ def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
         assert "--resume" not in capsys.readouterr().err
         assert contents(out) == before
     cell = TrainingRun("DP-FTRL", None, dp_ftrl(), out)
-    with pytest.raises(InputError, match=r"remove it, .* and go on with --resume"):
+    with pytest.raises(InputError, match=r"Remove this folder and continue with --resume"):
         cell.compute()
     assert contents(out) == before
 
