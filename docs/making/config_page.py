@@ -42,7 +42,7 @@ def _of_keys(table: str) -> str:
         (f"`{one.name}`", f"`{one.default}`", one.values, one.what, one.readers)
         for one in keys(table)
     ]
-    return _table(("key", "default", "values", "what it is", "read by"), rows)
+    return _table(("key", "default", "values", "what it is", "used by"), rows)
 
 
 def _of_names() -> str:

@@ -183,7 +183,7 @@ def readers(whole: str) -> str:
         above, _, key = need.key.partition(".")
         implied |= {id(one) for one in NEEDS[above][key]}
     last = {
-        one.key: one.readers.removesuffix("s").removesuffix(" read")
+        one.key: one.readers.removesuffix("s").removesuffix(" use")
         for one in needs
         if id(one) not in implied
     }

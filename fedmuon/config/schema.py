@@ -49,7 +49,9 @@ def _named(key: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value in NAMES[key] or is_own(value):
             return value
-        raise ValueError(f"{instead(value, NAMES[key])} (your own object is package.module:object)")
+        raise ValueError(
+            f"{instead(value, NAMES[key])} (for your own object, write package.module:object)"
+        )
 
     return check
 
@@ -57,7 +59,7 @@ def _named(key: str) -> Callable[[str], str]:
 def _share_or_count(value: float) -> float:
     """Accept a share below 1, or an integer."""
     if value > 1 and value != int(value):
-        raise ValueError("give a share below 1, or a whole number of samples")
+        raise ValueError("set a share below 1, or an integer number of samples")
     return value
 
 
@@ -68,7 +70,7 @@ def _pairs(value: Any) -> Any:
     for name, one in value.items():
         if not isinstance(one, Scalar):
             raise ValueError(
-                f"option {name} must be one value: a number, a string, or true or false"
+                f"the option {name} must be a single value: a number, a string, true or false"
             )
     return tuple(sorted(value.items()))
 
@@ -86,8 +88,8 @@ class ReadIf:
         holds: The accepted names, or a function that returns whether a value is accepted. With
             names, a custom object is accepted, too, because the keys that it uses are known only
             when it is created.
-        readers: The users of the other key, with a verb. The words follow "only" in an error.
-        fix: The advice, which follows "so" in an error. By default: set `key` to one of the names.
+        readers: The users of the other key, with the verb "use". They follow "Only" in an error.
+        fix: The advice in an error, without a capital. By default: set `key` to one of the names.
         unless: An alternative: the condition is also met if `unless` is met.
     """
 
@@ -140,29 +142,29 @@ def value_of(config: Config, name: str) -> Any:
 # [data]
 IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
 FILES = (*IN_FOLDERS, "npz", "csv", "parquet", "text", *TABLES, *GLUE)
-FILE_SOURCE = ReadIf("data.name", FILES, f"{', '.join(FILES)} read")
-TEXT_SOURCE = ReadIf("data.name", TEXTS, f"{', '.join(TEXTS)} read")
-TABLE_SOURCE = ReadIf("data.name", TABLES, f"{', '.join(TABLES)} read")
+FILE_SOURCE = ReadIf("data.name", FILES, f"the sources {', '.join(FILES)} use")
+TEXT_SOURCE = ReadIf("data.name", TEXTS, f"the sources {', '.join(TEXTS)} use")
+TABLE_SOURCE = ReadIf("data.name", TABLES, f"the sources {' and '.join(TABLES)} use")
 TOKENIZED = (*TABLES, *GLUE)
-TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"{', '.join(TOKENIZED)} read")
+TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"the sources {', '.join(TOKENIZED)} use")
 OWN_SOURCE = ReadIf(
-    "data.name", is_own, "tables and dicts passed from Python read", "pass data in Python"
+    "data.name", is_own, "tables and dicts passed in Python use", "pass your data in Python"
 )
-SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "synthetic reads")
+SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "the source synthetic uses")
 
 # [federation]
-PUBLIC_CENTER = ReadIf("data.center", ("public",), "samples with a public center read")
+PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center use")
 DIRICHLET_PARTITION = ReadIf(
-    "federation.partition", ("dirichlet", "quantity"), "the partitions dirichlet and quantity read"
+    "federation.partition", ("dirichlet", "quantity"), "the partitions dirichlet and quantity use"
 )
 
 # [task]
-NETWORK_TASK = ReadIf("task.name", ("network",), "networks read")
-MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task reads")
+NETWORK_TASK = ReadIf("task.name", ("network",), "networks use")
+MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task uses")
 OUR_NETWORKS = ReadIf(
-    "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
+    "task.name", "network".__eq__, "built-in networks use", "set [task] name = 'network'"
 )
-DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt reads")
+DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt uses")
 
 # [local]
 RECIPES = tuple(NAMES["local.recipe"])
@@ -178,69 +180,72 @@ SENDS_MODEL_ONLY = (
 MUON_RECIPE = ReadIf(
     "local.recipe",
     choices.ORTHOGONALIZED,
-    "Muon optimizers read",
+    "Muon optimizers use",
     "choose a Muon optimizer such as fedmuon",
 )
-ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned reads")
-FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox reads")
-FEDPER = ReadIf("local.recipe", ("fedper",), "fedper reads")
-COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "fedmuon-svd reads")
-DITTO = ReadIf("local.recipe", ("ditto",), "ditto reads")
+ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned uses")
+FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox uses")
+FEDPER = ReadIf("local.recipe", ("fedper",), "fedper uses")
+COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "fedmuon-svd uses")
+DITTO = ReadIf("local.recipe", ("ditto",), "ditto uses")
 SERVER_STEP = ReadIf(
     "local.recipe",
     (*ADAPTIVE, "scaffold", "diloco", "muloco"),
-    "optimizers whose server has a step size read",
+    "optimizers whose server has a step size use",
 )
 SERVER_MOMENTUM = ReadIf(
     "local.recipe",
     ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
-    "optimizers whose server has momentum read",
+    "optimizers whose server has momentum use",
 )
-SERVER_SQUARES = ReadIf("local.recipe", ("fedadam", "fedyogi"), "fedadam and fedyogi read")
-SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"{', '.join(ADAPTIVE)} read")
+SERVER_SQUARES = ReadIf("local.recipe", ("fedadam", "fedyogi"), "fedadam and fedyogi use")
+SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"{', '.join(ADAPTIVE)} use")
 ANY_STEPS = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in (*PRIVATE, "fedmuon-aligned")),
-    "optimizers whose clients may take different numbers of steps read",
-    "choose one without dp-, disk- and -aligned",
+    "optimizers whose clients may take different numbers of steps use",
+    "choose an optimizer whose name contains neither dp-, disk- nor -aligned",
 )
 SENDS_STATES = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in SENDS_MODEL_ONLY),
-    "optimizers that send momenta read",
+    "optimizers that send momenta use",
 )
 BIAS_CORRECTED = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name.endswith("muonbc")),
-    "optimizers ...-muonbc read",
+    "optimizers that end in -muonbc use",
 )
 LOCAL_MOMENTUM = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in NO_LOCAL_MOMENTUM),
-    "optimizers with local momentum read",
+    "optimizers with local momentum use",
 )
 OTHER_SCHEDULE = ReadIf(
     "local.schedule",
     lambda name: name != "heavy-tailed",
-    "schedules other than heavy-tailed read",
+    "schedules other than heavy-tailed use",
     "choose another [local] schedule",
 )
-HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule reads")
+HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule uses")
 PRIVATE_RECIPE = ReadIf(
-    "local.recipe", PRIVATE, "private optimizers read", "choose an optimizer dp-... or disk-..."
+    "local.recipe",
+    PRIVATE,
+    "private optimizers use",
+    "choose an optimizer that begins with dp- or disk-",
 )
 DISK_RECIPE = (
     PRIVATE_RECIPE,
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name.startswith("disk-")),
-        "optimizers disk-... read",
+        "optimizers that begin with disk- use",
     ),
 )
 
 # [orthogonalizer]
 BY_MAP = {
-    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer {name} reads"))
+    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer {name} uses"))
     for name in NAMES["orthogonalizer.name"]
 }
 POLYNOMIAL_MAPS = (
@@ -248,24 +253,26 @@ POLYNOMIAL_MAPS = (
     ReadIf(
         "orthogonalizer.name",
         ("newton-schulz", "randomized-polar"),
-        "newton-schulz and randomized-polar read",
+        "newton-schulz and randomized-polar use",
     ),
 )
 SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
-SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "sets of several steps read")
-SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP reads", "set shards above 1")
+SEVERAL_STEPS = ReadIf(
+    "orthogonalizer.coefficients", SEVERAL, "coefficients with several steps use"
+)
+SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP uses", "set shards above 1")
 WITH_EPSILON = ReadIf(
     "orthogonalizer.normalization",
     ("plus", "max", "aol"),
-    "the normalizations plus, max and aol read",
+    "the normalizations plus, max and aol use",
 )
 
 # [privacy]
-CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client level reads")
+CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client-level privacy uses")
 PRIVATE_RUN = replace(
     PRIVATE_RECIPE,
-    readers="private optimizers and client level read",
-    fix="choose an optimizer dp-... or disk-..., or set [privacy] level = 'client'",
+    readers="private optimizers and client-level privacy use",
+    fix="choose an optimizer that begins with dp- or disk-, or set [privacy] level = 'client'",
     unless=CLIENT_LEVEL,
 )
 # A key whose first condition is one of these has an effect at level client.
@@ -274,25 +281,28 @@ WITHOUT_PRIVACY = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in PRIVATE),
-        "a run without privacy reads",
-        "choose one without privacy (a private run keeps every round)",
+        "a run without privacy uses",
+        "choose an optimizer without privacy (a private run saves every round)",
     ),
     ReadIf(
         "privacy.level",
         "client".__ne__,
-        "a run without privacy reads",
-        "leave level = 'example' (a private run keeps every round)",
+        "a run without privacy uses",
+        "set level = 'example' (a private run saves every round)",
     ),
 )
 FINE_TUNED = (
     ReadIf(
-        "data.client-test", bool, "tests per client read", "set [data] client-test, such as 0.2"
+        "data.client-test",
+        bool,
+        "tests on the clients' own samples use",
+        "set [data] client-test, such as 0.2",
     ),
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto", "ef21-muon")),
-        "optimizers without privacy whose clients train only the shared model read",
-        "choose one without dp-, disk-, ditto and ef21-muon",
+        "optimizers without privacy whose clients train only the shared model use",
+        "choose an optimizer without privacy other than ditto and ef21-muon",
     ),
     WITHOUT_PRIVACY[1],
 )
@@ -302,70 +312,77 @@ MATRIX_BLOCKS = (
     ReadIf(
         "local.route",
         ("all-matrices",),
-        "runs in which Muon trains every matrix read",
+        "runs in which Muon trains every matrix use",
         "set [local] route = 'all-matrices'",
     ),
     PRIVATE_RECIPE,
     ReadIf(
         "privacy.clipping",
         ("block", "automatic"),
-        "clipping by blocks reads",
+        "clipping by blocks uses",
         "set clipping = 'block' or 'automatic'",
     ),
 )
-DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust reads")
-QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0")
-POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson lots read")
-CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "lots in one order read")
+DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust uses")
+QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile uses", "set quantile above 0")
+POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson sampling uses")
+CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "cyclic sampling uses")
 BAND_OF_NOISE = ReadIf(
-    "privacy.noise-correlation", ("sqrt-toeplitz", "momentum"), "noise correlated in a band reads"
+    "privacy.noise-correlation",
+    ("sqrt-toeplitz", "momentum"),
+    "the noise correlations sqrt-toeplitz and momentum use",
 )
 BUFFERED_NOISE = ReadIf(
-    "privacy.noise-correlation", ("blt", "blt-momentum"), "noise correlated by buffers reads"
+    "privacy.noise-correlation",
+    ("blt", "blt-momentum"),
+    "the noise correlations blt and blt-momentum use",
 )
-FILTERED = ReadIf("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1")
+FILTERED = ReadIf(
+    "privacy.kappa", lambda kappa: kappa < 1, "filters with kappa below 1 use", "set kappa below 1"
+)
 SECRET_NOISE = ReadIf(
     "privacy.insecure-reproducible-noise",
     not_,
-    "secret noise reads",
+    "secret noise uses",
     "set insecure-reproducible-noise = false",
 )
 
 # [devices]
 CLOCK = ReadIf(
-    "devices.mode", "none".__ne__, "runs with a virtual clock read", "set mode = 'synchronous'"
+    "devices.mode", "none".__ne__, "runs with a virtual clock use", "set mode = 'synchronous'"
 )
-FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode fedbuff reads")
-DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode deadline reads")
+FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode fedbuff uses")
+DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode deadline uses")
 HARDWARE_TRACE = (
     CLOCK,
     ReadIf(
         "devices.speeds",
         ("trace",),
-        "speeds or bandwidths of a trace read",
+        "speeds or bandwidths of a trace use",
         unless=ReadIf("devices.bandwidths", ("trace",), ""),
     ),
 )
-DRAWN_SPEED = CLOCK, ReadIf("devices.speeds", "trace".__ne__, "speeds without a trace read")
+DRAWN_SPEED = CLOCK, ReadIf("devices.speeds", "trace".__ne__, "speeds without a trace use")
 DRAWN_BANDWIDTH = (
     CLOCK,
-    ReadIf("devices.bandwidths", "trace".__ne__, "bandwidths without a trace read"),
+    ReadIf("devices.bandwidths", "trace".__ne__, "bandwidths without a trace use"),
 )
 SPREADS = ("log-normal", "pareto")
-DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "days and nights read")
+DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "day-night availability uses")
 
 # [engine] and [stability]
-RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine ray reads")
-REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes read")
+RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine ray uses")
+REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes use")
 DRAWN_NEIGHBOURS = ReadIf(
-    "stability.neighbours", ("own", "any", "worst"), "neighbours drawn or ranked read"
+    "stability.neighbours", ("own", "any", "worst"), "the neighbours own, any and worst use"
 )
 
 
 # [compression]
 def _compressed_by(names: tuple[str, ...]) -> ReadIf:
     """Return the condition that the uplink or the downlink uses one of these compressors."""
-    words = f"{', '.join(names)} read" + "s" * (len(names) == 1)
+    many = "s" * (len(names) > 1)
+    words = f"the compressor{many} {', '.join(names)} use" + "s" * (len(names) == 1)
     down = ReadIf("compression.downlink", names, words)
     return ReadIf("compression.uplink", names, words, unless=down)
 
@@ -373,11 +390,11 @@ def _compressed_by(names: tuple[str, ...]) -> ReadIf:
 OF_A_SHARE = _compressed_by(("top-k", "random-k", "rows"))
 OF_LEVELS = _compressed_by(("qsgd",))
 OF_A_RANK = _compressed_by(("low-rank", "power"))
-OF_POWER = ReadIf("compression.uplink", ("power",), "power reads")
+OF_POWER = ReadIf("compression.uplink", ("power",), "the compressor power uses")
 CONTRACTIVE_UPLINK = ReadIf(
     "compression.uplink",
     ("top-k", "rows", "sign", "low-rank", "power"),
-    "top-k, rows, sign, low-rank and power read",
+    "the compressors top-k, rows, sign, low-rank and power use",
 )
 
 
@@ -397,79 +414,87 @@ class Data(Table):
     train: Samples = key(
         4000, "n, the number of training samples that are divided among the clients.", symbol="n"
     )
-    test: Samples = key(1000, "Number of held-out samples for test loss and accuracy.")
+    test: Samples = key(
+        1000, "Number of held-out samples on which test loss and test accuracy are measured."
+    )
     validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
         0.0,
-        "Held-out samples for choosing settings: a share of `train`, or a number of samples. 0 "
-        "holds out none.",
+        "Size of the validation set, which is used to choose settings. A value below 1 is a "
+        "share of `train`; any other value is a number of samples. With 0, there is no "
+        "validation set.",
         values="a share below 1, or an integer",
     )
     client_test: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Share of each client's samples that is held out to test the final model per client. A "
-        "client with at least two samples holds out at least one. 0 holds out none.",
+        "Share of each client's samples that is held out to test the final model on this client. "
+        "A client with two or more samples holds out at least one sample. With 0, clients hold "
+        "out no samples.",
     )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "Concentration of the Dirichlet distribution over clients, of labels (dirichlet) or of "
-        "sizes (quantity). Small values give uneven shares; inf gives even shares.",
+        "Concentration of the Dirichlet distribution that divides the samples among the clients. "
+        "The partition dirichlet draws each client's share of every label; quantity draws each "
+        "client's number of samples. A small value gives uneven shares; inf gives equal shares.",
         read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
     minimum: Samples = key(
         10,
-        "Minimum number of samples per client. The partitions dirichlet and quantity move samples "
-        "from the largest clients to clients below the minimum. With other partitions, a client "
-        "below the minimum raises an error. The minimum is lowered for small data sets of your "
-        "own.",
+        "Minimum number of samples per client. The partitions dirichlet and quantity move "
+        "samples from the largest clients to clients below the minimum. With other partitions, a "
+        "client below the minimum raises an error. If you pass a small data set of your own, the "
+        "default is lowered automatically.",
     )
     center: Literal["none", "public"] = key(
         "none",
         "Vector that is subtracted from each sample before scaling. none: no vector. public: the "
-        "mean of public samples, which are the last samples of the source's official test part. "
-        "They are used for neither training nor testing.",
+        "mean of the last samples in the source's official test part. These public samples are "
+        "used for neither training nor testing.",
     )
     center_samples: Samples = key(
-        5000, "Number of public samples whose mean is subtracted.", read_if=PUBLIC_CENTER
+        5000,
+        "Number of public samples whose mean is subtracted from each sample (see `center`).",
+        read_if=PUBLIC_CENTER,
     )
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
-        "How each sample is scaled. unit divides by its norm; ball does so only if the norm "
-        "exceeds 1; pixels divides uint8 arrays by 255; tokens changes nothing. auto is tokens "
-        "for text, unit for the matrix task and pixels for networks.",
+        "How each sample is scaled. unit: divided by its norm. ball: divided by its norm only if "
+        "the norm exceeds 1. pixels: uint8 arrays are divided by 255. tokens: not scaled. auto: "
+        "tokens for text, unit for the matrix task, and pixels for networks.",
     )
     folder: Text = key(
         "",
-        "Folder with the files of the source, if it is not the usual folder. For npz, csv and "
-        "parquet, the path of the file.",
+        "Folder that contains the files of the source. For npz, csv and parquet, set the path of "
+        "the file instead. If empty, the usual folders are searched.",
         read_if=FILE_SOURCE,
         values="a path",
     )
     target: Text = key(
         "",
-        "Column of the labels in a table that you pass in Python, or key of the label in items "
-        "that are dicts. If empty, usual keys such as label are tried in dicts.",
+        "Name of the column that contains the labels, if you pass a table in Python. If you pass "
+        "dicts, the key of the label. If empty, common keys such as label are tried in dicts.",
         read_if=OWN_SOURCE,
         values="a name",
     )
     context: Count = key(64, "Length of a text window in tokens.", read_if=TEXT_SOURCE)
     tokenizer: Text = key(
         "",
-        "Folder with GPT-2's tokenizer. If empty, tokens are bytes.",
+        "Folder that contains the GPT-2 tokenizer. If empty, every byte of the text is a token.",
         read_if=TOKENIZED_SOURCE,
         values="a path",
     )
     pad_token: bool = key(
         False,
-        "Pad text windows with an additional token [PAD] instead of END. With `task.weights`, "
-        "the embedding of [PAD] starts at the mean of all other embeddings (DP-Muon, Appendix D).",
+        "Pad text windows with an additional token [PAD] instead of the token END. With "
+        "`task.weights`, the embedding of [PAD] starts at the mean of all other embeddings "
+        "(DP-Muon, Appendix D).",
         read_if=TABLE_SOURCE,
     )
     dimension: Samples = key(
-        20, "Number of features of a synthetic sample.", read_if=SYNTHETIC_SOURCE
+        20, "Number of features of each synthetic sample.", read_if=SYNTHETIC_SOURCE
     )
     classes: Annotated[int, Field(ge=2, le=10**6)] = key(
-        4, "Number of labels of synthetic samples.", read_if=SYNTHETIC_SOURCE
+        4, "Number of classes of the synthetic samples.", read_if=SYNTHETIC_SOURCE
     )
     options: Options = ()
 
@@ -481,33 +506,37 @@ class Data(Table):
 
 
 class Federation(Table):
-    """N clients, K of them per round, R rounds (Stability note, Algorithm 1)."""
+    """N clients, of which K take part in each of R rounds (Stability note, Algorithm 1)."""
 
     clients: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         20, "N, the number of clients.", symbol="N"
     )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, the number of clients in each round, drawn anew every round. If there are fewer than "
-        "5 clients, the default is all clients.",
+        "K, the number of clients that take part in each round. They are drawn again in every "
+        "round. If there are fewer than 5 clients, the default is all clients.",
         values="1 to `clients`",
         symbol="K",
     )
     rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = key(50, "R, the number of rounds.", symbol="R")
     risk_weights: Literal["size", "uniform"] = key(
         "size",
-        "Weights p_i of the clients in the training loss that is reported and bounded. size: n_i "
-        "/ n. uniform: 1 / N. The weights do not change the server's average (see `aggregate`).",
+        "Weights p_i of the clients in the reported training loss and in the stability bound. "
+        "size: n_i / n, proportional to the client's number of samples. uniform: 1 / N. The "
+        "weights do not change how the server averages models (see `aggregate`).",
     )
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
-        "How the server combines the models and states of a round. Bounds, and the bias "
-        "correction of …-muonbc, need mean or by-samples.",
+        "How the server combines the models and states that the clients of a round return. "
+        "Stability bounds, and the bias correction of optimizers …-muonbc, require mean or "
+        "by-samples.",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
     )
-    seed: Natural = key(0, "Random seed for everything except secret noise.")
+    seed: Natural = key(
+        0, "Random seed for everything except the secret random numbers of private runs."
+    )
     options: Options = ()
 
 
@@ -516,53 +545,56 @@ class TaskTable(Table):
 
     name: Annotated[Text, AfterValidator(_named("task.name"))] = key(
         "matrix",
-        "Learning problem: the matrix classifier of the Stability note, whose constants are "
-        "proved, or a network with cross-entropy.",
+        "Learning problem. matrix: the classifier of the Stability note, whose model is one "
+        "matrix and whose constants are proved. network: a neural network with cross-entropy "
+        "loss.",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
         "cnn", "Architecture of the network.", read_if=OUR_NETWORKS
     )
     width: Count = key(
         128,
-        "Width of the decoder: the length of its hidden vectors.",
+        "Width of the decoder, which is the length of its hidden vectors.",
         read_if=DECODER_TASK,
         values="a multiple of `heads`",
     )
     depth: Annotated[int, Field(ge=1, le=256)] = key(
-        4, "Number of blocks of the decoder.", read_if=DECODER_TASK
+        4, "Number of transformer blocks in the decoder.", read_if=DECODER_TASK
     )
-    heads: Count = key(4, "Number of attention heads of the decoder.", read_if=DECODER_TASK)
+    heads: Count = key(4, "Number of attention heads in the decoder.", read_if=DECODER_TASK)
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
-        "Initial model X⁰: Gaussian entries of variance 1/d, or 0. Bounds are tighter with 0.",
+        "Initial model X⁰. gaussian: random entries with variance 1/d, where d is the number of "
+        "features. zero: all entries are 0, which makes bounds tighter.",
         read_if=MATRIX_TASK,
     )
     weights: Text = key(
         "",
-        "Initial weights: a .safetensors file, or a folder of .safetensors files.",
+        "Path of the initial weights: a .safetensors file, or a folder that contains "
+        ".safetensors files.",
         read_if=DECODER_TASK,
         values="a path",
     )
     head: Literal["tied", "untied"] = key(
         "tied",
         "Last layer of the decoder. tied: the matrix of the token embeddings, as in GPT-2. "
-        "untied: a separate parameter (DP-Muon, Appendix D). If `weights` do not contain it, it "
-        "starts as a copy of the token embeddings.",
+        "untied: a separate parameter (DP-Muon, Appendix D). If `weights` do not contain this "
+        "parameter, it starts as a copy of the token embeddings.",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "Number of positions of the decoder, at least `data.context`. 0 means `data.context`; "
-        "GPT-2 has 1024.",
+        "Number of position embeddings of the decoder, at least `data.context`. 0 means as many "
+        "as `data.context`. GPT-2 has 1024.",
         read_if=DECODER_TASK,
         values="0, or at least `data.context`",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "r, the rank of LoRA adapters of the query, key and value projections. Only the "
-        "adapters are trained; `weights` are fixed and count as public, and a resumed run needs "
-        "the same weights. 0 trains all parameters. To let Muon train all adapters, set "
-        '`local.route = "all-matrices"`.',
+        "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
+        "adapters are trained. `weights` stay fixed, count as public, and must be the same in a "
+        "resumed run. 0 means no adapters: all parameters are trained. To let Muon train all "
+        'adapters, set `local.route = "all-matrices"`.',
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
@@ -573,50 +605,60 @@ class Local(Table):
     """Local training: E steps of an optimizer in each round."""
 
     recipe: Annotated[Text, AfterValidator(_named("local.recipe"))] = key(
-        "fedmuon", "Optimizer: the local steps of a client, and how the server uses their average."
+        "fedmuon",
+        "Optimizer. It defines the local steps of the clients, and how the server updates the "
+        "model from the clients' average.",
     )
-    steps: Count = key(5, "E, the number of local steps in a round.", symbol="E")
+    steps: Count = key(5, "E, the number of local steps of each client in a round.", symbol="E")
     epochs: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "Passes over a client's samples in a round, instead of `steps`. Clients with more "
-        "samples then take more steps. 0 uses `steps`.",
+        "Number of passes over a client's samples in each round. This key replaces `steps`: "
+        "clients with more samples then take more steps. With 0, `steps` sets the number of "
+        "steps.",
         read_if=ANY_STEPS,
     )
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
-        0, "Samples per local step. 0 is the full batch."
+        0, "Number of samples in each local step. 0 means all samples of the client."
     )
     lr: Positive = key(1.0, "η, the step size (learning rate).", symbol="η")
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the momentum.", read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE), symbol="β"
+        0.9,
+        "β, the decay factor of the momentum.",
+        read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE),
+        symbol="β",
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
         "ema",
-        "ema is βM + (1 − β)G, as in the Stability note; polyak is βM + G, as in DP-Muon and "
-        "Nesterov Muon. ema-nesterov and nesterov add Nesterov's look-ahead to them.",
+        "Update of the momentum M with a gradient G. ema: βM + (1 − β)G, as in the Stability "
+        "note. polyak: βM + G, as in DP-Muon and Nesterov Muon. ema-nesterov and nesterov: the "
+        "same two updates with Nesterov's look-ahead.",
         read_if=LOCAL_MOMENTUM,
     )
     weight_decay: Amount = key(
-        0.0, "Decoupled weight decay: each step also moves X by −lr · decay · X."
+        0.0,
+        "Decoupled weight decay: each step also subtracts lr · weight-decay · X from the "
+        "parameters X.",
     )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant",
-        "Schedule: the factor of lr in each round. heavy-tailed sets lr and momentum as in "
+        "How lr changes from round to round. heavy-tailed sets both lr and momentum as in "
         "Nesterov Muon.",
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
-        "Tail index α of the gradient noise in Nesterov Muon. 0 means that it is unknown.",
+        "Tail index α of the gradient noise (Nesterov Muon). 0 means that the tail index is "
+        "unknown.",
         read_if=HEAVY_TAILED,
         values="0, or above 1 up to 2",
     )
     alignment: Share = key(
         0.5,
-        "Alignment α of the Stability note, Remark 3.2: a step is (1 − α) Orth(M) plus α times "
-        "the last global direction.",
+        "Alignment α (Stability note, Remark 3.2). Each step is (1 − α) Orth(M) + α D, where D "
+        "is the direction in which the global model moved last.",
         read_if=ALIGNED,
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.9, "β, the decay of the server's momentum.", read_if=SERVER_MOMENTUM
+        0.9, "β, the decay factor of the server's momentum.", read_if=SERVER_MOMENTUM
     )
     server_lr: Amount = key(
         0.0,
@@ -625,11 +667,12 @@ class Local(Table):
         read_if=SERVER_STEP,
     )
     server_memory: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.99, "β₂, the decay of the server's second moments.", read_if=SERVER_SQUARES
+        0.99, "β₂, the decay factor of the server's second moments.", read_if=SERVER_SQUARES
     )
     tau: Positive = key(
         0.001,
-        "τ of the server's step server-lr · m / (√v + τ). The second moments v start at τ².",
+        "τ in the server's step server-lr · m / (√v + τ), where m and v are the server's first "
+        "and second moments. The second moments v start at τ².",
         read_if=SERVER_FLOOR,
         symbol="τ",
     )
@@ -642,29 +685,29 @@ class Local(Table):
     )
     personal: Text = key(
         "",
-        "Names of the parameters that never leave a client. Patterns such as `head.*` are "
-        "allowed; separate them by commas. The file `routes.txt` of a run lists all names.",
+        "Parameters that never leave a client: names or patterns such as `head.*`, separated by "
+        "commas. The file `routes.txt` of a run lists the names of all parameters.",
         read_if=FEDPER,
         values="patterns with * and ?",
     )
     rank: Count = key(
         8,
-        "r, the rank of the momentum in messages. A matrix is sent unchanged if its factors "
-        "would not be smaller.",
+        "r, the rank of the factors in which momenta are sent. A matrix is sent unchanged if its "
+        "factors would not be smaller.",
         read_if=COMPRESSED,
         symbol="r",
     )
     personal_weight: Amount = key(
         0.1,
         "λ of Ditto: each step also moves a client's own model v by −lr · λ (v − X), towards the "
-        "server's model X. 0 trains v on the client's data only.",
+        "server's model X. With 0, v is trained on the client's data only.",
         read_if=DITTO,
         symbol="λ",
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
-        "Parameters of a network that are orthogonalized. hidden: all matrices except the first "
-        "and last layer, embeddings and norms; if none is left, the largest matrix. "
+        "Parameters of a network that Muon orthogonalizes. hidden: all matrices except the first "
+        "and last layer, embeddings and norms; if no matrix is left, the largest matrix. "
         "all-matrices: every matrix. The file `routes.txt` of a run lists these parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
@@ -676,21 +719,23 @@ class Local(Table):
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
-        "Optimizer of the parameters that are not orthogonalized: sgd (a step −aux-lr · M) or "
-        "adamw. Federated optimizers restart AdamW in every round.",
+        "Optimizer of the parameters that are not orthogonalized. sgd: each step is −aux-lr · M, "
+        "where M is the momentum. adamw: AdamW, which federated optimizers restart in every "
+        "round.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
         0.0,
         "Step size of the parameters that are not orthogonalized. 0 means 0.05 for sgd and 0.001 "
-        "for adamw; the resolved config contains the number used.",
+        "for adamw. The `config.toml` of a run contains the number that was used.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
-        "Factor of an orthogonalized [m, n] step. none: 1. original: √max(1, m/n), and "
-        "match-rms: 0.2 √max(m, n), as in torch.optim.Muon. scion: √(m/n). polargrad: ⟨M, "
-        "Orth(M)⟩, which is the nuclear norm of M if Orth is exact; no bound holds for polargrad.",
+        "Factor that multiplies the orthogonalized step of an [m, n] matrix. none: 1. original: "
+        "√max(1, m/n), as in torch.optim.Muon. match-rms: 0.2 √max(m, n), as in "
+        "torch.optim.Muon. scion: √(m/n). polargrad: ⟨M, Orth(M)⟩, which is the nuclear norm of "
+        "M if Orth is exact. With polargrad, no bound holds.",
         read_if=MUON_RECIPE,
     )
     options: Options = ()
@@ -701,12 +746,13 @@ class OrthogonalizerTable(Table):
 
     name: Annotated[Text, AfterValidator(_named("orthogonalizer.name"))] = key(
         "smoothed-polar",
-        "Orthogonalizer, the map Orth that is applied to the momentum.",
+        "Orthogonalizer: the map Orth that Muon applies to the momentum.",
         read_if=MUON_RECIPE,
     )
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = key(
         0.0001,
-        "λ: a singular value σ becomes σ / √(σ² + λ). The Lipschitz constant is 1 / √λ.",
+        "λ of the smoothed polar map, which changes each singular value σ to σ / √(σ² + λ). The "
+        "Lipschitz constant of this map is 1 / √λ.",
         read_if=BY_MAP["smoothed-polar"],
         symbol="λ",
     )
@@ -715,7 +761,7 @@ class OrthogonalizerTable(Table):
     )
     coefficients: Text = key(
         "cubic",
-        "Name of the coefficients of the polynomial steps.",
+        "Name of the set of coefficients for the polynomial steps.",
         read_if=POLYNOMIAL_MAPS,
         values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
         "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
@@ -723,65 +769,79 @@ class OrthogonalizerTable(Table):
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,
         "Safety factor against rounding errors: every polynomial step except the last is applied "
-        "to x / `safety` instead of x. Polar Express uses 1.01, which `polar-express` already "
-        "contains.",
+        "to x / `safety` instead of x. Polar Express uses 1.01; the set `polar-express` already "
+        "contains this factor.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
-        1e-7, "ε of the normalization.", read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON)
+        1e-7,
+        "ε in the divisor of M (see `normalization`).",
+        read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON),
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "Divisor of M before the first step. plus: ‖M‖ + ε (Stability note). max: max(‖M‖, ε) "
-        "(torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the shorter side is divided by "
-        "the root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon); it has no Lipschitz constant, so no bound holds.",
+        "Divisor of the matrix M before the first polynomial step. plus: ‖M‖ + ε (Stability "
+        "note). max: max(‖M‖, ε) (torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the "
+        "shorter side has its own divisor, the root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). aol has no "
+        "Lipschitz constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
-        "Precision of the matrix products of Newton–Schulz. full: the precision of the run. "
-        "bfloat16: as in torch.optim.Muon; faster on GPUs and on processors with AMX. The "
-        "relative error of bfloat16 is about 0.01, and it has no Lipschitz constant, so no bound "
-        "holds.",
+        "Precision of the matrix products in Newton–Schulz. full: the precision of the run. "
+        "bfloat16: as in torch.optim.Muon, which is faster on GPUs and on processors with AMX. "
+        "The relative error of bfloat16 is about 0.01. With bfloat16 there is no Lipschitz "
+        "constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
         0.01,
-        "σ, the standard deviation of the smoothing noise.",
+        "σ, the standard deviation of the Gaussian noise that smooths the matrix sign.",
         read_if=BY_MAP["gaussian-smoothed-sign"],
     )
     clip_level: Positive = key(
         0.1,
-        "γ, the level below which singular values are scaled linearly.",
+        "γ, the clipping level. Singular values below γ are divided by γ; larger singular values "
+        "become 1.",
         read_if=BY_MAP["clipped-sign"],
     )
     rank: Count = key(
-        5, "r, the rank of the sketch.", read_if=BY_MAP["randomized-polar"], symbol="r"
+        5, "r, the rank of the random sketch.", read_if=BY_MAP["randomized-polar"], symbol="r"
     )
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
-        2, "Number of additional columns of the sketch.", read_if=BY_MAP["randomized-polar"]
+        2,
+        "Number of columns of the random sketch beyond `rank`.",
+        read_if=BY_MAP["randomized-polar"],
     )
-    power: Few = key(1, "h, the number of power iterations.", read_if=BY_MAP["randomized-polar"])
+    power: Few = key(
+        1,
+        "h, the number of power iterations that improve the random sketch.",
+        read_if=BY_MAP["randomized-polar"],
+    )
     sketch: Literal["gaussian", "kaczmarz"] = key(
-        "gaussian", "How the sketch is drawn.", read_if=BY_MAP["randomized-polar"]
+        "gaussian",
+        "How the random sketch is drawn. gaussian: it mixes all columns with Gaussian weights. "
+        "kaczmarz: columns are sampled with probabilities proportional to their squared norms.",
+        read_if=BY_MAP["randomized-polar"],
     )
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "β₂ of NorMuon: each row of an orthogonalized matrix is divided by the root of a "
-        "running mean of its squares, and the matrix keeps its norm. 0 turns this off.",
+        "β₂ of NorMuon, the decay factor of a running mean of the squares in each row. NorMuon "
+        "divides every row of an orthogonalized matrix by the root of this mean, and then "
+        "restores the norm of the matrix. 0 turns NorMuon off.",
         read_if=MUON_RECIPE,
         values="0 to below 1; NorMuon uses 0.95",
     )
     shards: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
-        "Number of pieces of MuonBP. A matrix is cut along its longer side, and most steps "
-        "orthogonalize each piece separately.",
+        "Number of pieces into which MuonBP cuts each matrix along its longer side. Most steps "
+        "orthogonalize each piece separately (see `full-every`). 1 turns MuonBP off.",
         read_if=MUON_RECIPE,
     )
     full_every: Count = key(
         5,
-        "Period P of MuonBP: the first step of a round and every P-th step after it "
-        "orthogonalize the whole matrix.",
+        "P, the period of MuonBP. The first step of a round, and every P-th step after the "
+        "first, orthogonalize the whole matrix.",
         read_if=(MUON_RECIPE, SHARDED),
         symbol="P",
     )
@@ -809,9 +869,10 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "How each example's gradient is bounded. block clips each matrix block; flat clips all "
-        "parameters as one vector, as in Opacus; automatic and automatic-flat scale to the "
-        "bound instead. With m blocks, block needs √m times the noise of flat for the same ε.",
+        "How each example's gradient is bounded. block: each matrix block is clipped separately. "
+        "flat: all parameters are clipped as one vector, as in Opacus. automatic and "
+        "automatic-flat: as block and flat, but every gradient is scaled to the bound. With m "
+        "blocks, block needs √m times the noise of flat for the same ε.",
         read_if=PRIVATE_RECIPE,
     )
     blocks: Literal["routed", "hidden"] = key(
@@ -823,139 +884,146 @@ class Privacy(Table):
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
-        "C, the clipping bound. inf clips nothing. At level client it bounds a client's whole "
-        "update.",
+        "C, the clipping bound: the maximum norm of an example's gradient in each block, or at "
+        "level client, of a client's whole update. inf means no clipping.",
         read_if=PRIVATE_RUN,
         symbol="C",
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Target share of gradients that are not clipped. C starts at `bound` and follows this "
-        "quantile by noisy counts. `noise` accounts for the counts, too. 0 uses a fixed C.",
+        "Target share of gradients that are not clipped. The clipping bound C starts at `bound` "
+        "and is adapted to this share by noisy counts. The privacy cost of these counts is "
+        "included in `noise`. 0 means a fixed bound.",
         read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "Change of ln C if the share of unclipped gradients differs from `quantile` by 1. C stays "
-        "between 10⁻¹⁵ and 10¹⁵.",
+        "Step size of ln C, the logarithm of the clipping bound: ln C changes by this number if "
+        "the share of unclipped gradients differs from `quantile` by 1. C stays between 10⁻¹⁵ "
+        "and 10¹⁵.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     count_noise: Amount = key(
         0.0,
-        "Noise of the count of unclipped gradients in a lot. 0 means the larger of lot / 20 and "
-        "`noise`.",
+        "Standard deviation of the noise that is added to the number of unclipped gradients in a "
+        "lot. 0 means lot / 20 or `noise`, whichever is larger.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     noise: Amount = key(
         0.0,
-        "σ, the noise multiplier. Each entry of a lot's mean has noise of standard deviation σC "
-        "/ lot. At level client, the sum of a round has noise of standard deviation σC.",
+        "σ, the noise multiplier. Each entry of a lot's mean gradient has noise of standard "
+        "deviation σC / lot. At level client, each entry of a round's sum of updates has noise "
+        "of standard deviation σC.",
         read_if=PRIVATE_RUN,
         symbol="σ",
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "Expected number of samples in a Poisson lot, or number of samples in a lot of a fixed "
+        "Size of a lot, which is the batch of a private step: the expected number of samples if "
+        "lots are drawn at random (poisson), or the exact number if lots are cut from a fixed "
         "order.",
         read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "Target ε. It determines `noise` if `noise` is 0; the resolved config contains the number "
-        "used.",
+        "Target ε of the privacy guarantee. If `noise` is 0, this target determines the noise, "
+        "and the `config.toml` of the run contains the computed value.",
         read_if=PRIVATE_RUN,
     )
     delta: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "δ of the privacy guarantee. 0 means the smaller of n^−1.1 and 10⁻⁵, where n is the "
-        "number of samples of the largest client or the public `population`. At level client, n "
-        "is the number of clients.",
+        "δ of the privacy guarantee. 0 means n^−1.1 or 10⁻⁵, whichever is smaller. n is the "
+        "public `population`, or else the number of samples of the largest client. At level "
+        "client, n is the number of clients.",
         read_if=PRIVATE_RUN,
     )
     level: Literal["example", "client"] = key(
         "example",
-        "Unit of privacy. example: single samples within a client. client: whole clients, for "
-        "optimizers that average models (and momenta).",
+        "Unit of privacy. example: each single sample of a client is protected. client: all "
+        "samples of a client are protected together, which needs an optimizer that averages "
+        "models (and momenta).",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
-        "Trust model, which decides who adds the noise. central: the server. local: each client "
-        "adds all of the noise. distributed: each client adds a share, and masks that cancel let "
-        "the server learn only the sum of updates and noise. distributed needs cohorts = fixed; "
-        "on ray and deployment it also needs [faults] policy = strict and retries = 0.",
+        "Who adds the noise. central: the server. local: each client adds all of the noise. "
+        "distributed: each client adds a share of the noise, and masks that cancel let the "
+        "server learn only the noisy sum of updates. distributed needs cohorts = fixed. On ray "
+        "and deployment, it also needs [faults] policy = strict and retries = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Share of a cohort that is assumed to add its noise and to hide it from the server. Only "
-        "H = ⌊`honest` · K⌋ of the K noise shares count, but at least one. ε is computed with σ "
-        "√(H / K) in place of σ.",
+        "Share of a round's clients that are assumed to add their noise and to hide it from the "
+        "server. Only H = ⌊`honest` · K⌋ of the K noise shares count, but at least one. "
+        "Therefore ε is computed with σ √(H / K) in place of σ.",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
         "Weight w of the momenta in a client's update (X_k − X, w (M_k − M)). With a larger w, "
-        "the momenta use more of the clipping bound. Their noise is σC / w.",
+        "the momenta use more of the clipping bound, and the noise of the momenta, σC / w, is "
+        "smaller.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
         "How the clients of a round are drawn. poisson: each client takes part with probability "
         "per-round / clients. This amplifies privacy, but the participants must stay secret. "
-        "fixed: exactly per-round clients take part; the participants may be public.",
+        "fixed: exactly per-round clients take part, and the participants may be public.",
         read_if=CLIENT_LEVEL,
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
         "How neighbouring data sets differ. zero-out: one sample is replaced by 0. add-remove: "
-        "one sample is added or left out; this needs a public `population` or `rate`, and is the "
-        "default if one of them is set. replace-one: one sample is replaced by any other.",
+        "one sample is added or left out. add-remove needs a public `population` or `rate`, and "
+        "is the default if you set one of these keys. replace-one: one sample is replaced by any "
+        "other sample.",
         read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
         "poisson",
         "How lots are drawn. poisson: each sample enters a lot at random. shuffle and cyclic: "
-        "lots are cut from an order that is drawn for each epoch (shuffle) or once (cyclic), and "
-        "privacy is accounted for without amplification.",
+        "lots are cut from an order of the samples that is drawn for each epoch (shuffle) or "
+        "once (cyclic). With shuffle and cyclic, privacy is accounted for without amplification.",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
         "Maximum number of samples in a Poisson lot, at least `lot`. A larger lot is cut to this "
-        "number at random, and δ includes the probability of a cut. 0 sets no maximum.",
+        "number at random, and δ includes the probability of a cut. 0 means no maximum.",
         read_if=POISSON_LOTS,
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
         "Correlation of the noise between steps (DP-FTRL): each step cancels part of the earlier "
-        "noise. This reduces the noise of sums of gradients (sqrt-toeplitz, blt), or of the "
-        "momentum of dp-muon (momentum, blt-momentum). The blt forms use a few optimized buffers. "
-        "The run needs one client and one process. It cannot be resumed, because past noise is "
-        "only in memory.",
+        "noise. sqrt-toeplitz and blt reduce the noise in sums of gradients; momentum and "
+        "blt-momentum reduce it in the momentum of dp-muon. The blt forms use a few optimized "
+        "buffers. The run needs one client and one process, and cannot be resumed.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
-        "Number of correlated steps, including the current one. It needs memory for `band` − 1 "
-        "models. The best value is near the number of lots in an epoch.",
+        "Number of steps whose noise is correlated, including the current step. The run needs "
+        "memory for `band` − 1 further models. The best value is near the number of lots in an "
+        "epoch.",
         read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
         2,
-        "Number of buffers of correlated noise, each as large as the model. More than 3 buffers "
+        "Number of buffers for correlated noise, each as large as the model. More than 3 buffers "
         "improve little.",
         read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Public number of samples of a client, for sampling rates lot / population. 0 uses each "
-        "client's own number.",
+        "Public number of samples of each client. The sampling rate is then lot / population. "
+        "With 0, each client uses its own number of samples.",
         read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "Public sampling rate of every sample. Sums are still divided by `lot`. 0 means lot / "
-        "population.",
+        "Public sampling rate: the probability with which each sample enters a lot. Sums are "
+        "still divided by `lot`. 0 means lot / population.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
@@ -963,33 +1031,34 @@ class Privacy(Table):
     )
     lookahead: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "γ of DiSK: how far the filter looks ahead. inf evaluates gradients at the model only, "
-        "which gives a first-order low-pass filter (DOPPLER).",
+        "γ of DiSK: how far the filter looks ahead. With inf, gradients are evaluated at the "
+        "current model only; the filter is then the first-order low-pass filter of DOPPLER.",
         read_if=(*DISK_RECIPE, FILTERED),
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
-        "Number of antithetic pairs of the bias correction (DP-Muon).",
+        "Number of antithetic pairs of random probes that estimate the bias correction (DP-Muon).",
         read_if=(PRIVATE_RECIPE, BIAS_CORRECTED),
     )
     noise_source: choices.NoiseSource = key(
         "secure",
-        "Source of lots and noise. secure: AES-256 in counter mode, with a key from the "
+        "Source of random lots and noise. secure: AES-256 in counter mode, with a key from the "
         "operating system for every step. pcg64: NumPy's generator with a seed from the "
-        "operating system; results with it are not certified.",
+        "operating system. With pcg64, the privacy guarantee is not certified.",
         read_if=(PRIVATE_RUN, SECRET_NOISE),
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
         "Arithmetic of the noise. continuous: noise in floating point. grid: exact discrete "
-        "Gaussian noise on a lattice, whose low bits reveal nothing. auto is grid for secret "
-        "noise, and continuous for reproducible noise, correlated noise and bounds that follow a "
-        "quantile. Distributed trust always uses integers.",
+        "Gaussian noise on a lattice, so the low bits reveal nothing. auto: grid for secret "
+        "noise, but continuous for reproducible noise, for correlated noise and if `quantile` is "
+        "above 0. Distributed trust always uses integers.",
         read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
         False,
-        "Draw noise and lots from the run's seed. This is for tests and protects nobody.",
+        "Draw noise and lots from the run's seed, so that they can be repeated. Use this only "
+        "for tests, because such noise protects nobody.",
         read_if=PRIVATE_RUN,
     )
 
@@ -1021,32 +1090,37 @@ class Engine(Table):
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
-        "Precision of all computation. `fedmuon stability` uses float64 if this is not set.",
+        "Floating-point type of all computation. `fedmuon stability` uses float64 if you do not "
+        "set this key.",
     )
     device: Text = key(
         "auto",
-        "Device of the computation. auto is cuda if it is available, else cpu.",
+        "Device of the computation. auto: cuda if it is available, otherwise cpu.",
         values="auto, cpu, cuda, cuda:1, …",
     )
     kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = key(
         "torch",
         "Library for matrix products. fused compiles products of thin matrices with numba. auto "
-        "uses fused for long runs, and otherwise measures which library is fastest on this "
+        "uses fused for long runs; for other runs, it measures which library is fastest on this "
         "machine.",
         read_if=MATRIX_TASK,
     )
     cpus_per_client: Positive = key(
         1.0,
-        "Number of CPUs per worker, which is also its number of threads (at least 1). There is at "
-        "most one worker per client of a round, and no more than fit on the machines.",
+        "Number of CPUs of each Ray worker, which is also the worker's number of threads (at "
+        "least 1). Ray starts as many workers as fit on the machines, but at most one for each "
+        "client of a round.",
         read_if=RAY_ENGINE,
     )
     gpus_per_client: Amount = key(
-        0.0, "GPUs of a worker. With a fraction, workers share a GPU.", read_if=RAY_ENGINE
+        0.0,
+        "Number of GPUs of each Ray worker. With a fraction such as 0.5, several workers share a "
+        "GPU.",
+        read_if=RAY_ENGINE,
     )
     ray_address: Text = key(
         "",
-        "Address of a running Ray cluster. If empty, Ray starts on this machine.",
+        "Address of a running Ray cluster. If empty, Ray is started on this machine.",
         read_if=RAY_ENGINE,
         values="an address",
     )
@@ -1061,30 +1135,33 @@ class Compression(Table):
 
     uplink: Compressor = key(
         "none",
-        "How clients compress their updates. top-k sends a `share` of the entries, the largest; "
-        "random-k sends random entries, and rows the rows of largest norm. qsgd rounds entries at "
-        "random to `levels`. sign sends one bit per entry. low-rank and power send factors of "
-        "`rank`, by a singular value decomposition or by power iteration from the last message. "
-        "random-k and qsgd are unbiased.",
+        "How clients compress their updates. top-k: the largest entries. random-k: random "
+        "entries. rows: the rows of largest norm. qsgd: entries rounded at random to `levels`. "
+        "sign: one bit per entry. low-rank: factors of `rank` by a singular value decomposition. "
+        "power: factors of `rank` by power iteration from the last message. random-k and qsgd "
+        "are unbiased.",
     )
     downlink: Downlink = key(
         "none",
-        "How the server compresses the model and the states that it sends. The server keeps its "
-        "exact model until it computes the next model from the replies.",
+        "How the server compresses the model and the states that it sends to clients; the names "
+        "are those of `uplink`. The server's own copy of the model is not compressed.",
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
-        0.1, "k / d, the share of entries or rows that are sent.", read_if=OF_A_SHARE
+        0.1,
+        "k / d, the share of all entries (or of all rows) that a message contains.",
+        read_if=OF_A_SHARE,
     )
     levels: Annotated[int, Field(ge=1, le=(1 << 15) - 1)] = key(
         7,
-        "s, the number of levels of QSGD. An entry takes ⌈log2(2 s + 1)⌉ bits.",
+        "s, the number of levels to which qsgd rounds. Each entry of a message takes ⌈log2(2 s + "
+        "1)⌉ bits.",
         read_if=OF_LEVELS,
         symbol="s",
     )
     rank: Count = key(
         4,
-        "r, the rank of the factors. A matrix is sent unchanged if its factors would not be "
-        "smaller.",
+        "r, the rank of the factors that are sent. A matrix is sent unchanged if its factors "
+        "would not be smaller.",
         read_if=OF_A_RANK,
         symbol="r",
     )
@@ -1093,9 +1170,9 @@ class Compression(Table):
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
-        "How clients correct the compression error. none: not at all. error: they add it to the "
-        "next update (EF14). ef21: they send the difference from an estimate that the server "
-        "also stores (EF21).",
+        "How clients correct the compression error. none: no correction. error: each client adds "
+        "the error to its next update (EF14). ef21: each client sends only the difference from "
+        "an estimate that the server also stores (EF21).",
         read_if=CONTRACTIVE_UPLINK,
     )
 
@@ -1105,18 +1182,25 @@ class Faults(Table):
 
     policy: Literal["strict", "drop"] = key(
         "strict",
-        "strict repeats the request and then stops the run, which can be resumed. drop averages "
-        "over the clients that answered; no bound holds then.",
+        "What happens if a client sends no valid reply. strict: the request is repeated up to "
+        "`retries` times, and then the run stops; you can resume it. drop: the server averages "
+        "over the clients that replied, and no bound holds.",
         read_if=REMOTE_CLIENTS,
     )
     retries: Few = key(
-        2, "Maximum number of repetitions of a failed request.", read_if=REMOTE_CLIENTS
+        2,
+        "Maximum number of times that a failed request is repeated.",
+        read_if=REMOTE_CLIENTS,
     )
     deadline: Seconds = key(
-        600.0, "Maximum seconds to wait for replies in one attempt.", read_if=REMOTE_CLIENTS
+        600.0,
+        "Maximum time to wait for the replies to a request, in seconds.",
+        read_if=REMOTE_CLIENTS,
     )
     patience: Seconds = key(
-        120.0, "Seconds to wait for all nodes at the start.", read_if=REMOTE_CLIENTS
+        120.0,
+        "Maximum time to wait for all nodes at the start, in seconds.",
+        read_if=REMOTE_CLIENTS,
     )
 
 
@@ -1132,108 +1216,118 @@ class Devices(Table):
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
-        "none has no clock. synchronous waits for all clients of a round. deadline uses the "
-        "first `per-round` replies of `select` clients, or the replies that arrive within "
-        "`deadline`. fedbuff keeps `per-round` clients busy and updates the model after every "
-        "`buffer` replies, including replies that started from an older model (Nguyen et al. "
-        "2022).",
+        "How simulated time affects training. none: no clock. synchronous: wait for all clients "
+        "of a round. deadline: use the first `per-round` replies of `select` clients, or the "
+        "replies that arrive within `deadline`. fedbuff: keep `per-round` clients busy and "
+        "update the model after every `buffer` replies, some of which started from an older "
+        "model (Nguyen et al. 2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "K′, the number of clients that receive the model in a round; the first `per-round` "
-        "replies count. 0 means `per-round`.",
+        "K′, the number of clients that receive the model in a round. The first `per-round` "
+        "replies are used. 0 means `per-round`.",
         values="0, or `per-round` to `clients`",
         read_if=DEADLINE,
     )
     deadline: Amount = key(
         0.0,
-        "Simulated seconds after which a round ends. 0 sets no deadline.",
+        "Simulated seconds after which a round ends. 0 means no deadline.",
         read_if=DEADLINE,
     )
     buffer: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "B, the number of replies in one update of the model. 0 means `per-round`.",
+        "B, the number of replies after which the server updates the model. 0 means `per-round`.",
         values="0 to `per-round`",
         read_if=FEDBUFF,
     )
     latency: Amount = key(
-        0.1, "Simulated seconds that each client adds in each round.", read_if=CLOCK
+        0.1, "Simulated delay of each client in each round, in seconds.", read_if=CLOCK
     )
-    cost: Positive = key(1.0, "Operations for one sample in one local step.", read_if=CLOCK)
+    cost: Positive = key(
+        1.0, "Number of simulated operations for one sample in one local step.", read_if=CLOCK
+    )
     speeds: Distribution = key(
         "constant",
-        "How speed differs between clients. pareto has a few very slow clients; trace reads a "
-        "file.",
+        "How the speeds of the clients differ. constant: not at all. log-normal: drawn from a "
+        "log-normal distribution. pareto: a few clients are very slow. trace: taken from the "
+        "file `trace`.",
         read_if=CLOCK,
     )
     speed: Positive = key(
         100.0,
-        "Operations per second: of every client (constant), of the median client (log-normal) "
-        "or of the fastest (pareto).",
+        "Simulated operations per second: of every client (constant), of the median client "
+        "(log-normal), or of the fastest client (pareto).",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "Standard deviation of the logarithm of speed (log-normal), or 1 / shape (pareto).",
-        read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn read")),
+        "Spread of the speeds: the standard deviation of their logarithm (log-normal), or 1 / "
+        "shape of the distribution (pareto).",
+        read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn use")),
     )
     bandwidths: Distribution = key(
         "constant",
-        "How bandwidth differs between clients, as for `speeds`. Download and upload are drawn "
-        "independently.",
+        "How the bandwidths of the clients differ; the names are those of `speeds`. Download and "
+        "upload bandwidths are drawn independently.",
         read_if=CLOCK,
     )
     bandwidth_down: Positive = key(
         1e6,
-        "Bytes per second from the server to a client, as for `speed`.",
+        "Bytes per second from the server to a client: to every client (constant), to the median "
+        "client (log-normal), or to the fastest client (pareto).",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "Bytes per second from a client to the server, as for `speed`.",
+        "Bytes per second from a client to the server: from every client (constant), from the "
+        "median client (log-normal), or from the fastest client (pareto).",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "Spread of the bandwidths, as `speed-spread` for speeds.",
-        read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn read")),
+        "Spread of the bandwidths: the standard deviation of their logarithm (log-normal), or 1 "
+        "/ shape of the distribution (pareto).",
+        read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn use")),
     )
     trace: Text = key(
         "",
-        "CSV file with the columns client, speed, bandwidth-down and bandwidth-up.",
+        "Path of a CSV file with the columns client, speed, bandwidth-down and bandwidth-up.",
         read_if=HARDWARE_TRACE,
         values="a path",
     )
     availability: Literal["always", "bernoulli", "day-night", "trace"] = key(
         "always",
-        "Clients that can take part in a round. always: all clients. bernoulli: each client at "
-        "random. day-night: clients whose local time is in the first part of a day. trace: "
-        "clients with an interval of `availability-trace` that contains the current time.",
+        "Clients that can take part in a round. always: all clients. bernoulli: each client with "
+        "probability `available`. day-night: clients in the first part of their local day (see "
+        "`available`). trace: clients that the file `availability-trace` lists as available at "
+        "the current time.",
         read_if=CLOCK,
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Probability that a client is available (bernoulli), or the share of a day in which it "
-        "is (day-night).",
+        "Probability that a client is available in a round (bernoulli), or the share of each day "
+        "in which a client is available (day-night).",
         read_if=(
             CLOCK,
             ReadIf(
-                "devices.availability", ("bernoulli", "day-night"), "bernoulli and day-night read"
+                "devices.availability", ("bernoulli", "day-night"), "bernoulli and day-night use"
             ),
         ),
     )
     day: Positive = key(
         86400.0,
-        "Simulated seconds of a day. The time zones of the clients are uniform over it.",
+        "Length of a day in simulated seconds. The local times of the clients are spread evenly "
+        "over the day.",
         read_if=DAYS,
     )
     availability_trace: Text = key(
         "",
-        "CSV file with the columns client, start and end in simulated seconds. It repeats after "
-        "its last end.",
+        "Path of a CSV file with the columns client, start and end. Each row is an interval, in "
+        "simulated seconds, in which a client is available. All intervals repeat after the last "
+        "end.",
         read_if=(
             CLOCK,
-            ReadIf("devices.availability", ("trace",), "availability by a trace reads"),
+            ReadIf("devices.availability", ("trace",), "availability by a trace uses"),
         ),
         values="a path",
     )
@@ -1255,8 +1349,8 @@ def _constant(value: float | str) -> float | str:
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
-            f"[stability] c-hp = {value!r} is not valid: give a positive number, or one of "
-            f"{', '.join(C_HP)}"
+            f"[stability] c-hp = {value!r} is not valid. Set a positive number or one of the names "
+            f"{', '.join(C_HP)}."
         )
     return value
 
@@ -1264,14 +1358,16 @@ def _constant(value: float | str) -> float | str:
 class Stability(Table):
     """Neighbouring data sets of `fedmuon stability`, and assumptions of its bound."""
 
-    trials: Count = key(10, "Number of neighbouring data sets.", read_if=DRAWN_NEIGHBOURS)
+    trials: Count = key(
+        10, "Number of neighbouring data sets that are tested.", read_if=DRAWN_NEIGHBOURS
+    )
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "How a sample is replaced. own: a random sample, by one drawn like the client's own. any: "
-        "a random sample, by one drawn like those of any client. worst: all replacements by up to "
-        "2,048 held-out samples are ranked by derivatives; training then runs on the `trials` "
-        "worst and on as many random ones (`predicted.csv`). all: each sample is replaced once "
-        "(the census).",
+        "Which sample is replaced, and by what. own: a random sample, by a sample of the same "
+        "client's distribution. any: a random sample, by a sample of any client's distribution. "
+        "worst: the `trials` worst replacements by up to 2,048 held-out samples, ranked by "
+        "derivatives, and as many random ones (see `predicted.csv`). all: each sample is "
+        "replaced once (the census).",
     )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
@@ -1282,28 +1378,31 @@ class Stability(Table):
     constants: Literal["ball", "global"] = key(
         "ball",
         "Constants of the task. ball: at each step, the suprema over the ball around X⁰ that the "
-        "iterates cannot leave until then. global: suprema over all models, as in the Stability "
-        "note. Global constants are always used for bounds without a run unless X⁰ = 0, and with "
-        "alignment, weight decay, a custom orthogonalizer or your own Lg.",
+        "model cannot leave before that step. global: the suprema over all models, as in the "
+        "Stability note. global is always used with alignment, weight decay, a custom "
+        "orthogonalizer or your own gradient Lipschitz constant (Lg), and for bounds without a "
+        "run unless X⁰ = 0.",
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
-        "Write `realized.csv`: the maximum distance between this run and the run on each "
-        "neighbouring data set, computed from the gradients and curvature of this run.",
+        "Write the file `realized.csv`: upper bounds on the distance between the model of this "
+        "run and the model on each neighbouring data set. They are computed from the gradients "
+        "and curvature of this run.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "C_hp of Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
-        "With a number, the branches H and G of the theorem get δ/2 each, as published. With "
-        "variance, H uses the training losses of the finished run in place of the range B; H gets "
-        "0.9 δ and G gets 0.1 δ.",
+        "C_hp in Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
+        "With a number, the terms H and G of the theorem may each fail with probability δ/2, as "
+        "published. With variance, H uses the training losses of the finished run in place of "
+        "the range B, and δ is split into 0.9 δ for H and 0.1 δ for G.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
         0.05,
-        "Probability with which smoothing may clip (Stability note, Corollary D.11).",
+        "α, the probability that the smoothing noise leaves a singular value below the level "
+        "that the bound assumes (Stability note, Corollary D.11).",
         read_if=BY_MAP["gaussian-smoothed-sign"],
     )
 
@@ -1313,23 +1412,26 @@ class Output(Table):
 
     evaluate_every: Samples = key(
         5,
-        "Rounds between two evaluations of training and test loss. The last round is always "
-        "evaluated. `client_loss` is recorded in every round.",
+        "Number of rounds between two evaluations of training and test loss. The last round is "
+        "always evaluated. `client_loss` is recorded in every round.",
     )
     fine_tune: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "Local steps that each client takes from the final model before the fine-tuned model is "
-        "tested on the client's held-out samples. 0 tests no fine-tuned models.",
+        "Number of local steps with which each client fine-tunes the final model. The fine-tuned "
+        "model is then tested on the client's held-out samples. With 0, clients do not fine-tune.",
         read_if=FINE_TUNED,
     )
-    checkpoint_every: Samples = key(10, "Rounds between two checkpoints.", read_if=WITHOUT_PRIVACY)
+    checkpoint_every: Samples = key(
+        10, "Number of rounds between two checkpoints.", read_if=WITHOUT_PRIVACY
+    )
     callback: Annotated[Text, AfterValidator(_named("output.callback"))] = key(
-        "none", "Callback after every round."
+        "none", "Callback: a function that is called after every round."
     )
     clients: bool = key(
         False,
-        "Write `clients.jsonl`: for each round and each participant, the losses, drift, momentum "
-        "and cosine to the mean update. Not available in private runs.",
+        "Write the file `clients.jsonl`, with one record per client and round: the losses before "
+        "and after the local steps, the drift, the norm of the momentum, and the cosine to the "
+        "mean update. Private runs reject this key.",
     )
     options: Options = ()
 
@@ -1442,9 +1544,9 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
         fix += " and choose an optimizer without dp- and disk-"
     value = value_of(config, name) if value is None else value
     return (
-        f"{_in_file(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
-        f"{_in_file(key)} = {shown(value_of(config, key))}, so {fix}, or leave "
-        f"{name.partition('.')[2]} out"
+        f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
+        f"{shown(value_of(config, key))}. Only {need.readers} this key. {fix[0].upper()}{fix[1:]}, "
+        f"or leave {name.partition('.')[2]} out."
     )
 
 
@@ -1455,11 +1557,11 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     setting of the accountant.
     """
     if private:
-        why = "carries clipping, noise and lots in its mechanism"
+        why = "the mechanism of your optimizer already sets clipping, noise and lots"
         names = [f"privacy.{key}" for key in NEEDS["privacy"] if key != "delta"]
         names.append("output.checkpoint-every")  # a private run saves every round
     else:
-        why = "has no mechanism to read it"
+        why = "your optimizer has no privacy mechanism"
         at_client_level = config.privacy.level == "client"
         names = [
             f"privacy.{key}"
@@ -1469,8 +1571,8 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     for name in names:
         if not is_default(name, value := value_of(config, name)):
             yield (
-                f"{_in_file(name)} = {shown(value)} has no effect: your optimizer {why}, so leave "
-                f"{name.partition('.')[2]} out"
+                f"{_in_file(name)} = {shown(value)} has no effect, because {why}. Leave "
+                f"{name.partition('.')[2]} out."
             )
 
 

@@ -356,21 +356,21 @@ def test_what_other_engines_read_is_asked_for() -> None:
 
 
 REFUSED = {
-    "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect: only private optimizers and "
-    "client level read it, and here [local] recipe = 'fedmuon', so choose an optimizer dp-... or "
-    "disk-..., or set [privacy] level = 'client', or leave epsilon out",
-    "task.model=wrn-16-2": "set [task] name = 'network', or leave model out",
-    "local.recipe=fedavg orthogonalizer.name=newton-schulz": "choose a Muon optimizer such as",
-    "orthogonalizer.coefficients=quintic": "here [orthogonalizer] name = 'smoothed-polar'",
-    "orthogonalizer.name=newton-schulz orthogonalizer.lambda=0.1": "only the orthogonalizer "
+    "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect, because [local] recipe = "
+    "'fedmuon'. Only private optimizers and client-level privacy use this key. Choose an optimizer "
+    "that begins with dp- or disk-, or set [privacy] level = 'client', or leave epsilon out.",
+    "task.model=wrn-16-2": "Set [task] name = 'network', or leave model out.",
+    "local.recipe=fedavg orthogonalizer.name=newton-schulz": "Choose a Muon optimizer such as",
+    "orthogonalizer.coefficients=quintic": "because [orthogonalizer] name = 'smoothed-polar'",
+    "orthogonalizer.name=newton-schulz orthogonalizer.lambda=0.1": "Only the orthogonalizer "
     "smoothed-polar",
-    "engine.ray-address=1.2.3.4:5": "so set [engine] name = 'ray', or leave ray-address out",
-    "faults.policy=drop": "only engines with client processes read it",
-    "local.tail-index=1.5": "set [local] schedule = 'heavy-tailed'",
-    "local.schedule=heavy-tailed local.momentum=0.5": "only schedules other than heavy-tailed",
-    "data.dimension=3": "only synthetic reads it",
+    "engine.ray-address=1.2.3.4:5": "Set [engine] name = 'ray', or leave ray-address out.",
+    "faults.policy=drop": "Only engines with client processes use this key.",
+    "local.tail-index=1.5": "Set [local] schedule = 'heavy-tailed'",
+    "local.schedule=heavy-tailed local.momentum=0.5": "Only schedules other than heavy-tailed",
+    "data.dimension=3": "Only the source synthetic uses this key.",
     "stability.neighbours=all stability.trials=3": "leave trials out",
-    "stability.alpha-smoothing=0.1": "set [orthogonalizer] name = 'gaussian-smoothed-sign'",
+    "stability.alpha-smoothing=0.1": "Set [orthogonalizer] name = 'gaussian-smoothed-sign'",
 }
 
 
@@ -466,7 +466,7 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"privacy": {"epsilon": 8.0}}, "only private optimizers"),
+    ({"privacy": {"epsilon": 8.0}}, "Only private optimizers"),
     ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
     ({"local": {"lr": 0.5}}, "set by [grid]"),
     ({"engine": {"name": "ray"}}, "--ray-address"),

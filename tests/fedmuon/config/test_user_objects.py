@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "lipschitz = 0.5 .* 50 times their distance",
     ),
     "no-map": ({"orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
-    "unread-map": ({"orthogonalizer": lambda m: m}, "choose a Muon optimizer"),
+    "unread-map": ({"orthogonalizer": lambda m: m}, "Choose a Muon optimizer"),
     # aggregates
     "less": ({"aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
     "nothing": ({"aggregate": lambda r: None}, "mapping of bias"),
@@ -375,7 +375,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unasked-lr": ({"recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
                    "no parameter `lr`"),
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
-                    "epsilon = 1.0 .* no mechanism .* leave epsilon out"),
+                    "epsilon = 1.0 .* no privacy mechanism. Leave epsilon out"),
     "second-release": ({"recipe": mechanical(links.stateless("again", asking))},
                        "second release.*: let only one link of the chain ask"),
     **{
@@ -383,12 +383,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             {"recipe": mechanical(), "config": {table: {key: value}}}, mend
         )
         for table, key, value, mend in (
-            ("privacy", "epsilon", 1.0, "in its mechanism, so leave epsilon out"),
-            ("privacy", "noise", 1.0, "in its mechanism, so leave noise out"),
-            ("privacy", "level", "client", "in its mechanism, so leave level out"),
-            ("privacy", "insecure-reproducible-noise", True, "leave insecure-repr"),
+            ("privacy", "epsilon", 1.0, "already sets clipping, noise and lots. Leave epsilon out"),
+            ("privacy", "noise", 1.0, "already sets clipping, noise and lots. Leave noise out"),
+            ("privacy", "level", "client", "sets clipping, noise and lots. Leave level out"),
+            ("privacy", "insecure-reproducible-noise", True, "Leave insecure-repr"),
             ("privacy", "delta", 1e-15, "raise it"),
-            ("output", "checkpoint-every", 3, "leave checkpoint-every out"),
+            ("output", "checkpoint-every", 3, "Leave checkpoint-every out"),
             ("local", "batch", 4, "Set batch = 0"),
             ("engine", "name", "ray", "Set retries = 0"),
         )

@@ -134,7 +134,7 @@ def test_samples_of_a_user_leave_room_for_validation() -> None:
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    (2.5, "give a share below 1, or a whole number of samples"),
+    (2.5, "set a share below 1, or an integer number of samples"),
     (-1, "give a number of at least 0"),
     (1398, "asks for 1398 samples, but train and test leave only 1397: lower"),
 ])  # fmt: skip

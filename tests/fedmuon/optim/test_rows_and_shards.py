@@ -278,7 +278,7 @@ def test_networks_with_fused_projections_and_auxiliary_parameters() -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"orthogonalizer": {"full-every": 3}}, "set shards above 1"),
+        ({"orthogonalizer": {"full-every": 3}}, "Set shards above 1"),
         ({"orthogonalizer": {"row-memory": 0.9}, "local": {"adjust": "polargrad"}},
          "averages row sizes over steps"),
         ({"orthogonalizer": {"shards": 2}, "local": {"recipe": "dp-muonbc"},

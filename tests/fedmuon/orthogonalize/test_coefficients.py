@@ -147,7 +147,10 @@ def test_a_safety_factor_without_effect_or_below_one_is_rejected() -> None:
             with_safety(coefficients, 1.01)
     with pytest.raises(InputError, match="1 or more"):
         with_safety("cans", 0.99)
-    said = "[orthogonalizer] safety = 1.01 has no effect: only sets of several steps read it"
+    said = (
+        "[orthogonalizer] safety = 1.01 has no effect, because [orthogonalizer] coefficients = "
+        "'cubic'. Only coefficients with several steps use this key."
+    )
     with pytest.raises(InputError) as error:
         parse({"orthogonalizer": {"name": "newton-schulz", "safety": 1.01}})
     assert said in str(error.value)
