@@ -321,16 +321,19 @@ NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, b
 TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zeros for a sample",
           "halves": "halves of samples"}  # fmt: skip
 STANDS_ON = (
-    "Scores estimate how the loss of a test sample responds to the weight of a training sample. "
-    "Spearman's ρ compares them with exact runs that share every other random draw. These runs "
-    "lack one sample, so that its client's mean has one term less (leave-one-out), have zeros in "
-    "its place with the same n_i (zero-out), or use half of each client's samples. Scores are "
-    "summed with the changes of the weights: without one sample, the others of its client gain "
-    "1/(n_i − 1). ρ is computed for each test sample and averaged. Intervals are 95% over test "
-    "samples, for one seed. Methods of the literature know neither the optimizer nor the "
-    "schedule. Therefore their scores are multiplied by the share of updates, participations over "
-    "n_i. Influence uses the Gauss–Newton matrix, with the given multiple of its mean eigenvalue "
-    "as damping, and 30 steps of conjugate gradients. TRAK uses one model and no ridge."
+    "A score estimates how the loss of a test sample responds to the weight of a training "
+    "sample. Spearman's ρ compares the scores with exact runs, which use the same random draws. "
+    "There are three kinds of exact runs. Leave-one-out runs lack one sample, so the mean of its "
+    "client has one term less. Zero-out runs have zeros in place of one sample, with the same "
+    "number of samples n_i. The third kind uses half of each client's samples. The score of an "
+    "exact run is the sum of the scores of its samples, each multiplied by the change of its "
+    "weight. If a run lacks one sample, each other sample of the same client gains the weight "
+    "1/(n_i − 1). ρ is computed for each test sample, and then averaged. Intervals are 95% "
+    "intervals over test samples, for one seed. Methods from the literature use neither the "
+    "optimizer nor the schedule. Therefore their scores are multiplied by the client's share of "
+    "the updates, which is its number of participations divided by n_i. Influence uses the "
+    "Gauss–Newton matrix and 30 steps of conjugate gradients. Its damping is the given multiple "
+    "of the mean eigenvalue. TRAK uses one model and no ridge."
 )
 
 
@@ -356,7 +359,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
         if truth != "halves":  # a first-order score predicts the effect of one sample well
             foretold.append(
                 Claim(
-                    f"{variant}: the derivative through the run ranks {truth} runs with ρ ≥ 0.99.",
+                    f"{variant}: scores from the derivative through the run rank the {truth} "
+                    "runs with Spearman's ρ ≥ 0.99.",
                     Effect.between("mean ρ over test samples", {"": own}),
                     Rule(low=0.99),
                     f"mean ρ {_shown(own, 4)}",
@@ -365,12 +369,12 @@ def claims(rows: Columns) -> Sequence[Claim]:
         leads = {name_of(name): mean(mine - theirs) for name, theirs in rho.items()}
         ahead.append(
             Claim(
-                f"{variant}, {TRUTHS[truth]}: the derivative through the run is ahead of all other "
-                "scores.",
+                f"{variant}, {TRUTHS[truth]}: scores from the derivative through the run have a "
+                "higher ρ than all other scores.",
                 Effect.between("lead in ρ", leads),
                 POSITIVE,
-                "ahead in ρ by "
-                + "; ".join(f"{_shown(lead, 4)} of {name}" for name, lead in leads.items()),
+                "lead in ρ: "
+                + "; ".join(f"{_shown(lead, 4)} over {name}" for name, lead in leads.items()),
             )
         )
     return [*foretold, *ahead]

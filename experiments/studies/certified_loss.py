@@ -189,17 +189,18 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
 WORTH = 1.0  # decrease / bound: above it, the certified loss is below that of X0
 JUDGED = "variance"  # the form that the claims use, fixed in advance
 STANDS_ON = (
-    "Every bound is of the Stability note's kind, with no constant left open, on the ball that "
-    "the iterates cannot leave. Its branch H has three proved forms: explicit, sharp, and by "
-    "variance. The last one uses the training losses of the finished run instead of the range B. "
-    "`ratio` is the decrease of the training loss over the bound. Above 1, the population loss is "
-    "certified to be below the training loss of X⁰, which is the same for every sample if X⁰ = 0. "
-    "Runs with other seeds choose a setting (η, λ, rounds); their samples are partly the same. "
-    "Therefore every bound uses the suite's δ divided by the number of settings that were tried. "
-    "For each seed, federation, number of samples and form, all of these bounds hold together "
-    "with probability 1 − δ. If the data have no test part, the seed also draws the held-out "
-    "samples. Then the runs that chose have trained on some of them, and the intervals of gaps "
-    "say less. Accuracy is measured on held-out samples. It is not certified."
+    "Every bound is the bound of the Stability note with explicit constants, over the ball that "
+    "the iterates cannot leave. Branch H of the bound has three proved forms: explicit, sharp "
+    "and variance. The variance form uses the training losses of the finished run instead of the "
+    "range B. `ratio` is the decrease of the training loss divided by the bound. If the ratio is "
+    "above 1, the population loss is certified to be below the training loss of X⁰. From X⁰ = 0, "
+    "this training loss is the same for every sample. Runs with other seeds choose a setting (η, "
+    "λ, rounds), and their samples are partly the same. Therefore every bound uses the suite's δ "
+    "divided by the number of settings that were tried. For each seed, federation, number of "
+    "samples and form, all of these bounds hold together with probability 1 − δ. If the data "
+    "have no test part, the seed also draws the held-out samples. Then the runs that chose the "
+    "setting have trained on some held-out samples, and the intervals of gaps are less reliable. "
+    "Accuracy is measured on held-out samples and is not certified."
 )
 
 
@@ -214,15 +215,16 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
         "Every gap is at most its bound.",
         Effect.of_gaps(rows["gap"], rows["gap_low"], high, rows["bound"]),
         Rule(high=0.0),
-        f"{(rows['gap'] <= rows['bound']).sum()} of {len(high)} bounds, "
-        f"{(high <= rows['bound']).sum()} at the upper end",
+        f"{(rows['gap'] <= rows['bound']).sum()} of {len(high)} bounds, and "
+        f"{(high <= rows['bound']).sum()} for the upper end of the gap's interval",
     )
     most = rows["samples"].max()
     proved = [status == "certified" for status in rows["status"]]
     found = [
         within,
         counted(
-            "Every bound is certified, none only in real arithmetic.", proved, "bounds",
+            "Every bound has the status `certified`, and no bound has the status "
+            "`real-arithmetic`.", proved, "bounds",
             f"{sum(proved)} of {len(proved)} bounds",
         ),
     ]  # fmt: skip
@@ -232,11 +234,12 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
         means = (f"{form} {number(where(here, form=form)['ratio'].mean(), 3)}" for form in C_HP)
         found.append(
             Claim(
-                f"{federation}: at n = {most:g}, the certified loss is below that of X⁰.",
-                Effect.exact("decrease / bound of a seed", ratios, unit="ratio"),
+                f"{federation}: with n = {most:g} training samples, the certified loss is below "
+                "the loss of the initial model X⁰.",
+                Effect.exact("decrease / bound, per seed", ratios, unit="ratio"),
                 Rule(low=WORTH),
-                f"{number(ratios.min(), 3)} to {number(ratios.max(), 3)} at {len(ratios)} seeds; "
-                f"by form: {'; '.join(means)}",
+                f"{number(ratios.min(), 3)} to {number(ratios.max(), 3)} over {len(ratios)} "
+                f"seeds; means by form of the bound: {'; '.join(means)}",
             )
         )
     return found

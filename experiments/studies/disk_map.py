@@ -167,14 +167,15 @@ class MapCell:
 # Claims
 
 STANDS_ON = (
-    "At every ε the step size is the best of a grid without the filter, by accuracy on validation "
-    "samples. It is the same for all (κ, γ), as in the DiSK paper (C.2). Tuning seeds choose the "
-    "step size, the shape of the trend and the best pair. The other seeds judge. Pairs with the "
-    "same seed and ε share the split, the initial model, the lots and the noise. All of these "
-    "follow from the seed, so nothing is private or certified. Intervals are Student's over "
-    "seeds. The trend is the mean map of the tuning seeds minus its own mean. For each other "
-    "seed, the effect is the length of its map along the trend, per cell. Its mean is 0 if maps "
-    "of different seeds have nothing in common."
+    "At every ε, the step size is the best of a grid for training without the filter, by "
+    "accuracy on validation samples. The step size is the same for all (κ, γ), as in the DiSK "
+    "paper (C.2). Tuning seeds choose the step size, the trend and the best pair (κ, γ). The "
+    "other seeds judge these choices. Runs with the same seed and ε share the split, the initial "
+    "model, the lots and the noise. All of these follow from the seed, so no run is private or "
+    "certified. Intervals are Student's intervals over seeds. The trend is the mean map of the "
+    "tuning seeds minus the mean of this map. For each other seed, the effect is the length of "
+    "its map along the trend, per cell. The mean effect is 0 if maps of different seeds have "
+    "nothing in common."
 )
 PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
@@ -243,8 +244,9 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
             POSITIVE, _said(levels),
         ),
         Claim(
-            "At every ε, the (κ, γ) that is best on other seeds is better than the mean of all.",
-            Effect.between("accuracy, best (κ, γ) − mean of all", optima, unit=POINTS),
+            "At every ε, the pair (κ, γ) that is best on other seeds is more accurate than the "
+            "mean of all pairs.",
+            Effect.between("accuracy, best pair (κ, γ) − mean of all pairs", optima, unit=POINTS),
             POSITIVE, f"{_said(optima)}; chosen: {', '.join(best)}",
         ),
     ]  # fmt: skip

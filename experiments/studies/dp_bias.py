@@ -259,7 +259,7 @@ def order(parts: Curves, kind: str) -> Claim:
     slopes = {", ".join(name): _slope(part, kind) for name, part in parts.items()}
     values, reach = zip(*slopes.values(), strict=True)
     return Claim(
-        f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
+        f"{WORDS[kind]}, the bias of the orthogonalized direction has order ρ^{ORDERS[kind]}.",
         Effect.around("log-log slope in ρ", values, reach, list(slopes), unit="slope"),
         Rule(ORDERS[kind] - NEAR, ORDERS[kind] + NEAR),
         "slope for ρ ≤ 1/32: "
@@ -282,7 +282,8 @@ def leading(rows: Columns, kind: str) -> Claim:
         following = [number(one, 3) for one in part["rho"][used][:-1]]
         places += [f"{shape}, {way}, next ρ over ρ = {rho}" for rho in following]
     return Claim(
-        f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
+        f"{WORDS[kind]}, the leading term of the bias is {TERMS[kind]}, including sign and "
+        "direction.",
         Effect.around("relative distance", ratios, reaches, places, unit="ratio"),
         Rule(high=1.0, strict=True),
         "‖bias − term‖ / ‖term‖ at the smallest ρ, and at ρ = 1/32: " + "; ".join(shares),
@@ -301,10 +302,10 @@ def smaller(parts: Curves) -> Claim:
     ratio = np.concatenate(ratios)
     return Claim(
         "The correction makes the bias smaller at every ρ.",
-        Effect.around("corrected over plain bias", ratio, np.concatenate(reaches), unit="ratio"),
+        Effect.around("corrected / uncorrected bias", ratio, np.concatenate(reaches), unit="ratio"),
         Rule(high=1.0, strict=True),
-        f"in {(ratio < 1).sum()} of {len(ratio)}; corrected over plain is "
-        f"{number(ratio.max(), 3)} at most",
+        f"in {(ratio < 1).sum()} of {len(ratio)} cases; corrected / uncorrected bias is at most "
+        f"{number(ratio.max(), 3)}",
     )
 
 
@@ -320,27 +321,27 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
     share, gain = rows["probe"] / rows["probe_bound"], rows["probe_any"] / rows["probe_bound"]
     reach = share.max() * NORMAL * _errors(rows, "probe")[share.argmax()]
     most = np.array([(share.max(), reach), ((1 / gain).max(), 0.0)])
-    places = ("scatter over bound", "bound over K_Q")
+    places = ("error / bound", "bound / K_Q")
     error = Effect.around(
-        "error, corrected over plain", *np.array(least).T, list(ratios), unit="ratio"
+        "error, corrected / uncorrected", *np.array(least).T, list(ratios), unit="ratio"
     )
-    scatter = Effect.around("scatter over bound, and bound over K_Q", *most.T, places, unit="ratio")
+    scatter = Effect.around("error / bound, and bound / K_Q", *most.T, places, unit="ratio")
     return [
         Claim(
-            "The correction helps on average only: with one probe, a single direction is no "
-            "nearer to Q(H) than without.",
+            "The correction helps on average only: with one pair of probes, a single corrected "
+            "direction is no nearer to Q(H) than an uncorrected direction.",
             replace(error, seeded=False),
             Rule(low=0.99),
-            "root mean square error, corrected over plain, by ρ: "
+            "root mean square error, corrected / uncorrected, over all ρ: "
             + "; ".join(f"{k} {one.min():.3f} to {one.max():.3f}" for k, one in ratios.items()),
         ),
         Claim(
-            "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the "
-            "K_Q of DP-Muon, C.6.",
+            "A pair of probes has an error of at most min(K_Q, ρ√(d/2) Lip(Q)), which is never "
+            "above the bound K_Q of DP-Muon, C.6.",
             replace(scatter, seeded=False),
             AT_MOST_ONE,
-            f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
-            f"{number(gain.max(), 3)} times the bound",
+            f"root mean square error / bound {share.min():.3g} to {share.max():.3g}; K_Q is up "
+            f"to {number(gain.max(), 3)} times the bound",
         ),
     ]
 
@@ -415,7 +416,7 @@ def orders(rows: Columns, narrow: bool = False) -> Figure:
             axes.errorbar(sampled["rho"], sampled[kind], reach, fmt=marker, color=colour, ms=3,
                           elinewidth=1, label=f"{label}, Monte Carlo")  # fmt: skip
         axes.set_title(f"{shape} matrix", loc="left")
-        axes.set_xlabel("noise ρ of an entry of the momentum")
+        axes.set_xlabel("noise ρ per entry of the momentum")
         style.powers_of_2(axes, np.unique(rows["rho"]))
     style.alike(panels, log=True)
     panels[0].set_ylabel("norm of the bias")

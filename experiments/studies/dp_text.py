@@ -405,33 +405,37 @@ JOINT = (
     "example is one pair of a table and a sentence. A table with several sentences is several "
     "examples. "
 )
-CHOICE = "Step sizes were chosen without accounting for the choice. "
+CHOICE = "No ε accounts for the choice of the step sizes. "
 SCORED = (
-    "BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
-    "nearest reference."
+    "BLEU is that of sacrebleu with effective order. ROUGE-L is the F1 score of rouge-score with "
+    "stemming, for the nearest reference."
 )
 BLOCKS = (
-    "DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
-    "one block, all other parameters, as in the DP-Muon paper. "
+    "As in the DP-Muon paper, DP-SGD and DP-Adam clip the whole gradient. The Muon methods clip "
+    "each matrix separately, and all other parameters as one block. "
 )
-TIED = "Head and embedding are one parameter here, and two in the DP-Muon paper. "
+TIED = (
+    "The output head and the embedding are one parameter in this suite, but two parameters in "
+    "the DP-Muon paper. "
+)
 STANDS_ON = JOINT + BLOCKS + TIED + CHOICE + SCORED
 CHOSEN = (
-    " Sentences come from the evaluated model that is best on the validation part, by its "
-    "{}. The NLL is the lowest one on the validation part."
+    " The sentences come from the evaluated model with the best {} on the validation part. The "
+    "NLL is the lowest NLL on the validation part."
 )
 SEARCHED = (
-    " For every seed, the settings in searched.csv were searched separately, by the lowest NLL "
-    "on the validation part."
+    " For every seed, a separate search chose the settings with the lowest NLL on the validation "
+    "part (see searched.csv)."
 )
 MORE_SCORES = (
-    " METEOR is nltk's, with words and stems but no synonyms; NIST and CIDEr are those of "
-    "mteval-v13a and pycocoevalcap. The DiSK paper prints METEOR of another version."
+    " METEOR is that of nltk, with words and stems but without synonyms. NIST is that of "
+    "mteval-v13a, and CIDEr is that of pycocoevalcap. The DiSK paper uses another version of "
+    "METEOR."
 )
 MADE_UP = (
-    " The text is synthetic: a small grammar writes tables and sentences in the corpus's format, "
-    "and the decoder begins from public text of the same kind about something else. Numbers on it "
-    "say nothing about the real corpora."
+    " The text is synthetic: a small grammar writes tables and sentences in the format of the "
+    "corpus. The decoder is first trained on public text of the same kind about another subject. "
+    "Results on synthetic text say nothing about the real corpora."
 )
 
 
@@ -470,12 +474,12 @@ def claims(
         orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
     within = Claim(
-        "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
-        "jointly.",
-        Effect.exact("spent over asked for", spent / target, unit="ratio"),
+        "Every run spends at most its target ε (zero-out, Poisson lots), if all releases of a "
+        "step are accounted for jointly.",
+        Effect.exact("spent ε / target ε", spent / target, unit="ratio"),
         AT_MOST_ONE,
-        f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
-        f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
+        f"ε = {spent.min():.4f} to {spent.max():.4f}, target {number(float(target.max()))}; δ = "
+        f"{number(ends['delta'].max(), 3)}; up to {ends['blocks'].max():.0f} blocks per step",
     )
     return [within, *(ordered(ends, one.better, one.than, one.measure) for one in orders)]
 
@@ -487,7 +491,7 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]
     sentence = f"{better} has a {word} {title} than {than}."
     if not len(one) or len(one) != len(other):
-        return unknown(sentence, "one of them was not run")
+        return unknown(sentence, "one of the two methods was not run")
     if not np.isfinite([one.mean(), other.mean()]).all():
         lost = np.isnan(one).any()
         return counted(sentence, 0.0 if lost else np.nan, "seeds", "a run diverged")
@@ -541,7 +545,7 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
 def in_words(figure: Figure) -> str:
     """Explain the lines and bands, if there are bands."""
     (axes,) = figure.axes
-    said = "A line is the mean over seeds, its band their least and largest."
+    said = "A line is the mean over seeds. Its band shows the smallest and the largest value."
     return said * bool(axes.collections)
 
 

@@ -115,13 +115,13 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
 
 POWER = -1 / 6
 STANDS_ON = (
-    "f is a mean over people of cᵢ√(cᵢ² + ‖W − Aᵢ‖²) − cᵢ² with Pareto slopes cᵢ. Therefore "
-    "E‖G‖_F² ≤ G₂² = mean cᵢ² everywhere. L = min(m, n) from ‖·‖_op to ‖·‖_*, and f(W₀) − f* is "
-    "computed. η₀ = √(D/L), and C₀ balances clipping and noise. Lots are Poisson samples of all "
-    "people. One matrix is trained. The polar error is the largest value that occurred. The "
-    "corollary bounds an expectation, and each run is compared with it. That the bound is at most "
-    "K_T T'^(−1/6) from every T on follows by arithmetic. It is proved next to the formula and is "
-    "no claim here."
+    "The loss f is a mean over people of cᵢ√(cᵢ² + ‖W − Aᵢ‖²) − cᵢ² with Pareto slopes cᵢ. "
+    "Therefore E‖G‖_F² ≤ G₂² = mean cᵢ² everywhere. L is min(m, n) from ‖·‖_op to ‖·‖_*, and "
+    "f(W₀) − f* is computed. η₀ is √(D/L), and C₀ balances clipping and noise. Lots are Poisson "
+    "samples of all people. The model is one matrix. The polar error is the largest error that "
+    "occurred. The corollary bounds an expectation, and we compare each run with the bound. For "
+    "every T' ≥ T, the bound is at most K_T T'^(−1/6). This follows by arithmetic and is not a "
+    "claim of this suite: the code proves it next to the formula."
 )
 
 
@@ -135,24 +135,25 @@ def claims(rows: Columns) -> Sequence[Claim]:
     return [
         *_bound_claims(rows),
         slopes_claim(
-            "The rate shows in what is measured: over the larger half of T the norm falls like "
-            "T^(−1/6) or faster. (The O(·) of the paper promises it for large T only.)",
+            "The measured norm has the promised rate: over the larger half of T, the norm falls "
+            "like T^(−1/6) or faster. (The O(·) of the paper promises this rate for large T "
+            "only.)",
             late,
             Rule(high=POWER),
             "log-log slopes: ",
         ),
         slopes_claim(
-            "The norm falls with T at every noise, although gradients have no third moment as "
-            "people grow in number.",
+            "At every noise level σ, the nuclear norm of the gradient falls as T grows, although "
+            "the third moment of gradients is infinite in the limit of many people.",
             slopes,
             NEGATIVE,
-            "log-log slopes (the bound's goes to −1/6): ",
+            "log-log slopes (slope of the bound at large T: −1/6): ",
         ),
         Claim(
-            "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; the paper has "
-            "four times that.",
+            "At every T, clipping shortens gradients by at most G₂²/(4C) on average, a quarter "
+            "of the paper's bound.",
             Effect.exact(
-                "excess over G₂²/(4C)", np.where(excess > 0, excess, np.inf), unit="ratio"
+                "mean cut / (G₂²/(4C))", np.where(excess > 0, excess, np.inf), unit="ratio"
             ),
             AT_MOST_ONE,
             f"{excess.min():.3f} to {excess.max():.3f} of G₂²/(4C)",
@@ -164,25 +165,29 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
     """Judge runs only where the bound is below the maximum gradient norm of this problem."""
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     judged = share[said]
-    largest = f"; the largest is {judged.max():.2f} of its bound" if said.any() else ""
+    largest = f"; the largest norm is {judged.max():.2f} of its bound" if said.any() else ""
     ratios, shown = [], {}
     for name, one in split(where(rows, steps=rows["steps"].max()), "noise", "σ").items():
         ratio = one["bound"][0] / one["ceiling"][0]
         known = number((one["constant"][0] / one["ceiling"][0]) ** (-1 / POWER), 2)
         ratios.append(ratio)
-        shown[name] = f"{ratio:.2f} times that, and K_T T^(−1/6) is below it from T = {known} on"
+        shown[name] = (
+            f"{ratio:.2f} times √r mean cᵢ, and K_T T^(−1/6) is below √r mean cᵢ from T = "
+            f"{known} on"
+        )
     return [
         Claim(
-            "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's rule "
-            "in every run whose bound says more than ‖∇f‖_* ≤ √r mean cᵢ, which holds everywhere.",
-            Effect.exact("measured over bound", judged if said.any() else np.nan, unit="ratio"),
+            "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's "
+            "rule in every run whose bound is below √r mean cᵢ, which ‖∇f‖_* never exceeds on "
+            "this problem.",
+            Effect.exact("measured / bound", judged if said.any() else np.nan, unit="ratio"),
             AT_MOST_ONE,
             f"{(judged <= 1).sum()} of {said.sum()} such runs, of {len(said)}{largest}; polar "
             f"error ε ≤ {number(rows['polar_error'].max(), 3)}",
         ),
         Claim(
-            "At the largest T the bound says more than ‖∇f‖_* ≤ √r mean cᵢ at every noise.",
-            Effect.exact("bound over ceiling", ratios, list(shown), unit="ratio"),
+            "At the largest T, the bound is below √r mean cᵢ at every noise level σ.",
+            Effect.exact("bound / √r mean cᵢ", ratios, list(shown), unit="ratio"),
             Rule(high=1.0, strict=True),
             in_words(shown),
         ),
@@ -215,7 +220,7 @@ def vanishing(rows: Columns, narrow: bool = False) -> Figure:
         axes.plot(sizes, first * sizes**POWER, color=style.GREY, lw=1,
                   label=r"$K_{T_0}\, T^{-1/6}$, $T_0$ the smallest")  # fmt: skip
         axes.axhline(rows["ceiling"][0], color=style.GREY, lw=1, ls=":",
-                     label="largest of any gradient")  # fmt: skip
+                     label="largest norm of any gradient")  # fmt: skip
         axes.set_title(f"σ = {noise:g}", loc="left")
         style.powers_of_2(axes, sizes)
         axes.set_xlabel("steps $T$")

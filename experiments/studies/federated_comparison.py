@@ -303,17 +303,17 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
 # Claims
 
 STANDS_ON = "\n".join((
-    "Step sizes of every method were chosen by the loss on validation samples, with seeds that "
-    "take no part in the comparison.",
-    "Accuracies are on test samples that neither training nor the choice saw, after the last "
-    "round.",
-    "Intervals are Student's over seeds, of differences paired by seed: at one seed two methods "
-    "share the data split, the start and the sampled clients.",
-    "A method with several step sizes had more points to choose from: those of a local and a "
-    "server rule were tried in all combinations, and the auxiliary step size of Muon, which moves "
-    "the parameters that Muon does not, after the others where it was searched.",
-    "Other settings, such as momentum, local steps, batch and rounds, have one value each, which "
-    "was not tuned.",
+    "The step sizes of every method were chosen by the loss on validation samples, with seeds "
+    "that are not used in the comparison.",
+    "Accuracies are measured after the last round, on test samples that were used neither for "
+    "training nor for choosing step sizes.",
+    "Intervals are Student's intervals over seeds, for differences paired by seed. With the same "
+    "seed, two methods share the data split, the initial model and the sampled clients.",
+    "A method with several step sizes had more points to choose from. Local and server step "
+    "sizes were tried in all combinations. The auxiliary step size of Muon, if it was searched, "
+    "was chosen after the other step sizes. It is for the parameters that Muon does not update.",
+    "Other settings, such as momentum, local steps, batch and rounds, have one value each and "
+    "were not tuned.",
 ))  # fmt: skip
 
 
@@ -341,8 +341,8 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     if not (many := len(every) - len(inside)):
         return found
     caution = (
-        f"The best step size lies at an end of its grid for {many} of {len(every)} methods, so a "
-        "better one may lie outside."
+        f"For {many} of {len(every)} methods, the best step size lies at an end of its grid, so "
+        "a better step size may lie outside the grid."
     )
     return replace(found, caution=caution)
 
@@ -359,7 +359,8 @@ def inside_grid(rows: Columns) -> Claim:
     inside = [row == "" for row in rows["edge"]]
     return counted(
         "Every chosen step size lies inside its grid.", inside, "runs",
-        f"{len(inside) - sum(inside)} of {len(inside)} runs have one at an end",
+        f"{len(inside) - sum(inside)} of {len(inside)} runs have a step size at an end of its "
+        "grid",
     )  # fmt: skip
 
 
@@ -378,7 +379,7 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
         reach.append(by_seed(rows, "accuracy", one, other)[1])
         places.append(f"{model}, α = {alpha:g}")
     if not places:
-        return unknown(sentence, "one of them was not run")
+        return unknown(sentence, "one of the two methods was not run")
     effect = Effect.around(
         f"accuracy, {better} − {than}", values, reach, places, free_of_seeds(rows), unit=POINTS
     )

@@ -111,20 +111,20 @@ NOTHING = Slope(-1.0, -1.0, -1.0)  # refutes the claim if no setting learns
 NAMES = {"ball": "the ball", "global": "all models"}
 SHOWN = ("lr", "lambda", "rounds", "accuracy", "train_loss", "test_loss", "bound", "share")
 STANDS_ON = (
-    "Every bound is that of the Stability note, Theorem 4.1, with no constant left open, for a "
-    "run that ends after that round. B is the range of the loss over the ball that the iterates "
-    "cannot leave. No gap exceeds B, so a bound above B says nothing, whichever constants it "
-    "uses. From X⁰ = 0 with small steps the loss hardly changes while the model already ranks the "
-    "classes, so B is small. Therefore the figure shows bound / B and the accuracy. Best settings "
-    "are chosen by held-out accuracy, which the bound does not know. A frontier shows what is "
-    "possible and is no guarantee for a search. By construction, the bound with constants of the "
-    "ball is never above the one with constants of all models. The open question is whether this "
-    "is useful. In the table, the first line of each start and kind of constants is the most "
-    "accurate model below B / 10. The other lines are the longest run for each η. `any` is the "
-    "most accurate model of that start with any bound (with the ball). Bounds are compared with "
-    "the gap at the clients' label shares. Test losses are plain means. Certificates after the "
-    "run (`realized`) are not used here: they are about the neighbours of one run and do not "
-    "bound the gap."
+    "Every bound is the bound of the Stability note, Theorem 4.1, with explicit constants, for a "
+    "run that ends after the given round. B is the range of the loss over the ball that the "
+    "iterates cannot leave. No gap exceeds B, so a bound above B says nothing, whichever "
+    "constants it uses. From X⁰ = 0 with small steps, the loss hardly changes while the model "
+    "already ranks the classes, so B is small. Therefore the figure shows bound / B and the "
+    "accuracy. The best settings are chosen by held-out accuracy, which the bound does not use. "
+    "A frontier shows what is possible, but does not guarantee that a search finds it. By "
+    "construction, the bound with constants of the ball is never above the bound with constants "
+    "of all models. The open question is whether the smaller bound is useful. In the table, the "
+    "first line of each X⁰ and kind of constants is the most accurate model with a bound below B "
+    "/ 10. The other lines are the longest run for each η. `any` is the most accurate model from "
+    "this X⁰ with any bound (constants of the ball). Bounds are compared with the gap at the "
+    "clients' label shares. Test losses are plain means. Certificates after the run (`realized`) "
+    "are not used, because they are about the neighbours of one run and do not bound the gap."
 )
 
 
@@ -158,7 +158,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
         "Every gap is at most its bound.",
         Effect.of_gaps(gap, low, high, bound),
         Rule(high=0.0),
-        f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end",
+        f"{(gap <= bound).sum()} of {len(gap)} bounds, and {(high <= bound).sum()} for the upper "
+        "end of the gap's interval",
     )
     every = [_claims_of(rows, start) for start in distinct(rows, "start")]
     return [within, *itertools.chain(*every)]
@@ -185,20 +186,22 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
         said.append(f"{values.mean():.3f} with {name}" + " (X⁰)" * none)
     covers = (here & small).any()
     learned = Claim(
-        f"From X⁰ {start}, half of what training gains in accuracy is had with a bound below "
-        "B / 10, with the ball.",
+        f"From X⁰ {start}, a model with a bound below B / 10 (constants of the ball) reaches "
+        "half of the gain in accuracy by training.",
         Effect.between(
-            "accuracy gained beyond half of the best",
+            "gain in accuracy − half of the best gain",
             {"": half if learns else NOTHING},
             unit=POINTS,
         ),
         Rule(low=0.0),
-        f"X⁰ {first.mean():.3f}, covered {ball.mean():.3f}, best of all {top.mean():.3f}",
+        f"accuracy of X⁰ {first.mean():.3f}, best with a bound below B / 10 {ball.mean():.3f}, "
+        f"best of all {top.mean():.3f}",
     )
     ahead = Claim(
-        f"From X⁰ {start}, the best model with a bound below B / 10 is better with the ball than "
-        "with all models, or than X⁰ where these cover none, at every seed.",
-        Effect.exact("gain in accuracy of a seed", ball - wide if covers else np.nan, unit=POINTS),
+        f"From X⁰ {start}, at every seed, the best model with a bound below B / 10 is more "
+        "accurate with constants of the ball than with constants of all models (or than X⁰, if "
+        "no model has such a bound with constants of all models).",
+        Effect.exact("gain in accuracy, per seed", ball - wide if covers else np.nan, unit=POINTS),
         POSITIVE,
         f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {', '.join(said)}",
     )

@@ -122,15 +122,15 @@ NAMES = {
 }
 JUDGED = "explicit"  # the form that the claims about keys use, fixed in advance
 STANDS_ON = (
-    "Every bound is that of the Stability note, Theorem 4.1, with no constant left open, for the "
-    "same run. `explicit`, `sharp` and `variance` are three proved forms of its branch H, with "
-    "constants over the ball that the iterates cannot leave. `all models` is the explicit form "
-    "with constants over all models, as in the paper. Each single bound holds with probability 1 "
-    "− δ. From X⁰ = 0 all losses are equal at the start, so training makes the whole gap. The gap "
-    "of a run has an interval for its finite held-out set. The gap of a setting is the mean over "
-    "seeds with Student's interval. Seeds draw different training samples, schedules and "
-    "partitions. Their held-out samples are partly the same, and intervals over seeds do not "
-    "count what they share."
+    "Every bound is the bound of the Stability note, Theorem 4.1, with explicit constants, for "
+    "the same run. `explicit`, `sharp` and `variance` are three proved forms of its branch H, "
+    "with constants over the ball that the iterates cannot leave. `all models` is the explicit "
+    "form with constants over all models, as in the paper. Each single bound holds with "
+    "probability 1 − δ. From X⁰ = 0, all losses are equal at the start, so the whole gap comes "
+    "from training. The gap of a run has an interval for its finite held-out set. The gap of a "
+    "setting is the mean over seeds with Student's interval. Seeds draw different training "
+    "samples, schedules and partitions. Their held-out samples partly overlap, and the intervals "
+    "over seeds do not account for this overlap."
 )
 
 
@@ -182,13 +182,13 @@ def claims(rows: Columns) -> Sequence[Claim]:
     for form in distinct(rows, "form"):
         mine = where(rows, form=form)
         below = (mine["bound"] < mine["range"]).sum()
-        said.append(f"{form}: {below} of {len(mine['gap'])} are below the range of the loss")
+        said.append(f"{form}: {below} of {len(mine['gap'])} bounds are below the range of the loss")
     within = Claim(
         "Every gap is at most its bound.",
         Effect.of_gaps(gap, rows["gap_low"], high, bound),
         Rule(high=0.0),
-        f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end; "
-        + "; ".join(said),
+        f"{(gap <= bound).sum()} of {len(gap)} bounds, and {(high <= bound).sum()} for the upper "
+        "end of the gap's interval; " + "; ".join(said),
     )
     settings = settings_of(rows)
     forms = {form: _ranks(settings, form) for form in distinct(rows, "form")}
@@ -200,13 +200,15 @@ def claims(rows: Columns) -> Sequence[Claim]:
     return [
         within,
         Claim(
-            "Over all settings, the bound ranks the measured gaps, in every form.",
+            "Over all settings, every form of the bound has a positive rank correlation "
+            "(Spearman's ρ) with the measured gaps.",
             Effect.between("Spearman's ρ of gap and bound", forms),
             POSITIVE,
             in_words(forms),
         ),
         Claim(
-            f"Along every key, the largest bound ({JUDGED}) has a larger gap than the least.",
+            f"For every key that varies, the setting with the largest bound ({JUDGED}) has a "
+            "larger gap than the setting with the smallest bound.",
             Effect.between(
                 "difference of gaps", {key: one for key, (one, _) in ends.items()}, unit="loss"
             ),

@@ -269,7 +269,7 @@ def moment(index: float, order: float) -> float:
 
 # Claims
 
-SCHEDULES = {THEOREM: "schedule that knows α", FREE: "schedule without α"}
+SCHEDULES = {THEOREM: "schedule that depends on α", FREE: "schedule without α"}
 MUON = {
     "muon-exact": "Muon, exact",
     "muon-ns": "Muon, Newton–Schulz",
@@ -278,13 +278,13 @@ MUON = {
 NAMES = {**MUON, "normalized-sgd": "normalized SGD", "sgd": "SGD"}
 TOLERANCE = 0.03  # possible effect of lower-order terms on a slope at these K
 STANDS_ON = (
-    "The objective is 1-smooth and not convex, and its minimum is 0. The entries of the noise are "
-    "symmetric stable with an index just above α (2 at α = 2). Therefore equation (2) of Nesterov "
-    "Muon holds with the σ₀ and σ₁ of rows.csv. The measure is the mean over k of ‖∇f(X_k)‖_F, "
-    "which is at least the minimum that the theorems bound. Runs share the sketches of the "
-    "randomized orthogonalizer at each step. A rate is an upper bound for large K; at small K, "
-    "constants and lower orders are visible. SGD's means have no variance at α < 2, so their "
-    "intervals are too narrow."
+    "The objective is 1-smooth and not convex, and its minimum is 0. The entries of the noise "
+    "are symmetric stable random variables with an index just above α (2 at α = 2). Therefore "
+    "equation (2) of Nesterov Muon holds with the σ₀ and σ₁ in rows.csv. The measure is the mean "
+    "over k of ‖∇f(X_k)‖_F. It is at least the minimum over k, which the theorems bound. Runs "
+    "share the sketches of the randomized orthogonalizer at each step. A rate is an upper bound "
+    "for large K. At small K, constants and terms of lower order are visible. For α < 2, the "
+    "means of SGD have infinite variance, so their intervals are too narrow."
 )
 
 
@@ -317,15 +317,15 @@ def claims(rows: Columns) -> Sequence[Claim]:
             slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
             ends = (one - wanted for one in (slope.value, slope.low, slope.high))
             found[f"α = {alpha:g}"] = Slope(*ends, slope.free)
-            slopes[f"α = {alpha:g}"] = f"{slope} for {written(wanted, '.3f')}"
+            slopes[f"α = {alpha:g}"] = f"{slope}, promised {written(wanted, '.3f')}"
         strictly = sum(one.low <= 0 for one in found.values())
         kept.append(
             Claim(
-                f"{NAMES[method]} on the {SCHEDULES[schedule]}: the gradient shrinks at least at "
-                f"the promised rate at every α, up to {TOLERANCE} in the slope.",
-                Effect.between("slope − promised", found, unit="slope"),
+                f"{NAMES[method]} with the {SCHEDULES[schedule]}: at every α, the gradient norm "
+                f"falls at least at the promised rate, within {TOLERANCE} in the slope.",
+                Effect.between("slope − promised slope", found, unit="slope"),
                 Rule(high=TOLERANCE),
-                f"{in_words(slopes)}; without the allowance in {strictly} of {len(found)}",
+                f"{in_words(slopes)}; without the tolerance in {strictly} of {len(found)}",
             )
         )
     return [*kept, *_against_sgd(rows)]
@@ -356,21 +356,23 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
         for alpha, one in ratios.items()
     }
     words = (
-        "SGD's mean gradient norm with the best of its step sizes over Muon's with the better "
-        f"schedule, at K = {rows['steps'].max():.0f}: "
+        "mean gradient norm, SGD with its best step size / Muon with its better schedule, at K = "
+        f"{rows['steps'].max():.0f}: "
     )
     heaviest, ratio = min(ratios.items())
     return [
         Claim(
-            "The heavier the tail, the more SGD loses against exact Muon.",
-            Effect.between("SGD over Muon, over the same at the heavier tail", steps, unit="ratio"),
+            "The heavier the tail, the larger the gradient norm of SGD relative to exact Muon.",
+            Effect.between("SGD / Muon, relative to the next heavier tail", steps, unit="ratio"),
             Rule(high=1.0, strict=True),
             words + in_words(shown),
-            f"Beyond doubt SGD is behind Muon at {behind} of {len(ratios)} α, and ahead at {ahead}",
+            f"SGD is clearly behind Muon at {behind} of {len(ratios)} values of α, and clearly "
+            f"ahead at {ahead}",
         ),
         Claim(
-            f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",
-            Effect.between("SGD over Muon", {"": ratio}, unit="ratio"),
+            f"At the heaviest tail, α = {heaviest:g}, the gradient norm of SGD is clearly larger "
+            "than that of exact Muon.",
+            Effect.between("SGD / Muon", {"": ratio}, unit="ratio"),
             Rule(low=1.0, strict=True),
             f"{words}α = {heaviest:g}: {shown[f'α = {heaviest:g}']}",
         ),

@@ -172,9 +172,10 @@ def renormalize(filters: Sequence[Tensor]) -> None:
 
 STANDS_ON = (
     "The layer is the first convolution of the first pair of a CifarNet with a learned first "
-    "layer and GroupNorms. The gradient is that of a mini-batch before each step. All methods and "
-    "widths share the batches of a seed. The tolerance for nearly flat is ours. The paper prints "
-    "slopes after a normalization whose formula is missing from the text that we read."
+    "layer and GroupNorms. The gradient is the gradient of a mini-batch before each step. All "
+    'methods and widths share the batches of a seed. We chose the tolerance for "nearly flat". '
+    "The paper publishes slopes after a normalization, whose formula is missing from the text "
+    "that we read."
 )
 
 
@@ -191,19 +192,22 @@ def claims(rows: Columns) -> Sequence[Claim]:
     }
     return [
         Claim(
-            "SGD-M's nuclear norm of the layer's gradient grows with its width.",
+            "With SGD-M, the nuclear norm of the layer's gradient grows with the width of the "
+            "layer.",
             Effect.between("log-log slope", {"": sgd}, unit="slope"),
             POSITIVE,
             in_words(every["sgd-m"]),
         ),
         Claim(
-            "Every Muon's grows less with the width than SGD-M's, at the largest K.",
-            Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
+            "At the largest number of steps K, the nuclear norm grows less with the width for "
+            "every variant of Muon than for SGD-M.",
+            Effect.between("slope, SGD-M − Muon", less, unit="slope"),
             POSITIVE,
             "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
         ),
         slopes_claim(
-            f"Every Muon's is about flat in the width at the largest K, within ±{FLAT}.",
+            "At the largest number of steps K, the nuclear norm is about flat in the width for "
+            f"every variant of Muon (log-log slope within ±{FLAT}).",
             {NAMES[name]: one for name, one in muons.items()},
             Rule(-FLAT, FLAT),
         ),

@@ -315,16 +315,17 @@ def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
 ROUNDING = 1e-9  # bounds below this value consist of rounding errors
 STANDS_ON = (
-    "Orthogonalizers: matrices of one rank are drawn, whose singular values over the divisor are "
-    "at least τ. The bound is a maximum over an interval, proved by interval arithmetic. Runs: "
-    "one client, full batches, and the matrix classifier with its proved constants. The bound of "
-    "a run with the orthogonalizer T has two parts: Theorem 4.1 for the same run with a smoothed "
-    "polar factor S, and 2 L_ℓ times the drift D between both runs. D is computed from ‖T(M) − "
-    "S(M)‖ at the momenta of T. Each λ has an equal share of δ, so that the smallest bound of a "
-    "run holds at δ. `Moved` is the largest distance of the neighbours that were run. `Certified` "
-    "is what the run of T says about all its neighbours, by Weyl's inequality. It is known after "
-    "that run and needs no neighbour. An S that does not move also gives a bound, by the length "
-    "of T's path. Only what is better than that comes from stability."
+    "Orthogonalizers: matrices of one rank are drawn, whose singular values are at least τ after "
+    "the normalization. The bound is a maximum over an interval, proved by interval arithmetic. "
+    "Runs: one client, full batches, and the matrix classifier with its proved constants. The "
+    "bound of a run with the orthogonalizer T has two parts: the bound of Theorem 4.1 for the "
+    "same run with a smoothed polar factor S, and 2 L_ℓ times the drift D between both runs. D "
+    "is computed from ‖T(M) − S(M)‖ at the momenta of T. Each λ has an equal share of δ, so that "
+    "the smallest bound of a run holds at δ. `Moved` is the largest distance of the neighbours "
+    "that were run. `Certified` is a certificate for all neighbours of the run with T, by Weyl's "
+    "inequality. It is computed after that run, without any neighbour. An S that does not move "
+    "also gives a bound, by the length of T's path. Only a bound below this one comes from "
+    "stability."
 )
 
 
@@ -340,7 +341,7 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
         within = f"{gap} ({low} to {high})" if "gap_low" in part else gap
         bound = number(float(part["bound"].min()), 3)
         lines.append((f"{NAMES[name]}, η = {lr:g}", *learnt, within, bound))
-    learned = "What the runs learned, beside their least bound", head, lines
+    learned = "Results of training, with the smallest bound of each run", head, lines
     return replace(assemble(study, folder, about), more=[learned])
 
 
@@ -357,22 +358,23 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
     ratio = (rows["printed"] / rows["bound"])[(rows["map"] == "cubic") & real]
     return [
         Claim(
-            "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
-            "maximum allows.",
-            Effect.exact("distance over bound", share, unit="ratio"),
+            "No drawn matrix is further from its polar factor after Newton–Schulz than "
+            "Proposition D.4 with the proved maximum allows.",
+            Effect.exact("distance / bound", share, unit="ratio"),
             AT_MOST_ONE,
             f"{held.sum()} of {len(held)} settings of map, steps and τ",
         ),
         Claim(
-            "For Taylor steps the bound is met: with all singular values at τ the distance is "
-            "within 10⁻⁶ of it.",
-            Effect.exact("1 − distance over bound", 1 - met, unit="ratio"),
+            "For Taylor steps, a matrix whose singular values are all τ attains the bound up to "
+            "a relative 10⁻⁶.",
+            Effect.exact("1 − distance / bound", 1 - met, unit="ratio"),
             Rule(high=1e-6, strict=True),
-            f"smallest share {met.min():.9f} in {len(met)} settings",
+            f"distance / bound is at least {met.min():.9f} in {len(met)} settings",
         ),
         Claim(
-            "The paper's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
-            Effect.exact("printed over proved", ratio, unit="ratio"),
+            "The paper's bound (1 − τ²)^(2^T) for the cubic step also holds, and is larger than "
+            "ours.",
+            Effect.exact("published / our bound", ratio, unit="ratio"),
             Rule(low=1.0, strict=True),
             f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",
         ),
@@ -389,28 +391,29 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
     least = [number(float((runs[k] / moved).min()), 3) for k in ("certificate", "of_both")]
     return [
         Claim(
-            "A run ends within the drift D of the run with a smoothed polar factor in its map's "
-            "place.",
-            Effect.exact("distance over D", share, unit="ratio"),
+            "The final model of a run is at most the proved drift D away from that of the same "
+            "run with a smoothed polar factor S.",
+            Effect.exact("distance / D", share, unit="ratio"),
             AT_MOST_ONE,
-            f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
-            f"smallest {number(share.min(), 2)}",
+            f"{(share <= 1).sum()} of {len(share)} runs; the largest distance is "
+            f"{share.max():.2f} of D, the smallest is {number(share.min(), 2)} of D",
         ),
         Claim(
-            "Every neighbour moves a run by at most the certificate from that run alone, by at "
-            "most S's certificate and the drifts of both runs, and by at most the norm tube's "
-            "where Remark D.1 gives one.",
+            "Every perturbation is at most each of three certificates: that of the run alone, that "
+            "of S plus the drifts of both runs, and that of the norm tube (if Remark D.1 gives a "
+            "tube).",
             Effect.exact(
-                "perturbation over certificate",
+                "perturbation / certificate",
                 most,
                 ("alone", "with both drifts", "tube"),
                 unit="ratio",
             ),
             AT_MOST_ONE,
-            f"{(moved <= runs['certificate']).sum()} of {len(moved)} alone, "
-            f"{(moved <= runs['of_both']).sum()} with both drifts, tubes "
-            f"{(moved[tube] <= runs['tube'][tube]).sum()} of {len(inside)}; {least[0]} times the "
-            f"largest perturbation at best, and {least[1]} times with both drifts",
+            f"{(moved <= runs['certificate']).sum()} of {len(moved)} for the run alone, "
+            f"{(moved <= runs['of_both']).sum()} with both drifts, "
+            f"{(moved[tube] <= runs['tube'][tube]).sum()} of {len(inside)} for tubes; the "
+            f"certificate is at least {least[0]} times the largest perturbation for the run "
+            f"alone, and {least[1]} times with both drifts",
         ),
     ]
 
@@ -425,19 +428,23 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
         at = int(part["bound"].argmin())
         lam, value, by_path = (float(part[k][at]) for k in ("lambda", "bound", "still"))
         best = min(best, value / min(1.0, by_path))
-        shown.append(f"η = {lr:g}: {number(value)} with λ = {lam:g}, by the path {number(by_path)}")
+        shown.append(
+            f"η = {lr:g}: bound {number(value)} with λ = {lam:g}, bound from the path "
+            f"{number(by_path)}"
+        )
     return [
         Claim(
-            "Every gap is at most the bound that S's run lends.",
+            "Every gap is at most the bound that follows from the run with the smoothed polar "
+            "factor S.",
             Effect.of_gaps(gap, low, high, bound),
             Rule(high=0.0),
-            f"{(gap <= bound).sum()} of {len(gap)}; {(bound >= 1).sum()} of the bounds are vacuous "
-            "(≥ 1)",
+            f"{(gap <= bound).sum()} of {len(gap)} gaps; {(bound >= 1).sum()} of the bounds are "
+            "vacuous (≥ 1)",
         ),
         Claim(
-            "The exact sign, which has no Lipschitz constant, has at some step size a bound that "
-            "is below B = 1 and below what the length of its path gives.",
-            Effect.exact("least bound over 1 and over the path's", best, unit="ratio"),
+            "For the exact sign, which has no Lipschitz constant, the bound at some step size is "
+            "below B = 1 and below the bound from the length of the path.",
+            Effect.exact("smallest bound / smaller of B and the path bound", best, unit="ratio"),
             Rule(high=1.0, strict=True),
             "; ".join(shown),
         ),

@@ -126,10 +126,10 @@ FLAT = 0.1  # slopes of at most this size count as flat
 PROMISED = 0.5  # slope of SGD-M by Theorem 3; our copy of the paper lacks the published slope
 STANDS_ON = (
     "The model is a matrix regression whose loss is a mean over outputs. Its target has r "
-    "singular values 1, so f(X₀) − f* = 1/2 and L = 1 in the paper's norms for every r. Step "
-    "sizes are the same for all r. The paper's theorems bound the mean of ‖∇f‖_* by √r times a "
-    "constant for SGD-M, and by a constant for Muon. These are upper bounds, which a problem need "
-    "not reach. The paper measures a convolution of a network on CIFAR-10 instead."
+    "singular values, all equal to 1, so f(X₀) − f* = 1/2 and L = 1 in the paper's norms for "
+    "every r. Step sizes are the same for all r. The paper's theorems bound the mean of ‖∇f‖_* "
+    "by √r times a constant for SGD-M, and by a constant for Muon. These are upper bounds, which "
+    "a problem need not reach. The paper instead measures a convolution of a network on CIFAR-10."
 )
 
 
@@ -158,23 +158,25 @@ def claims(rows: Columns) -> Sequence[Claim]:
     }
     return [
         Claim(
-            "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
+            "With SGD-M, the nuclear norm of the gradient grows with the rank r, about like √r.",
             Effect.between("log-log slope", {"": sgd}, unit="slope"),
             Rule(PROMISED - 0.25, PROMISED + 0.25),
-            f"{in_words(every['sgd-m'])}; √r is a slope of +{PROMISED}, judged at the largest K "
-            "and with ±0.25",
+            f"{in_words(every['sgd-m'])}; √r is a slope of +{PROMISED}; the slope at the largest "
+            "K must be within ±0.25 of that",
         ),
         *(
             slopes_claim(
-                f"{NAMES[name]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
+                f"{NAMES[name]}: the nuclear norm is about flat in the rank, with a log-log "
+                f"slope within ±{FLAT} at every number of steps K.",
                 every[name],
                 Rule(-FLAT, FLAT),
             )
             for name in muons
         ),
         Claim(
-            "Every Muon grows less with the rank than SGD-M, at the largest K.",
-            Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
+            "At the largest number of steps K, the nuclear norm grows less with the rank for "
+            "every variant of Muon than for SGD-M.",
+            Effect.between("slope, SGD-M − Muon", less, unit="slope"),
             POSITIVE,
             "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
         ),

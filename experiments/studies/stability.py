@@ -335,8 +335,8 @@ def _after_changes(
 
 SIDE = 2048  # side of the square matrices whose product is timed
 COMPARED = (
-    "Published values are for {}, ours for {} ({} scale). Compare signs, orders and trends, not "
-    "digits. The paper prints neither its C_hp nor its initial model."
+    "The published values are for {}, and our values are for {} ({} scale). Compare only signs, "
+    "orders and trends. The paper states neither its C_hp nor its initial model."
 )
 
 

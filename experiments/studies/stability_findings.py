@@ -28,7 +28,7 @@ ASIDE = {
     "bound_global": ("mean bound, constants of all models", np.mean),
     "range": ("mean range B of the loss", np.mean),
     "share": ("largest perturbation / certificate", np.max),
-    "share_global": ("the same, constants of all models", np.max),
+    "share_global": ("largest perturbation / certificate, constants of all models", np.max),
 }
 TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
@@ -213,7 +213,7 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     zero = finite & ~positive
     if zero.any():
         axes.plot(at[0][zero], at[1][zero], "x", color=style.BLACK, ms=6, clip_on=False,
-                  label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
+                  label=f"zero, so not on log axes: {zero.sum()}")  # fmt: skip
     if not finite.all():
         axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
     # Draw the certificate 2 G_max Y_i / n_i as a line if it is proportional to the exposure.

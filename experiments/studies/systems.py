@@ -131,20 +131,21 @@ def _compared(given: Mapping[str, Any]) -> comparison.Settings:
 
 STANDS_ON = "\n".join((
     comparison.STANDS_ON,
-    "Only the compressors, their settings and the devices of the suite's file were tested.",
-    "Bytes are those of the arrays in messages, with positions and scales. Replies that the server "
-    "does not use count no bytes: with over-selection or a deadline, it cancels them.",
+    "The suite tests only the compressors, settings and devices in its file.",
+    "Bytes are the sizes of the arrays in messages, including positions and scales. With "
+    "over-selection or a deadline, the server cancels replies that it does not use. The bytes of "
+    "these replies are not counted.",
     "Simulated seconds follow from the sizes of messages, local steps, and drawn speeds and "
     "bandwidths. No real device was timed.",
-    "The cost of a target is that of the first evaluated round in which the accuracy on test "
-    "samples reaches it. Runs with more rounds can reach it by chance more often.",
-    "Step sizes are the best for the loss at the end, not for the cost.",
-    "Ratios are exponentials of mean differences of logarithms, paired by seed, with Student's "
-    "intervals.",
+    "The cost of a target is the cost until the first evaluated round in which the accuracy on "
+    "test samples reaches the target. Runs with more rounds can reach it by chance more often.",
+    "Step sizes were chosen for the final loss, not for the cost.",
+    "A ratio is the exponential of the mean difference of logarithms, paired by seed, with "
+    "Student's interval.",
 ))  # fmt: skip
 CHOSEN = (
-    "The target is reached early in a run. It was lowered from 0.75 after a first run, in which "
-    "single runs missed that."
+    "Runs reach the target early. We lowered it from 0.75 after a first computation, in which "
+    "single runs did not reach 0.75."
 )
 
 
@@ -267,7 +268,7 @@ def cheaper(
     """
     _, unit = UNITS[cost_of(curves, part)]
     goal = float(where(rows, model=part)["target"][0])
-    less = "fewer simulated seconds" if unit.startswith("sim") else "fewer megabytes sent up"
+    less = "fewer simulated seconds" if unit.startswith("sim") else "fewer uploaded megabytes"
     place = f" {words}" if words else ""
     sentence = (
         f"{better} reaches a test accuracy of {goal:g} with {less} than {than}{place}, each at its "

@@ -80,11 +80,12 @@ def measure(head: Record, stack: stability.Stack) -> Record:
 # Claims
 
 STANDS_ON = (
-    "Runs, gaps and bounds are those of the suites that are named. Means are over all runs of a "
-    "suite, as in the paper's table, with Student's intervals over seeds. The gap in the table is "
-    "the test loss minus the weighted training loss. Bounds are compared with the gap at the "
-    "clients' label shares, which the theorem is about. Orders and signs are compared, not "
-    "values: the paper prints neither its loss, its initial model, its δ nor its C_hp."
+    "Runs, gaps and bounds are those of the listed suites. Means are over all runs of a suite, "
+    "as in the paper's table, with Student's intervals over seeds. The gap in the table is the "
+    "test loss minus the weighted training loss. Bounds are compared with the gap at the "
+    "clients' label shares, because the theorem is about this gap. We compare orders and signs, "
+    "not values, because the paper states neither its loss, its initial model, its δ nor its "
+    "C_hp."
 )
 WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturbation"}
 
@@ -114,8 +115,8 @@ def _within(rows: Columns, suite: str) -> Claim:
         f"{suite}: every gap is at most its bound.",
         Effect.of_gaps(gap, mine["gap_low"], high, bound),
         Rule(high=0.0),
-        f"{(gap <= bound).sum()} of {len(gap)} runs, {(high <= bound).sum()} at the upper end; "
-        f"{(bound >= mine['range']).sum()} bounds are vacuous",
+        f"{(gap <= bound).sum()} of {len(gap)} runs, and {(high <= bound).sum()} for the upper "
+        f"end of the gap's interval; {(bound >= mine['range']).sum()} bounds are vacuous",
     )
 
 
@@ -126,7 +127,9 @@ def _ordered(rows: Columns, column: str) -> Claim:
     order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
     sentence = f"The {word} falls from {' to '.join(order)}, as published."
     if np.isnan([printed(rows, one, COLUMNS[column]) for one in suites]).any():
-        return unknown(f"The {word} has the published order.", "nothing is published of these data")
+        return unknown(
+            f"The {word} has the published order.", "the paper publishes no values for these data"
+        )
     found = {
         f"{one} over {other}": quotient(by_seed(rows, one, column), by_seed(rows, other, column))
         for one, other in itertools.pairwise(order)
@@ -140,7 +143,9 @@ def _signed(rows: Columns) -> Claim:
     suites = distinct(rows, "suite")
     signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
     if np.isnan(list(signs.values())).any():
-        return unknown("Mean gaps have the published signs.", "nothing is published of these data")
+        return unknown(
+            "Mean gaps have the published signs.", "the paper publishes no values for these data"
+        )
     seen = {one: mean_of(by_seed(rows, one, "table_gap")) for one in suites}
     turned = {one: mean_of(signs[one] * by_seed(rows, one, "table_gap")) for one in suites}
     said = ", ".join(f"{one} {'+' if signs[one] > 0 else '−'}" for one in suites)

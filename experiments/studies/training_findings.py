@@ -72,7 +72,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         adjacency = adjacency_of(clients)
         means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in adjacency.split(", "))
         drawn = sampling_in_words(clients)
-        stands_on = f"Every ε here is of {adjacency} neighbours, with {drawn} ({means})."
+        stands_on = f"Every ε assumes {adjacency} neighbours and {drawn} ({means})."
         claims += budget_claims(runs, clients)
         if len(np.unique(clients["client"])) > 1:
             given = clients, about["variants"], _drawn_at(about)
@@ -112,8 +112,8 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
             words = of_all_seeds(shlex.split(str(about["again"])))
             again = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
             return (
-                f"These are {about['runs']} of {len(cells)} runs that were once asked for, of "
-                f"{seeds} seeds: for the others go on with {again}"
+                f"These are {about['runs']} of the {len(cells)} requested runs, which have "
+                f"{seeds} seeds. To compute the other runs, run {again}"
             )
     return ""
 
@@ -141,16 +141,16 @@ def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
     if not (clients["target"] > 0).all():
         return []
     sentence = (
-        "Every run is certified, and no client spends more than its target ε, jointly "
+        "Every run is certified, and the joint ε of every client is at most its target ε "
         f"({adjacency_of(clients)}, {sampling_in_words(clients)})."
     )
     certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # only finished runs
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
     detail = (
         f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
-        f"accounts are above their target, and the largest is {share.max():.2%} of it; "
-        "each account is of one training, and choosing among several spends more "
-        "(`fedmuon privacy tuned`)"
+        f"accounts are above their target ε, and the largest account is {share.max():.2%} of its "
+        "target; each account covers one training, and choosing among several trainings spends "
+        "more (`fedmuon privacy tuned`)"
     )
     every = np.concatenate([certified, ~over])
     return [counted(sentence, every, "runs and accounts", detail)]
@@ -217,7 +217,9 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
         read = partial(in_words, lines)
         made = Picture.known("followed", draw_curves, lines, names, "round", np.nan,
                              where=sweep["follow"], read=read)  # fmt: skip
-        beside = " Beside them are variants that the sweep leaves alone." * bool(sweep["fixed"])
+        beside = " Variants that the sweep does not change are drawn for comparison." * bool(
+            sweep["fixed"]
+        )
         found.append(replace(made, caption=made.caption + beside))
     return found
 

@@ -147,12 +147,13 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
 
 NEAR = 4.0  # factor by which a prediction from two throughputs may differ from the measurement
 STANDS_ON = (
-    "Lemma 11 counts 14nm² + 8m³ for a thin SVD, 2nm² for U Vᵀ, and 2q(κ + 1)nm² for q steps of "
-    "degree κ by Horner's rule. Products are assumed to have this machine's speed for a square "
-    "matrix of the longer side, and SVDs the speed that was measured at that shape. The "
-    "prediction that remains is that Newton–Schulz runs at the speed of products. Published "
-    "tables are compared at equal seconds, with linear interpolation. The paper says of its "
-    "Figure 1 that SVD and q = 3 reach the same loss after the same number of steps."
+    "Lemma 11 counts 14nm² + 8m³ operations for a thin SVD, 2nm² for U Vᵀ, and 2q(κ + 1)nm² for "
+    "q steps of degree κ by Horner's rule. We assume that products have this machine's speed for "
+    "a square matrix of the longer side, and that SVDs have the speed that was measured at their "
+    "shape. So the only remaining prediction is that Newton–Schulz runs at the speed of "
+    "products. Published tables are compared at equal seconds, with linear interpolation. The "
+    "paper says about its Figure 1 that SVD and q = 3 reach the same loss after the same number "
+    "of steps."
 )
 
 
@@ -173,18 +174,18 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
     ratio = few["svd_seconds"] / few["seconds"]
     return [
         Claim(
-            "Lemma 11 with two throughputs of this machine, and the products made here, predicts "
-            "how much longer an SVD takes, within a factor of 4.",
-            _quotient("predicted over measured", off, times, "to_product"),
+            "Lemma 11, with two throughputs of this machine and our count of products, predicts "
+            "within a factor of 4 how much longer an SVD takes than Newton–Schulz.",
+            _quotient("predicted / measured", off, times, "to_product"),
             Rule(1 / NEAR, NEAR),
-            f"predicted over measured {off.min():.2f} to {off.max():.2f}; with the paper's "
-            f"count of products {lemma.min():.2f} to {lemma.max():.2f}; products run "
-            f"{fast.min():.2g} to {fast.max():.2g} times as fast as an SVD",
+            f"predicted / measured {off.min():.2f} to {off.max():.2f}; with the paper's count of "
+            f"products {lemma.min():.2f} to {lemma.max():.2f}; products run {fast.min():.2g} to "
+            f"{fast.max():.2g} times as fast as an SVD",
         ),
         Claim(
-            "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as "
-            "there.",
-            _quotient("SVD's time over Newton–Schulz's", ratio, few, "to_svd"),
+            "Up to three Newton–Schulz steps take less time than an SVD at every shape, as in "
+            "the paper.",
+            _quotient("time, SVD / Newton–Schulz", ratio, few, "to_svd"),
             Rule(low=1.0, strict=True),
             f"the SVD takes {number(ratio.min(), 2)} to {number(ratio.max(), 2)} times as long",
         ),
@@ -211,12 +212,12 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
         behind = ", ".join(np.array(seconds)[lead <= 0])
         ahead.append(
             Claim(
-                f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than "
-                "Muon by SVD at every second.",
+                f"Table {name}: at every published time, Muon with q = 1, 2, 3 has a smaller "
+                "loss than SGD-M and than Muon with SVD.",
                 Effect.exact("lead in loss", lead, seconds, unit="loss"),
                 POSITIVE,
-                f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
-                + (f"; not at {behind}" if behind else ""),
+                f"at {(lead > 0).sum()} of {len(lead)} times; the smallest lead is "
+                f"{number(float(lead.min()))}" + (f"; not at {behind}" if behind else ""),
             )
         )
         slower[name], bare = slowdown(table)
@@ -231,17 +232,18 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
     return [
         *ahead,
         Claim(
-            "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
-            "Lemma 11's counts explain: the rest is the machine's.",
+            "In the published tables, Muon with SVD takes more than 4/3 times as long to reach "
+            "its last loss as Muon with q = 3. Lemma 11 explains a factor of 4/3 by operation "
+            "counts, and the rest by the speed of the machine.",
             Effect.exact("times as long", list(slower.values()), list(slower), unit="ratio"),
             Rule(low=4 / 3, strict=True),
             "times as long: " + "; ".join(shown),
         ),
         counted(
-            "No printed curve falls by the same amount from each second to the next.",
+            "No published curve falls by the same amount between all successive times.",
             not straight,
             "tables",
-            f"to the last printed digit: {', '.join(straight) or 'none'}",
+            f"equal to the last published digit: {', '.join(straight) or 'none'}",
         ),
     ]
 

@@ -331,7 +331,7 @@ KEYS = {
     "data.train": "training samples",
     "data.alpha": "label skew",
     "federation.clients": "clients",
-    "federation.per-round": "participants a round",
+    "federation.per-round": "clients per round",
     "federation.rounds": "rounds",
     "local.steps": "local steps",
     "local.batch": "0 means all samples of a client",

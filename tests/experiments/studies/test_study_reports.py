@@ -357,9 +357,9 @@ def test_claims_hold_and_fail(study: Any, rows: Columns, wanted: list[Any]) -> N
 
 
 def test_details_of_heavy_tails() -> None:
-    assert "without the allowance in 0 of 3" in heavy_tail.claims(tails(bend=0.02))[0].detail
+    assert "without the tolerance in 0 of 3" in heavy_tail.claims(tails(bend=0.02))[0].detail
     found = heavy_tail.claims(tails(sgd=1.2))[-2]  # it holds, and says who is ahead all the same
-    assert found.holds and "behind Muon at 1 of 3 α, and ahead at 2" in found.also
+    assert found.holds and "behind Muon at 1 of 3 values of α, and clearly ahead at 2" in found.also
 
 
 def test_noisy_seeds_leave_claims_inconclusive_and_one_seed_tests_none() -> None:

@@ -80,7 +80,7 @@ def test_a_claim_can_fail(mine: list[float], other: list[float], verdict: str) -
     rows, curves = tables(A=[mine], B=[other])
     claim = systems.cheaper(rows, curves, "p", "A", "B")
     assert claim.verdict == verdict, claim
-    assert "A reaches a test accuracy of 0.5 with fewer megabytes" in claim.sentence
+    assert "A reaches a test accuracy of 0.5 with fewer uploaded megabytes" in claim.sentence
     assert claim.accepted == "< 1" and "accuracy at the end 0.6" in claim.detail
 
 
@@ -267,7 +267,7 @@ def test_from_the_command_to_the_report(tmp_path: Path) -> None:
     assert "cost in MB sent up; ratio to FedAvg, uncompressed" in page
     assert "cost in simulated seconds; ratio to FedAvg, deadline" in page
     assert "local.recipe = fedavg, devices.mode = deadline, devices.select = 3" in page
-    assert "<li>Step sizes are the best for the loss at the end" in page
+    assert "<li>Step sizes were chosen for the final loss" in page
     chosen = {row["step_sizes"] for row in csv.DictReader((out / "rows.csv").open())}
     assert "as chosen" in page and chosen == {"lr = 100"}
-    assert "at an end of its grid for 2 of 2 methods" in page
+    assert "For 2 of 2 methods, the best step size lies at an end" in page

@@ -236,9 +236,9 @@ def test_a_report_says_that_going_on_to_more_seeds_was_broken_off(
     with pytest.raises(Interrupted):
         suite.execute(three, out, resume=True, by=stopping)
     (said,) = told()
-    assert said.startswith("These are 4 of 6 runs that were once asked for, of 3 seeds: for the")
+    assert said.startswith("These are 4 of the 6 requested runs, which have 3 seeds. To")
     assert said.endswith(f" --scale full --seeds 3 --out {out} --resume")
-    assert "go on with fedmuon suite " in said
+    assert "run fedmuon suite " in said
     suite.execute(three, out, resume=True)
     assert told() == []
 

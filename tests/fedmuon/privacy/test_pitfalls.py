@@ -210,7 +210,7 @@ def test_of_a_suite(tmp_path: Path, name: str) -> None:
     found = gather(out)[0]
     texts = (found.title, found.note, *found.head, *(claim.sentence for claim in found.claims))
     assert not [text for text in texts if EPSILON.search(text) and not NAMED.search(text)]
-    assert "choosing among several spends more" in found.claims[-1].detail
+    assert "choosing among several trainings spends more" in found.claims[-1].detail
     untuned = [
         "different numbers of trials for their step sizes" in one.also for one in found.claims[:-1]
     ]
