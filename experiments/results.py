@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
+from fedmuon.analysis.report.latex import latex
 from fedmuon.config.load import Config, flatten, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
@@ -19,7 +20,6 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
-from fedmuon.experiments.latex import latex
 from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
 from fedmuon.runs.directory import (
     PERSONAL_MODELS,
@@ -189,17 +189,24 @@ class Result:
 
     to_pandas = to_frame
 
-    def to_latex(self, caption: str = "", label: str = "") -> str:
+    def to_latex(
+        self, caption: str = "", label: str = "", columns: Sequence[str] | None = None
+    ) -> str:
         """Return the table in LaTeX, for the package booktabs.
 
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:run".
+            columns: Names of the columns to show, in this order. The default is all columns except
+                those of lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.
+
+        Raises:
+            InputError: If the table has no column of a given name.
         """
-        return latex(self._records(), caption, label)
+        return latex(self._records(), caption, label, columns)
 
     @overload
     def plot(
@@ -411,18 +418,25 @@ class SweepResult:
 
     to_pandas = to_frame
 
-    def to_latex(self, caption: str = "", label: str = "") -> str:
+    def to_latex(
+        self, caption: str = "", label: str = "", columns: Sequence[str] | None = None
+    ) -> str:
         """Return the table in LaTeX, for the package booktabs.
 
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:sweep".
+            columns: Names of the columns to show, in this order. The default is all columns except
+                those of lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
             and its interval share a column.
+
+        Raises:
+            InputError: If the table has no column of a given name.
         """
-        return latex(self.table, caption, label)
+        return latex(self.table, caption, label, columns)
 
     @in_python()
     def plot(
@@ -520,18 +534,25 @@ class Comparison:
 
     to_pandas = to_frame
 
-    def to_latex(self, caption: str = "", label: str = "") -> str:
+    def to_latex(
+        self, caption: str = "", label: str = "", columns: Sequence[str] | None = None
+    ) -> str:
         """Return the rows in LaTeX, for the package booktabs.
 
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:methods".
+            columns: Names of the columns to show, in this order. The default is all columns except
+                those of lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
             and its standard deviation share a column.
+
+        Raises:
+            InputError: If the table has no column of a given name.
         """
-        return latex(self.rows, caption, label)
+        return latex(self.rows, caption, label, columns)
 
     @overload
     def plot(

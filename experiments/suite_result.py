@@ -2,19 +2,23 @@
 
 import contextlib
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.latex import latex
 from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, regular
-from fedmuon.experiments.latex import latex
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.results import as_html, frame, lines_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fedmuon.analysis.report.style import Panels
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,21 +81,56 @@ class SuiteResult:
         """
         return frame(self._rows_of(table))
 
-    def to_latex(self, table: str | None = None, caption: str = "", label: str = "") -> str:
+    def to_latex(
+        self,
+        table: str | None = None,
+        caption: str = "",
+        label: str = "",
+        columns: Sequence[str] | None = None,
+    ) -> str:
         """Return a table in LaTeX, for the package booktabs.
 
         Args:
             table: A name in `tables`. The default is the table of claims.
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:suite".
+            columns: Names of the columns to show, in this order. The default is all columns except
+                those of lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.
 
         Raises:
-            InputError: If there is no such table.
+            InputError: If there is no such table, or the table has no column of a given name.
         """
-        return latex(self._rows_of(table), caption, label)
+        return latex(self._rows_of(table), caption, label, columns)
+
+    @cached_property
+    @in_python()
+    def figures(self) -> list[str]:
+        """Names of the figures that `plot` can draw."""
+        return [one.name for part in gather(self.path) for one in part.pictures]
+
+    @in_python()
+    def plot(self, figure: str | None = None) -> "Panels":
+        """Draw a figure of the suite's report, and return its axes.
+
+        Args:
+            figure: A name in `figures`. The default is the first figure.
+
+        Returns:
+            A tuple of the axes. `savefig("figure.pdf")` saves the figure.
+
+        Raises:
+            InputError: If the suite has no such figure.
+        """
+        pictures = {one.name: one for part in gather(self.path) for one in part.pictures}
+        if not pictures:
+            raise InputError("This suite has no figures. Its numbers are in `tables`.")
+        figure = next(iter(pictures)) if figure is None else figure
+        if figure not in pictures:
+            raise InputError(f"figure = {figure!r} is unknown: {instead(figure, list(pictures))}")
+        return style.Panels(pictures[figure].draw(False).axes)
 
     def _rows_of(self, table: str | None) -> list[Record]:
         if table is None:

@@ -146,10 +146,6 @@ SPREAD = re.compile(rf"({VALUE}) ± (.*)")
 DEVIATION = " (SD)"  # suffix of a standard deviation; any other ± is half of a 95% interval
 WITHIN = re.compile(rf"({VALUE}) \((.* to .*)\)")
 ASCII = {"−": "-", "–": ""}
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
 
 
 def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
@@ -185,24 +181,6 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
         plain = [re.sub("−(?=[\\d.])", "-", ASCII.get(cell, cell)) for cell in cells]
         writer.writerow([name.strip(), *plain])
     return text.getvalue().encode()
-
-
-def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
-    """Return a table as a LaTeX tabular, with its title as a comment above.
-
-    The LaTeX engine must support UTF-8 and Greek letters.
-    """
-    lines = [f"% {title}", rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\hline"]
-    for row in (head, *rows):
-        cells = []
-        for cell in row:
-            escaped = "".join(LATEX.get(one, one) for one in cell)
-            text = re.sub("−(?=[\\d.])", "$-$", escaped)
-            cells.append(rf"\quad {text.strip()}" if cell.startswith("  ") else text)
-        lines.append(" & ".join(cells) + r" \\")
-    lines.insert(4, r"\hline")
-    lines += [r"\hline", r"\end{tabular}"]
-    return ("\n".join(lines) + "\n").encode()
 
 
 def slug(title: str) -> str:

@@ -19,8 +19,9 @@ import jinja2
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
+from fedmuon.analysis.report.latex import table_file
 from fedmuon.analysis.report.overlay import DrawnRun, drawing
-from fedmuon.analysis.report.tables import MEND, as_csv, as_latex, slug, split_intervals
+from fedmuon.analysis.report.tables import MEND, as_csv, slug, split_intervals
 from fedmuon.analysis.report.verdicts import MEANINGS, SCOPE, counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
@@ -168,7 +169,7 @@ def _table(folder: Path, place: Path, title: str, head: Sequence[str], rows: Row
     names, cells = split_intervals(head, rows)
     file = place / f"{slug(title)}.csv"
     write_bytes(file, as_csv(names, cells))
-    write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))
+    write_bytes(file.with_suffix(".tex"), table_file(names, cells, title))
     files = f"Files: {file.relative_to(folder)}, {file.stem}.tex."
     return {
         "title": title,

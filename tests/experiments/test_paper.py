@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 import fedmuon
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.curves import WIDTHS
-from fedmuon.experiments.latex import latex
+from fedmuon.analysis.report.latex import latex
+from fedmuon.core.choices import SPREAD
 
 SMALL: dict[str, Any] = {
     "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
@@ -93,6 +94,11 @@ def test_every_table_is_a_frame_and_latex(result: fedmuon.Result, tmp_path: Path
         (head,) = [place for place, line in enumerate(lines) if line == r"\midrule"]
         body = [line for line in lines[head + 1 :] if line.endswith(r"\\")]
         assert len(body) == rows and len({line.count(" & ") for line in body}) == 1
+    few = swept.to_latex(columns=["test_loss", "local.lr"]).splitlines()
+    assert few[0] == r"\begin{tabular}{rr}" and few[2] == r"test loss & local.lr \\"
+    with pytest.raises(fedmuon.InputError, match=r"no column 'test-los'.* did you mean test_loss"):
+        swept.to_latex(columns=["test-los"])
+    assert "participants" in result.rounds[0] and "participants" not in result.to_latex()
     assert r"\pm" in found.to_latex() and "±" not in found.to_latex()
     assert "[$" in swept.to_latex() and r"\_" not in found.to_latex().partition(r"\midrule")[0]
     axes = swept.plot("test_loss")
@@ -120,6 +126,16 @@ def test_latex_escapes_every_special_sign() -> None:
     assert not set("#%") & set(plain) and plain.count("$") % 2 == 0
 
 
+def test_latex_rounds_to_the_spread_and_breaks_long_cells() -> None:
+    row = {"loss": 0.2964, f"loss{SPREAD}": 0.04777, "gap": 0.1329, "gap_low": -1.1013,
+           "gap_high": 1.3672, "tiny": 2e-8, f"tiny{SPREAD}": 3e-9,
+           "claim": "a sentence " * 5}  # fmt: skip
+    text = latex([row])
+    assert r"$0.296 \pm 0.048$ & $0.1$ [$-1.1$, $1.4$]" in text
+    assert r"$2 \cdot 10^{-8} \pm 3 \cdot 10^{-9}$" in text
+    assert text.startswith(r"\begin{tabular}{rrrp{0.50\linewidth}}")
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles(result: fedmuon.Result, tmp_path: Path) -> None:
     tables = latex(ODD, "Odd signs.", "tab:odd") + result.to_latex("Rounds.", "tab:rounds")
@@ -128,6 +144,23 @@ def test_latex_compiles(result: fedmuon.Result, tmp_path: Path) -> None:
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True).returncode == 0
     assert (tmp_path / "a.pdf").exists()
+
+
+@pytest.mark.slow
+def test_a_suite_draws_its_figures_and_prints_its_tables(tmp_path: Path) -> None:
+    found = fedmuon.suite("dp-muon-printed", scale="small")
+    assert found.figures
+    for name in (None, *found.figures):
+        panels = found.plot(name)
+        panels.savefig(tmp_path / "a.pdf")
+        assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+        assert panels.figure.axes == panels.axes and all(one.has_data() for one in panels)
+    with pytest.raises(fedmuon.InputError, match="figure = 'other' is unknown: use one of"):
+        found.plot("other")
+    claims = found.to_latex(columns=["claim", "verdict"])
+    assert "p{0.50" in claims and claims.count(r"\\") == 1 + len(found.claims)
+    rows = found.to_latex("rows", columns=["name", "printed"])
+    assert rows.startswith(r"\begin{tabular}{lr}")
 
 
 def test_figures_of_pages_keep_their_style() -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from fedmuon import analysis, experiments
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, suite_claims
+from fedmuon.analysis.report.latex import table_file
 from fedmuon.analysis.report.numbers import digits, number, written
-from fedmuon.analysis.report.tables import as_csv, as_latex, slug, split_intervals
+from fedmuon.analysis.report.tables import as_csv, slug, split_intervals
 from fedmuon.analysis.report.verdicts import VERDICTS, Slope
 from fedmuon.analysis.report.write import blocks, terms_of
 from fedmuon.config.load import Config
@@ -60,7 +61,7 @@ def test_people_read_one_minus_and_programs_another(value: float) -> None:
     assert all("-" not in one for one in people) and "−" in "".join(people)
     cells = ["a", number(value), digits(value)]
     (_, *read) = as_csv(["", "x", "y"], [cells]).decode().splitlines()[1].split(",")
-    latex = as_latex(["", "x", "y"], [cells], "").decode()
+    latex = table_file(["", "x", "y"], [cells], "").decode()
     assert [float(one) for one in read] == pytest.approx([value, value], rel=1e-3)
     assert "−" not in latex and "$-$" in latex
 
@@ -80,9 +81,10 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
     assert float(read[1][1]) == -1.5e-5
     spread = as_csv(("", "95%"), [("a", "−0.174 to −0.037"), ("b", "−.5 (−∞ to −1e−05)")])
     assert spread.decode().splitlines()[1:] == ["a,-0.174 to -0.037", "b,-.5 (−∞ to -1e-05)"]
-    latex = as_latex(names, cells, "T").decode()
+    latex = table_file(names, cells, "T").decode()
     assert r"a\_b & x \& y \\" in latex and r"\quad sub & $-$1.5e$-$05 \\" in latex
-    assert r"100\% & –" in latex and latex.count(r"\hline") == 3 and "{lr}" in latex
+    assert r"100\% & --" in latex and r"c & $-$$\infty$" in latex and "{lr}" in latex
+    assert latex.startswith("% T\n\\begin{tabular}") and latex.count("rule\n") == 3
     assert slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
     assert slug("±") == "table"
     head, *lines = csv.reader((folder / "tables" / "measured-and-published-values.csv").open())
