@@ -40,16 +40,17 @@ READ = {
 def require_read(paper: str, given: Sequence[str]) -> None:
     """Raise an error for a paper without a bound, and for options that its bound does not use."""
     if paper not in READ:
-        raise InputError(f"paper {paper!r} has no bound in fedmuon: use 000, 002, 003 or 004")
+        raise InputError(
+            f"fedmuon has no bound for paper {paper!r}. Use 000 (DP-Muon), 002 (Nesterov Muon), "
+            "003 (DiSK) or 004 (Newton–Schulz convergence)."
+        )
     if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
         raise InputError(
-            f"{', '.join(idle)} has no effect for paper {paper}: leave it out (paper {paper} "
-            f"uses {', '.join((*ALL, *READ[paper]))})"
+            f"{', '.join(idle)} has no effect for paper {paper}: leave {', '.join(idle)} out. "
+            f"The options for this paper are {', '.join((*ALL, *READ[paper]))}."
         )
     if paper == "000" and {"--tail", "--moment"} <= set(given):
-        raise InputError(
-            "--tail has no effect together with --moment, which replaces it: give only one"
-        )
+        raise InputError("--tail has no effect if --moment is set: use only one of the two options")
     if paper == "002":
         _require_one_map({*given})
 
@@ -60,15 +61,17 @@ def _require_one_map(given: set[str]) -> None:
     The options are those of Nesterov Muon (002).
     """
     if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
-        raise InputError(f"{twice[0]} follows from --singular: leave one of them out")
+        raise InputError(
+            f"{twice[0]} is computed from --singular: leave one of the two options out"
+        )
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
         if key not in given and (idle := [one for one in needs if one in given]):
             raise InputError(
-                f"{idle[0]} has an effect only together with {key}: give {key}, or leave "
+                f"{idle[0]} has an effect only together with {key}: set {key}, or leave "
                 f"{idle[0]} out"
             )
     if "--sketch" in given and (idle := [one for one in MAP if one in given]):
-        raise InputError(f"the quality of a sketch does not depend on {idle[0]}: leave it out")
+        raise InputError(f"{idle[0]} has no effect on the quality of a sketch: leave {idle[0]} out")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class InexactMap:
             singular = tuple(float(one) for one in self.singular.split(","))
         except ValueError:
             raise InputError(
-                f"--singular {self.singular!r} are not numbers: give singular values as 1,0.5,0.1"
+                f"--singular is {self.singular!r}, but it must be a list of numbers. Write "
+                "singular values as 1,0.5,0.1."
             ) from None
         if not self.sketch:
             found = stationarity.polynomial_quality(singular, self.coefficients, self.steps)
@@ -140,7 +144,10 @@ def newton_schulz(
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
-        raise InputError("Paper 004 assumes bounded variance: leave alpha at 2 and sigma1 at 0.")
+        raise InputError(
+            "The bound of Newton–Schulz convergence (004) assumes bounded variance. Set alpha to "
+            "2 and sigma1 to 0."
+        )
     q = residual(delta0, degree, iterations)
     terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
     plan = stationarity.tuned_muon(p.steps, *terms)
@@ -184,7 +191,10 @@ def dp_muon(
     """
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
-        raise InputError("The rule of paper 000 needs gap > 0 and smoothness > 0: give both.")
+        raise InputError(
+            "The step-size rule of DP-Muon (000) needs gap > 0 and smoothness > 0. Set both to "
+            "positive numbers."
+        )
     scale = math.sqrt(p.gap / p.smoothness)
     shape = (p.sides, private.columns or p.sides)
     if private.moment:
@@ -220,9 +230,13 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
-        raise InputError("Paper 003 assumes bounded variance: leave alpha at 2 and sigma1 at 0.")
+        raise InputError(
+            "The bound of DiSK (003) assumes bounded variance. Set alpha to 2 and sigma1 to 0."
+        )
     if p.beta is not None:
-        raise InputError("DiSK's momentum is 1 - gain: give --gain instead of --beta.")
+        raise InputError(
+            "The momentum of DiSK is 1 - gain, so --beta has no effect. Set --gain instead."
+        )
     shape, top = (p.sides, private.columns or p.sides), 1 / positive("smoothness", p.smoothness)
     clip = 1.0 if private.clip is None else private.clip
     release = Release(clip, private.noise, noise.batch, shape)
@@ -269,8 +283,8 @@ def table(record: dict[str, Any]) -> Table:
              "contraction", "gain", "clip", "excess", "noise_of_a_release",
              "delta_q", "eps_q", "chi_q")  # fmt: skip
     rows = [(name, record.get(name)) for name in names]
-    rows += [(f"of that, {name}", term) for name, term in record["terms"].items()]
+    rows += [(f"part of the bound: {name}", term) for name, term in record["terms"].items()]
     others = record.get("others", {})
-    rows += [(f"beside it, {name}", other["value"]) for name, other in others.items()]
+    rows += [(f"for comparison: {name}", other["value"]) for name, other in others.items()]
     rows += listed("assumes", record["assumptions"])
     return facts(f"{record['measure']}, {record['paper']}", rows)

@@ -88,9 +88,9 @@ def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
             continue
         target = (file.parent / unquote(urlsplit(path).path)).resolve() if path else file.resolve()
         if not target.is_file():
-            yield f"leads to {one}, which is not there"
+            yield f"links to {one}, which does not exist"
         elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
-            yield f"leads to {one}, where there is no such place"
+            yield f"links to {one}, but that page has no such anchor"
 
 
 def requested(page: Path, browser: str) -> list[str]:
@@ -120,7 +120,9 @@ def wider(site: Path, browser: str, width: int) -> list[str]:
         left = opened(frames, browser, "--allow-file-access-from-files", "--window-size=1400,1000")
         found = re.search(r"<body>(\[.*?\])", left)
         if not found:
-            raise SystemExit("the browser did not come to the end of the pages")
+            raise SystemExit(
+                "The browser stopped before it had opened all pages. Run the check again."
+            )
         return [unquote(one.rpartition("/")[2]) for one in json.loads(found[1])]
 
 
@@ -141,11 +143,21 @@ def main(site: Path) -> int:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser:
         pages = [site / name for name in ("index.html", "concepts/stability.html", "search.html")]
-        found += [f"{one.name} asked for {url}" for one in pages for url in requested(one, browser)]
-        found += [f"{one} is wider than {width} points"
+        found += [
+            f"{one.name} requests {url} from the network"
+            for one in pages
+            for url in requested(one, browser)
+        ]
+        found += [f"{one} is wider than a screen of {width} pixels"
                   for width in WIDTHS for one in wider(site, browser, width)]  # fmt: skip
-    whole = "every link leads somewhere, nothing is fetched, no page is wider than its screen"
-    alone = "every link leads somewhere; no browser is here to be asked"
+    whole = (
+        "All links work, no page loads files from other sites, and no page is wider than its "
+        "screen."
+    )
+    alone = (
+        "All links work. Page widths and requests were not checked, because no browser is "
+        "installed."
+    )
     print("\n".join(found) or (whole if browser else alone))
     return bool(found)
 

@@ -14,7 +14,7 @@ def compared(name: str, *method: str) -> str:
     """Return a table of accuracy points by which a method exceeds the other methods of a suite."""
     held = results.read(name)
     if held is None:
-        raise ValueError(f"no results of {name} are stored")
+        raise ValueError(f"docs/results has no results of the suite {name}: run `make results`")
     first, rows, head = " ".join(method), [], ["compared with"]
     for claim in held["claims"]:
         if (said := ENDS.fullmatch(claim["claim"])) and said[1] == first:
@@ -28,7 +28,7 @@ def private(name: str) -> str:
     """Return a table of accuracy differences between private optimizers, by ε."""
     held = results.read(name)
     if held is None:
-        raise ValueError(f"no results of {name} are stored")
+        raise ValueError(f"docs/results has no results of the suite {name}: run `make results`")
     rows, epsilons = [], []
     for claim in held["claims"]:
         if said := PRIVATE.fullmatch(claim["claim"]):

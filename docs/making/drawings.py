@@ -48,7 +48,8 @@ def inline(name: str) -> str:
 
 @drawing(
     "How orthogonalizers change a singular value: 0 stays 0, and large values go towards 1. The "
-    "steepest slope is the Lipschitz constant. The exact sign jumps at 0 and has none."
+    "steepest slope is the Lipschitz constant. The exact sign jumps at 0, so it has no Lipschitz "
+    "constant."
 )
 def maps() -> Figure:
     """Draw how four orthogonalizers map singular values, as computed by the package."""
@@ -146,10 +147,11 @@ CONTROLLED = {
 
 
 @drawing(
-    "Twenty neighbours of one run. Each differs in one sample and shares all random draws. Blue: "
-    "the distance of its model from the run's model, by number of rounds. Black: the largest "
-    "certificate of the clients whose samples were replaced, proved before the run. Linear model, "
-    "1,000 MNIST digits, 20 clients, η = 0.01, λ = 0.1."
+    "Twenty neighbours of one run. In each neighbour, one sample is replaced, and all random "
+    "draws are the same. Blue: the distance of the neighbour's model from the run's model, by "
+    "number of rounds. Black: the largest certificate of the clients whose samples were "
+    "replaced, proved before the run. Linear model, 1,000 MNIST digits, 20 clients, η = 0.01, λ "
+    "= 0.1."
 )
 def neighbours() -> Figure:
     """Draw measured distances by round, and the certificate of the theory."""
@@ -177,9 +179,9 @@ def _paths(axes: Axes) -> None:
 
 
 @drawing(
-    "Each of 300 samples is replaced once. Left: how far each replacement moves the model, client "
-    "by client in order of exposure, below the client's certificate. Right: how close all of them "
-    "come to the certificate, and what ten random ones would have shown."
+    "Each of 300 samples is replaced once. Left: how far each replacement moves the model, "
+    "compared with the certificate of its client. Clients are in order of exposure. Right: how "
+    "close all replacements come to the certificate, and how close ten random replacements come."
 )
 def census() -> Figure:
     """Draw all neighbours of a small run."""
@@ -216,9 +218,9 @@ def _certain(lr: float, rounds: int) -> dict[str, dict[str, float]]:
 
 
 @drawing(
-    "ε by the number of parameter blocks per step, with the same noise. One line counts each block "
-    "as if it had its own lot, as published. The other counts all blocks of a lot together. At 49 "
-    "blocks, the setting of a published table, the values are 7.985 and 61.98."
+    "ε by the number of parameter blocks per step, with the same noise. One line counts each "
+    "block as if it had its own lot, as the paper does. The other line counts all blocks of a "
+    "lot together. At 49 blocks, as in a published table, the values are 7.985 and 61.98."
 )
 def epsilon() -> Figure:
     """Draw ε of joint and per-release accounting, by the number of blocks."""

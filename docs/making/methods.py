@@ -98,7 +98,7 @@ def method(name: str) -> str:
 def in_python(name: str) -> str:
     """Return how to use the method in Python."""
     if name in PRIVATE:
-        return "by its name in a config; in your own training loop, `fedmuon.optim.DPMuon`"
+        return "its name in a config, or `fedmuon.optim.DPMuon` in your own training loop"
     return f"`fedmuon.recipes.{name.replace('-', '_')}`"
 
 
@@ -116,7 +116,9 @@ def key_table(name: str) -> str:
         for one in keys("local")
         if one.name not in SHARED and reads(config, one.whole)
     ]
-    also = "It also reads `local.steps`, `local.batch` and `local.schedule`, as all methods do"
+    also = (
+        "Like all methods, this method also uses `local.steps`, `local.batch` and `local.schedule`"
+    )
     also += ", and the table `[orthogonalizer]`" * muon + ", and `[privacy]`" * (name in PRIVATE)
     said = table(("key", "default", "what it is"), rows)
     return f"{said}\n\n{also}. [The config page](../../config.md) lists all values and conditions."
@@ -132,8 +134,8 @@ def certificate(name: str) -> str:
     if name in MAPLESS:
         return "yes: [stability](../../concepts/stability.md), with L = 1"
     if name in PRIVATE:
-        return "none: the theory does not cover clipping and random lots"
-    return "none is known, but you can measure neighbours"
+        return "no: the theory does not cover clipping and random lots"
+    return "no certificate is known, but you can measure neighbours"
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:

@@ -48,16 +48,19 @@ HOLDS_IN_OURS, REFUTED_IN_OURS = f"{HOLDS} in our setting", f"{REFUTED} in our s
 OF_PAPERS = {  # verdict -> meaning
     HOLDS: "It is mathematics, and a test or a suite shows it. Or a suite shows it with the "
     "paper's own data, model and scale.",
-    REFUTED: "The same, and the result contradicts the claim.",
+    REFUTED: "As for `holds`, but the test or the suite contradicts the claim.",
     HOLDS_IN_OURS: "A suite with other data, another model or a smaller scale finds the same.",
-    REFUTED_IN_OURS: "Such a suite finds something else. This says nothing against the paper's own "
-    "result.",
+    REFUTED_IN_OURS: (
+        "A suite with other data, another model or a smaller scale finds something else. This "
+        "does not refute the paper's own result."
+    ),
     INCONCLUSIVE: "A suite measured it, and the intervals allow both.",
     UNTESTED: "No test and no suite at full scale covers it.",
 }
 MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
     "mathematics", "the paper's setting", "substitute", "reduced"
 )  # fmt: skip
+SETTINGS = {SUBSTITUTE: "other data or another model", REDUCED: "a smaller scale"}
 WORDS = (*OF_PAPERS,)
 
 
@@ -119,9 +122,9 @@ def page(number: str) -> str:
             "## Tests that show these results",
             "\n".join(proofs),
             "## Suites",
-            "The verdicts above are about the paper. A verdict below is about the sentence beside "
-            "it, on the suite's own data, model and scale. If a suite shows that a paper is wrong, "
-            "the verdict on the suite's own claim can be `holds`.",
+            "The verdicts above are about claims of the paper. The verdicts below are about "
+            "claims of our suites, with the suite's own data, model and scale. If a suite shows "
+            "that the paper is wrong, the verdict on the suite's own claim can be `holds`.",
             *(suite(name) for name in held["suites"]),
         ]
     )
@@ -155,11 +158,11 @@ def together(words: Sequence[str]) -> str:
 def evidence(claim: Claim) -> str:
     """Return the evidence for a claim's verdict: both settings, the suite and the test."""
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
-    parts = [claim["basis"], *(f"{word}: {claim[key]}" for key, word in said.items()
-                               if key in claim)]  # fmt: skip
+    parts = [SETTINGS.get(claim["basis"], claim["basis"])]
+    parts += [f"{word}: {claim[key]}" for key, word in said.items() if key in claim]
     if against := claim.get("against"):
         sentences = [against] if isinstance(against, str) else against
-        parts += [f"it contradicts the suite's claim “{one}”" for one in sentences]
+        parts += [f"contradicted by the suite's claim “{one}”" for one in sentences]
     parts += ["a test"] * ("test" in claim)
     return "; ".join(parts)
 
@@ -214,7 +217,7 @@ def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
     """
     named = [fragments] if isinstance(fragments, str) else fragments
     if lost := [one for one in named if not any(one in held["claim"] for held in kept["claims"])]:
-        raise ValueError(f"no claim that is kept says {lost[0]!r}")
+        raise ValueError(f"no stored claim contains {lost[0]!r}")
     return [held for held in kept["claims"] if any(one in held["claim"] for one in named)]
 
 

@@ -188,7 +188,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = arguments()
     asked = parser.parse_args(words)
     if asked.jobs < 1:
-        parser.error(f"--jobs {asked.jobs} computes nothing: give at least 1")
+        parser.error(
+            f"--jobs is {asked.jobs}, but at least one job is needed: use --jobs 1 or more"
+        )
     names = sorted(asked.only or contents.shipped(), key=lambda name: (cost(name), name))
     if asked.list:
         print(*listed(names), sep="\n")
@@ -202,7 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
             together([name for name in lacking if name not in TIMED], asked.jobs)
         return max([one_by_one(name, asked.again) for name in names], default=0)
     except KeyboardInterrupt:
-        print("Stopped. What was computed is saved: the same command goes on from there.")
+        print("Stopped. All finished cells are saved. Run the same command again to continue.")
         return 130
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -228,7 +230,9 @@ def one_by_one(name: str, again: bool) -> int:
 
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="make results", description="Run suites, keep results.")
+    parser = argparse.ArgumentParser(
+        prog="make results", description="Run suites and store their results."
+    )
     parser.add_argument("--only", nargs="+", choices=sorted(contents.shipped()), metavar="SUITE")
     parser.add_argument(
         "--budget", type=float, metavar="SECONDS", help="stop after this many seconds"

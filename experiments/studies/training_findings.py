@@ -307,23 +307,26 @@ def in_words(rows: Columns, figure: Figure) -> str:
     kinds = {line.get_linestyle() for line in loss.lines}
     train, added = "--" in kinds, "-." in kinds
     single = "_" in {line.get_marker() for line in loss.lines}
-    said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
-    said.append("held out solid" if train else "held-out ones alone, solid")
-    said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
-                f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
-    said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
+    said = ["The loss axis is logarithmic"] * (loss.get_yscale() == "log")
+    said.append("Solid lines are held-out values")
+    said.append("Dashed lines are train losses" if train else "Train losses are not drawn")
+    said += [
+        "Dotted lines with hollow marks are variants that add something to the variant with the "
+        f"full mark of the same colour ({', '.join(held[':'])})"
+    ] * bool(held[":"])
+    said += ["Dash-dotted lines are train losses of the dotted variants"] * (train and added)
     lost = not (np.abs(rows["test_loss"]) < HUGE).all()
-    said = [", ".join(filter(None, said))]
-    said += ["lines are means over seeds"] * (len(np.unique(rows["seed"])) > 1)
-    said += ["a line ends where a run diverged"] * lost
-    said += ["a train loss of one round alone is a flat mark"] * single
+    said += ["Lines are means over seeds"] * (len(np.unique(rows["seed"])) > 1)
+    said += ["A line ends where a run diverged"] * lost
+    said += ["A flat mark is the train loss of a single round"] * single
     spread = [isinstance(one, LineCollection) for one in loss.collections]
     extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
-    said += [f"{extents} reach from the smallest to the largest"] * bool(extents)
+    said += [f"{extents.capitalize()} reach from the smallest to the largest value"] * bool(extents)
+    said.append("Accuracies are those on held-out samples")
     lasts = any(len(np.asarray(line.get_xdata())) > 1 for line in loss.lines)
-    growing = " A held-out loss that leaves its train loss upwards is a growing gap."
-    growing *= train and lasts
-    return f"{'; '.join(said)}. Accuracies are those on held-out samples.{growing}"
+    growing = "If a held-out loss rises above its train loss, the gap grows"
+    said += [growing] * (train and lasts)
+    return f"{'. '.join(said)}."
 
 
 def ends_in_words(figure: Figure) -> str:
@@ -331,12 +334,12 @@ def ends_in_words(figure: Figure) -> str:
     axes = figure.axes[-1]
     several, bars = len(axes.lines) > 1, bool(axes.collections)
     said = [
-        "A mark is the mean over seeds, its bar reaches from the smallest to the largest"
-        f"{', beside those of other variants' * several}." * bars,
-        "Where bars of two variants overlap widely, these seeds do not tell them apart."
-        * (several and bars),
-        "A hollow mark adds something to the full mark of its colour."
-        * any(line.get_linestyle() == ":" for line in axes.lines),
+        "A mark is the mean over seeds. Its bar reaches from the smallest to the largest value."
+        * bars,
+        "Bars of several variants are drawn next to each other. If the bars of two variants "
+        "overlap widely, these seeds cannot distinguish the two variants." * (several and bars),
+        "A variant with a hollow mark adds something to the variant with the full mark of the same "
+        "colour." * any(line.get_linestyle() == ":" for line in axes.lines),
     ]
     return " ".join(filter(None, said))
 

@@ -137,7 +137,7 @@ def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
         ({"suite": "rank", "test": "a"}, "no stored result; run `fedmuon suite rank`; tested"),
     ):
         assert papers.shown({"suite": "dp-bias"} | asked, tmp_path) == said
-    with pytest.raises(ValueError, match="no claim that is kept says 'is ill'"):
+    with pytest.raises(ValueError, match="no stored claim contains 'is ill'"):
         papers.shown({"suite": "dp-bias", "claim": "is ill"}, tmp_path)
 
 
@@ -183,9 +183,9 @@ def test_a_whole_site_has_no_flaw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "flaw"), [
-    ('<a href="none.html">x</a>', "leads to none.html, which is not there"),
-    ('<a href="#none">x</a>', "leads to #none, where there is no such place"),
-    ('<img src="none.png">', "leads to none.png, which is not there"),
+    ('<a href="none.html">x</a>', "links to none.html, which does not exist"),
+    ('<a href="#none">x</a>', "links to #none, but that page has no such anchor"),
+    ('<img src="none.png">', "links to none.png, which does not exist"),
     ('<script src="https://a.org/b.js"></script>', "fetches https://a.org/b.js"),
     ('<link href="//a.org/b.css" rel="stylesheet">', "fetches //a.org/b.css"),
 ])  # fmt: skip

@@ -174,13 +174,13 @@ def test_a_single_round_is_seen_and_its_spread_is_bars() -> None:
     """A control: of two rounds the train loss has no marks, and the spread is a band."""
     _, once = columns(good=[[0.9], [0.7]])
     _, twice = columns(good=[[0.9, 0.3], [0.7, 0.2]])
-    for curves, mark, spread in ((once, "_", "bars reach"), (twice, "", "bands reach")):
+    for curves, mark, spread in ((once, "_", "Bars reach"), (twice, "", "Bands reach")):
         drawn = training_findings.draw_curves(curves, ["good"], "train_seconds")
         loss, words = drawn.axes[0], training_findings.in_words(curves, drawn)
         dashed = loss.lines[1]
         assert dashed.get_linestyle() == "--" and dashed.get_marker() in (mark, "None")
         assert spread in words and ("flat mark" in words) == bool(mark)
-        assert ("growing gap" in words) == (not mark)
+        assert ("the gap grows" in words) == (not mark)
         extent = np.asarray(loss.collections[0].get_paths()[0].vertices)
         assert extent[:, 1].min() < extent[:, 1].max()
         ends = curves["train_seconds"].max()

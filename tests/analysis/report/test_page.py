@@ -159,14 +159,14 @@ def curves(*names: str) -> Columns:
 
 def test_captions_say_what_was_drawn() -> None:
     plain = of_curves(curves("SGD", "Muon"))
-    assert "solid, train dashed; lines are means over seeds; bands" in plain
-    assert "growing gap" in plain and "dotted" not in plain and "diverged" not in plain
+    assert "Solid lines are held-out values. Dashed lines are train losses. Lines are" in plain
+    assert "the gap grows" in plain and "otted" not in plain and "diverged" not in plain
     added = of_curves(curves("SGD", "SGD + DiSK"))
-    assert "dotted, with hollow marks" in added and "(SGD + DiSK), train dashed" in added
-    assert "dash-dotted where held-out is dotted" in added
+    assert "Dotted lines with hollow marks" in added and "(SGD + DiSK). Dash" in added
+    assert "Dash-dotted lines are train losses of the dotted variants" in added
     alone = of_curves(curves("a", "b", "c", "d", "e"))
-    assert "held-out ones alone, solid" in alone and "dashed" not in alone and "bands" not in alone
-    assert "growing gap" not in alone
+    assert "Train losses are not drawn" in alone and "ashed" not in alone and "ands" not in alone
+    assert "the gap grows" not in alone
 
 
 def of_curves(rows: Columns) -> str:
@@ -177,9 +177,9 @@ def of_curves(rows: Columns) -> str:
 def test_of_one_seed_no_mean_is_told_and_of_runs_that_lasted_no_end() -> None:
     rows = curves("SGD", "Muon")
     one = of_curves({name: column[rows["seed"] == 0] for name, column in rows.items()})
-    assert "mean" not in one and "bands" not in one and "diverged" not in one
+    assert "mean" not in one and "Bands" not in one and "diverged" not in one
     losses = np.where((rows["variant"] == "SGD") & (rows["round"] == 2), np.nan, 1.0)
-    assert "a line ends where a run diverged" in of_curves(dict(rows) | {"test_loss": losses})
+    assert "A line ends where a run diverged" in of_curves(dict(rows) | {"test_loss": losses})
 
 
 def ends(*names: str, seeds: int = 2) -> str:
@@ -193,6 +193,6 @@ def ends(*names: str, seeds: int = 2) -> str:
 
 def test_bars_and_hollow_marks_are_named_where_there_are_any() -> None:
     assert ends("SGD", seeds=1) == ""
-    assert ends("SGD").endswith("to the largest.") and "mean over seeds" in ends("SGD")
+    assert ends("SGD").endswith("to the largest value.") and "mean over seeds" in ends("SGD")
     assert "overlap" in ends("SGD", "Muon") and "hollow" not in ends("SGD", "Muon")
-    assert ends("SGD", "SGD + DiSK", seeds=1).startswith("A hollow mark")
+    assert ends("SGD", "SGD + DiSK", seeds=1).startswith("A variant with a hollow mark")

@@ -276,11 +276,11 @@ def test_the_command_takes_singular_values_for_gamma_and_nu():
     assert sketched["power"] == least_power(s, 3, 2) > 0
     assert sketched["gamma"] == sketched_quality(s, 3, 2, sketched["power"])[0]
     for words, said in (
-        (["--singular", text, "--nu", "0.1"], "--nu follows from --singular"),
+        (["--singular", text, "--nu", "0.1"], "--nu is computed from --singular"),
         (["--q", "3"], "--q has an effect only together with --singular"),
         (["--singular", text, "--power", "1"], "--power has an effect only together with --sketch"),
-        (["--singular", text, "--sketch", "1", "--q", "2"], "does not depend on --q"),
-        (["--singular", "1,x"], "are not numbers: give singular values"),
+        (["--singular", text, "--sketch", "1", "--q", "2"], "--q has no effect on the quality"),
+        (["--singular", "1,x"], "must be a list of numbers. Write"),
         (["--singular", "1,1,1,1", "--sketch", "3", "--oversample", "2", "--power", "0"],
          "no proved alignment"),
     ):  # fmt: skip
@@ -336,12 +336,12 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         assert "assumes" in answered and held == set()
     for arguments, word in [
         (["--paper", "005"], "000, 002, 003 or 004"),
-        (["--paper", "003", "--beta", "0.9"], "give --gain"),
-        (["--paper", "003", "--alpha", "1.5"], "leave alpha at 2"),
+        (["--paper", "003", "--beta", "0.9"], "Set --gain"),
+        (["--paper", "003", "--alpha", "1.5"], "Set alpha to 2"),
         (["--paper", "003", "--smoothness", "0"], "above 0"),
         (["--alpha", "1"], "lies in"),
         (["--schedule", "cosine"], "heavy-tailed or alpha-free"),
-        (["--paper", "004", "--alpha", "1.5"], "leave alpha at 2"),
+        (["--paper", "004", "--alpha", "1.5"], "Set alpha to 2"),
         (["--sigma1", "1"], "choose a batch above"),
         (["--gamma", "1"], "gamma outside"),
         (["--steps", "1"], "at least 2"),
@@ -385,5 +385,5 @@ def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
             assert json.loads(done.output) != before, name
         else:
             known = name in REFUSED.get(paper, ())
-            why = "leave alpha at 2" if known else f"{name} has no effect for paper {paper}"
-            assert "give --gain" in str(done.exception) or why in str(done.exception), name
+            why = "Set alpha to 2" if known else f"{name} has no effect for paper {paper}"
+            assert "Set --gain" in str(done.exception) or why in str(done.exception), name

@@ -167,7 +167,7 @@ def test_a_budget_stops_as_ctrl_c_does(
     monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
     monkeypatch.setattr(regenerate, "one_by_one", regenerate.stop)
     assert regenerate.main(["--only", "dp-bias", "--budget", "60"]) == 130
-    assert timers == [60.0, 0] and "goes on from there" in capsys.readouterr().out
+    assert timers == [60.0, 0] and "same command again to continue" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "one"), [
