@@ -291,7 +291,15 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns, means: Columns) -> Rows:
     """Return final mean distances at the smallest step size, and `near` at the largest one."""
     lrs = levels(rows, "lr")
-    lines: Rows = [("map", "Local Muon", "corrected", "near after", "with E = 1")]
+    lines: Rows = [
+        (
+            "orthogonalizer",
+            "Local Muon",
+            "corrected",
+            "corrected: near after",
+            "near after with E = 1",
+        )
+    ]
     for name in distinct(rows, "map"):
         ends, near = (
             [where(rows, method=method, map=name, lr=lr)[column].mean() for method in methods]

@@ -267,8 +267,8 @@ def _said(found: dict[str, Slope]) -> str:
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
     """Return the step size, and accuracies without filter, of all pairs and of the best, by ε."""
-    head = ("ε", "step size", "no filter", "all (κ, γ)", "lowest to highest mean",
-            "best on tuning seeds", "its accuracy")  # fmt: skip
+    head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
+            "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]
     for epsilon in distinct(rows, "epsilon"):
         here = where(rows, epsilon=epsilon)

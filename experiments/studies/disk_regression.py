@@ -265,7 +265,7 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
             style.errorbars(axes, noises, 1 + value, high - value, look, label)
         axes.set_title(setting, loc="left")
         style.log_x(axes)
-        axes.set_xlabel("noise σ of an entry of the gradient")
+        axes.set_xlabel("noise σ per entry of the gradient")
     style.alike(panels)
     panels[0].set_ylabel("excess loss / excess loss without filter")
     style.legend_below(figure, panels[0], 1 if narrow else 3)

@@ -372,7 +372,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
 
 def numbers(rows: Columns) -> Rows:
     """Return the settings with the largest noise and full batches, then those of Corollary 4."""
-    lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, printed", "Corollary 4")]
+    lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, published", "Corollary 4")]
     grid = where(rows, corollary=0)
     shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
     for one in itertools.chain(*map(_settings, shown)):
@@ -400,7 +400,7 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
             style.errorbars(axes, one.sizes, one.means, one.reach, look, f"measured, η = {lr:g}")
             bound = curve(part, "gain", "bound")
             axes.plot(bound.sizes, bound.means, "--", color=look[0], marker=look[1], ms=3, lw=1.2)
-        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (small full marks)")
+        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (small filled marks)")
         axes.set_title(f"γ = {written(reach, 'g')}", loc="left")
         style.levels_on_x(axes, np.unique(grid["gain"]))
         axes.set_xlabel("gain κ")

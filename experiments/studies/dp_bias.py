@@ -353,7 +353,7 @@ def _errors(part: Columns, of: str) -> np.ndarray:
 
 def numbers(rows: Columns) -> Rows:
     """Return slopes and ratios by matrix and method."""
-    lines: Rows = [("matrix", "way", "plain slope", "corrected slope", "plain at ρ", "corrected")]
+    lines: Rows = [("matrix", "method", "slope", "corrected slope", "bias at ρ", "corrected bias")]
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind)[0]:.3f}" for kind in ORDERS]
         for place in (0, len(part["rho"]) - 1):

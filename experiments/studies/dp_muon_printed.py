@@ -115,8 +115,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 def numbers(rows: Columns) -> Rows:
     """Return all rows, with the noise that the published epsilon would require."""
-    lines: Rows = [("setting", "m", "δ", "σ", "printed ε", "per-release ε", "joint ε, zero-out",
-                    "σ for printed ε")]  # fmt: skip
+    lines: Rows = [("setting", "m", "δ", "σ", "published ε", "per-release ε", "joint ε, zero-out",
+                    "σ for the published ε")]  # fmt: skip
     for at in range(len(rows["name"])):
         held = {name: column[at] for name, column in rows.items()}
         bracket = f"{number(float(held['joint_lower']))} – {number(float(held['joint_upper']))}"
@@ -140,7 +140,7 @@ def printed(rows: Columns, narrow: bool = False) -> Figure:
     axes.hlines(at, rows["printed"], high, color=RED, lw=0.8)
     axes.errorbar(high, at, xerr=[high - low, np.zeros_like(high)], fmt="s", color=RED, ms=5,
                   label="certified (joint)")  # fmt: skip
-    axes.plot(rows["printed"], at, "o", color=BLACK, mfc="none", ms=8, label="printed")
+    axes.plot(rows["printed"], at, "o", color=BLACK, mfc="none", ms=8, label="published")
     axes.plot(
         rows["per_release"], at, "x", color=BLUE, ms=5, label="per-release, certifies nothing"
     )

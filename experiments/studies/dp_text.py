@@ -537,7 +537,7 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
         if (high > low).any():
             axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
     axes.set_xlabel("private step")
-    axes.set_ylabel("held-out NLL of a target token")
+    axes.set_ylabel("held-out NLL per target token")
     legend_below(figure, axes, 2 if narrow else len(methods))
     return figure
 

@@ -225,7 +225,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return the mean gap and bounds of each setting, and the smallest bound / gap."""
     forms = distinct(rows, "form")
-    lines: Rows = [("setting", "gap (95%)", *forms, "range B", "least bound / gap", "accuracy")]
+    lines: Rows = [("setting", "gap (95%)", *forms, "range B", "smallest bound / gap", "accuracy")]
     for one in settings_of(rows):
         key = str(one["key"][0])
         gap = mean_of(where(one, form=forms[0])["gap"])
@@ -276,7 +276,7 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
         axes.set_ylabel(style.NAMES["bound"])
     left.set_title("all settings, by form of the bound", loc="left")
     right.set_title(f"one key at a time, {JUDGED}", loc="left")
-    left.plot([], [], "o", color=style.GREY, mfc="none", ms=4, label="exceeds B: says nothing")
+    left.plot([], [], "o", color=style.GREY, mfc="none", ms=4, label="bound above B: says nothing")
     for axes in (left, right):
         style.legend(axes, 2)
     return figure

@@ -382,7 +382,9 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return slopes by method, schedule and alpha, and the measure at the largest K."""
     alphas = levels(rows, "alpha")
-    lines: Rows = [("method: α", "slope (95%)", "larger half of K", "promised", "at the end")]
+    lines: Rows = [
+        ("method: α", "slope (95%)", "slope, larger half of K", "promised slope", "final norm")
+    ]
     for schedule, name in SCHEDULES.items():
         for method in (*MUON, "normalized-sgd"):
             lines.append(heading(f"{NAMES[method]}, {name}:", lines[0]))
@@ -447,7 +449,7 @@ def slopes(rows: Columns, narrow: bool = False) -> Figure:
                           label=NAMES[name])  # fmt: skip
         fine = np.linspace(alphas[0], alphas[-1], 100)
         line = [promised(alpha, schedule) for alpha in fine]
-        axes.plot(fine, line, "--", color=style.BLACK, lw=1, label="promised")
+        axes.plot(fine, line, "--", color=style.BLACK, lw=1, label="promised slope")
         axes.set_title(title, loc="left")
         axes.set_xticks(alphas)
         axes.set_xlabel("tail index α")

@@ -332,7 +332,14 @@ STANDS_ON = (
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """Return the report's section, with a table of the runs' accuracy."""
     runs = read_table(folder / "runs.csv")
-    head = ("map, η", "accuracy", "train loss", "test loss", "gap (95%)", "least bound / B")
+    head = (
+        "orthogonalizer, η",
+        "accuracy",
+        "train loss",
+        "test loss",
+        "gap (95%)",
+        "smallest bound / B",
+    )
     lines: Rows = []
     for name, lr in distinct(runs, "map", "lr"):
         part = where(runs, map=name, lr=lr)
@@ -454,7 +461,9 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns, runs: Columns) -> Rows:
     """Return a line for each run and each S. The name of a run is a line, too."""
     names = ("distance", "drift", "perturbation", "certificate", "bound")
-    lines: Rows = [("map, η: λ of S", "distance", "drift D", "moved", "certified", "bound")]
+    lines: Rows = [
+        ("orthogonalizer, η: λ of S", "distance", "drift D", "moved", "certified", "bound")
+    ]
     for name, lr in distinct(runs, "map", "lr"):
         part = where(runs, map=name, lr=lr)
         lines.append(heading(f"{NAMES[name]}, η = {lr:g}:", lines[0]))

@@ -310,7 +310,7 @@ def alike(found: Slope) -> bool:
 def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
     """Return a row for each method of each part, with its cost and its ratio to the baseline."""
     head = (
-        "method", "step sizes", "accuracy at the end", "rounds to target", "cost to target", "ratio"
+        "method", "step sizes", "final accuracy", "rounds to target", "cost to target", "ratio"
     )  # fmt: skip
     lines: Rows = [head]
     for name in distinct(rows, "model"):

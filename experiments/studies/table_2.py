@@ -183,7 +183,7 @@ def beside_published(rows: Columns, narrow: bool = False) -> Figure:
         means = [mean_of(by_seed(rows, one, column)) for one in suites]
         values = np.array([one.value for one in means])
         reach = np.array([(one.value - one.low, one.high - one.value) for one in means]).T
-        axes.errorbar(place - 0.1, values, reach, fmt="o", color=style.BLUE, ms=5, label="here")
+        axes.errorbar(place - 0.1, values, reach, fmt="o", color=style.BLUE, ms=5, label="ours")
         held = [printed(rows, one, name) for one in suites]
         label = "Stability note, Table 2"
         axes.plot(place + 0.1, held, "D", color=style.RED, ms=5, mfc="none", label=label)

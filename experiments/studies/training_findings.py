@@ -413,7 +413,7 @@ def terminal(
             else:
                 style.log_x(axes)
         axes.set_xlabel(label)
-        axes.set_ylabel(f"terminal {name_of(measure)}")
+        axes.set_ylabel(f"final {name_of(measure)}")
         if measure not in ("accuracy", "test_gap"):
             style.log_y(axes)
     style.legend_below(figure, panels[-1], 2 if narrow else MOST)
@@ -433,7 +433,7 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
     style.levels_on_x(axes, np.unique(runs["epsilon"].round(2)))
     axes.margins(x=0.1)
     axes.set_xlabel(f"ε (upper end; {', '.join(np.unique(runs['adjacency']))})")
-    axes.set_ylabel("terminal accuracy")
+    axes.set_ylabel("final accuracy")
     style.legend_below(figure, axes, 2 if narrow else MOST)
     return figure
 
@@ -473,7 +473,7 @@ def by_client(
     targets = np.unique(rows["target"][at_level(rows, x)])
     for target in targets[targets > 0]:  # runs with a given noise have target 0
         axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
-    axes.set_xlabel("clients that took part, from the least spent")
+    axes.set_xlabel("clients that took part, in order of spent ε")
     axes.set_ylabel(f"ε of the client (joint, {adjacency_of(rows)}, upper end)")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -291,7 +291,7 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
     low, high = np.floor(every.min()), np.floor(every.max()) + 1
     ends = 2.0 ** np.array([low, high])
     ticks = 2.0 ** np.arange(low, high + 1, max(1, np.ceil((high - low) / LABELS)))
-    axes.plot(ends, ends, color=style.GREY, lw=1, label="equal")
+    axes.plot(ends, ends, color=style.GREY, lw=1, label="prediction equals measurement")
     for steps, (colour, marker) in zip(np.unique(times["steps"]), style.SERIES, strict=False):
         part = where(times, steps=steps)
         axes.plot(part["made"], part["svd_seconds"] / part["seconds"], marker, color=colour,
@@ -300,8 +300,8 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
         axes.set(**{f"{name}scale": "log", f"{name}lim": ends})
         axis.set_ticks(ticks, [*map(style.plain, ticks)])
         axis.set_minor_locator(NullLocator())
-    axes.set_xlabel("an SVD's time over that of q steps, predicted")
-    axes.set_ylabel("the same, measured")
+    axes.set_xlabel("predicted time, SVD / q steps")
+    axes.set_ylabel("measured time, SVD / q steps")
     style.legend_below(figure, axes, 3)
     return figure
 

@@ -335,7 +335,7 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     for answered, held in loaded(*(["stationarity", "--paper", paper] for paper in READ)):
         assert "assumes" in answered and held == set()
     for arguments, word in [
-        (["--paper", "005"], "000, 002, 003 or 004"),
+        (["--paper", "005"], "Use 000 (DP-Muon), 002"),
         (["--paper", "003", "--beta", "0.9"], "Set --gain"),
         (["--paper", "003", "--alpha", "1.5"], "Set alpha to 2"),
         (["--paper", "003", "--smoothness", "0"], "above 0"),
@@ -347,7 +347,7 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         (["--steps", "1"], "at least 2"),
         (
             ["--paper", "000", "--tail=1", "--moment=2"],
-            "--tail has no effect together with --moment",
+            "--tail has no effect if --moment is set",
         ),
     ]:
         shown = CliRunner().invoke(app, ["stationarity", *arguments])
