@@ -16,10 +16,10 @@ from fedmuon.core.tables import ELSEWHERE, RENAMED
 TINY, HUGE = 1e-9, 10**15  # limits that are described as "above 0" and as no limit
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 WIDTH = 96  # columns of a config file
-HEAD = """\
-# A config of fedmuon with all defaults. To change a key, remove the # before it.
-# A change of a key that has no effect in your experiment is rejected.
-"""
+HEAD = (
+    "# A config of fedmuon with all defaults. To change a key, remove the # before it.\n# If you "
+    "change a key that has no effect in your experiment, the config is rejected.\n"
+)
 # Table -> key -> description. Options are described by the object that they belong to.
 KEYS: dict[str, dict[str, str]] = {
     table: {name: field.description for name, field in fields.items() if field.description}
@@ -103,7 +103,7 @@ def find(name: str) -> Key:
         return describe(*found[0])
     if found:
         several = " or ".join(".".join(one) for one in found)
-        raise InputError(f"{said} is a key of several tables: use {several}")
+        raise InputError(f"the key {said} exists in several tables: use {several}")
     place = tuple(said.split(".", 1))
     table, _, short = said.rpartition(".")
     table = table.lower()
@@ -117,11 +117,11 @@ def find(name: str) -> Key:
     elif close:
         fix = f"did you mean {' or '.join(close)}?"
     elif table in KEYS and short == "options" and "options" in FIELDS[table]:
-        fix = f"it is a separate table: set an option as {said}.OPTION=VALUE"
+        fix = f"[{said}] is a separate table; set an option as {said}.OPTION=VALUE"
     elif table in KEYS:
         fix = f"the keys of [{table}] are {', '.join(KEYS[table])}"
     else:
-        fix = f"use table.key, or one of the tables {', '.join(KEYS)}"
+        fix = f"write table.key with one of the tables {', '.join(KEYS)}"
     raise InputError(f"{name!r} is not a config key: {fix}")
 
 

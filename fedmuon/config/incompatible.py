@@ -9,40 +9,42 @@ from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
 UNTRUE = (
-    "[privacy] adjacency = 'add-remove' does not hold for the rates lot / n_i, because adding "
-    "one sample changes all of them. Set a public population or rate, or adjacency = 'zero-out'."
+    "[privacy] adjacency = 'add-remove' does not hold for the sampling rates lot / n_i, because "
+    "adding one sample to a client changes the rates of all its samples. Set a public population "
+    "or rate, or set adjacency = 'zero-out'."
 )
 MOVED = (
     "[privacy] adjacency = 'add-remove' does not hold for sampling = 'shuffle' and 'cyclic', "
-    "because adding one sample moves others to other lots. Set adjacency = 'zero-out', or "
+    "because adding one sample moves other samples to other lots. Set adjacency = 'zero-out', or "
     "sampling = 'poisson' with a public population or rate."
 )
 IN_ONE_PROCESS = (
-    "[privacy] noise-correlation needs [engine] name = 'inline'. It reuses the noise of earlier "
-    "steps, which must not leave the memory of one process: whoever has it can remove all the "
-    "noise."
+    "[privacy] noise-correlation needs [engine] name = 'inline'. Correlated noise reuses the "
+    "noise of earlier steps, which must not leave the memory of one process, because whoever "
+    "knows it can remove all the noise. Set name = 'inline', or noise-correlation = 'none'."
 )
 OF_REALS = (
-    "[privacy] arithmetic = 'grid' supports neither noise-correlation nor quantile: set "
-    "arithmetic = 'auto', or noise-correlation = 'none' and quantile = 0"
+    "[privacy] arithmetic = 'grid' supports neither noise-correlation nor quantile. Set "
+    "arithmetic = 'auto', or set noise-correlation = 'none' and quantile = 0."
 )
 ONE_CLIENT = (
-    "[privacy] noise-correlation cancels noise in the sum of one client's releases, and a mean "
-    "over several clients breaks this. Set [federation] clients = 1, or noise-correlation = "
-    "'none'."
+    "[privacy] noise-correlation needs a single client, because noise cancels only in the sum of "
+    "one client's releases, and a mean over several clients breaks this. Set [federation] "
+    "clients = 1, or noise-correlation = 'none'."
 )
 RETRIES = (
-    "[faults] retries could make a client release twice in the same round, which the ledger does "
-    "not account for. Set retries = 0; a run that stops can be resumed."
+    "[faults] retries must be 0 in a private run, because a client that repeats a request could "
+    "release twice in the same round, and the ledger accounts for one release only. Set retries "
+    "= 0. If the run stops, you can resume it."
 )
 RELEASES = (
-    "[output] clients = true writes what each client measures on its samples, so a private run "
-    "would release it without noise: set clients = false"
+    "[output] clients = true is not available in a private run, because it would release "
+    "measurements of the clients' samples without noise. Set clients = false."
 )
 CUT = (
     "[privacy] max-lot needs the number of samples of a client, which must be public and the "
-    "same in both data sets. Leave rate and population out and set adjacency to 'zero-out' or "
-    "'replace-one', or set max-lot = 0."
+    "same in both neighbouring data sets. Leave rate and population out and set adjacency to "
+    "'zero-out' or 'replace-one', or set max-lot = 0."
 )
 Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
@@ -53,48 +55,52 @@ def problems(config: Config) -> Iterator[str]:
     if federation.per_round > federation.clients:
         yield (
             f"[federation] per-round = {federation.per_round} exceeds clients = "
-            f"{federation.clients}: lower per-round or raise clients"
+            f"{federation.clients}, but only existing clients can take part in a round. Lower "
+            "per-round or raise clients."
         )
     dealt = not (is_own(federation.partition) or is_own(data.name))  # sizes are known in advance
     if dealt and federation.clients * data.minimum > data.train:
         yield (
-            f"[data] train = {data.train} is too small to give each of {federation.clients} "
-            f"clients minimum = {data.minimum} samples: raise train, or lower minimum or "
-            "[federation] clients"
+            f"[data] train = {data.train} is too small, because each of {federation.clients} "
+            f"clients needs minimum = {data.minimum} samples. Raise train, or lower minimum or "
+            "[federation] clients."
         )
     if data.center != "none" and data.normalize == "tokens":
         yield (
-            "[data] center = 'public' is only for numeric inputs, and the inputs are tokens: set "
-            "center = 'none'"
+            "[data] center = 'public' works only for numeric samples, but the samples are "
+            "tokens. Set center = 'none'."
         )
     bare = data.normalize == "pixels" or (data.normalize == "tokens" and is_own(data.name))
     if config.task.name == "matrix" and bare:
         yield (
-            f"[data] normalize = '{data.normalize}' leaves the unit ball, but the constants of "
-            "the matrix task are proved only inside it. Set normalize to unit or ball, or [task] "
-            "name = 'network'."
+            f"[data] normalize = '{data.normalize}' does not bring samples into the unit ball, "
+            "but the constants of the matrix task are proved only for samples in this ball. Set "
+            "normalize to unit or ball, or set [task] name = 'network'."
         )
     if config.task.name == "matrix" and config.local.adjust not in ("none", "polargrad"):
         yield (
-            f"[local] adjust = '{config.local.adjust}' is only for networks. The matrix task has "
-            "one matrix, whose scale is lr: set adjust = 'none' or 'polargrad'."
+            f"[local] adjust = '{config.local.adjust}' is only for networks. In the matrix task "
+            "there is only one matrix, so lr already sets the scale of its steps. Set adjust = "
+            "'none' or 'polargrad'."
         )
     yield from _step_problems(config)
     default = type(config.local).model_fields["steps"].default
     if config.local.epochs and config.local.steps != default:
         yield (
             f"[local] steps = {config.local.steps} has no effect, because epochs = "
-            f"{config.local.epochs:g} already sets the number of steps: leave one of them out"
+            f"{config.local.epochs:g} already sets the number of steps. Leave steps or epochs "
+            "out."
         )
     if config.local.epochs and config.local.schedule == "heavy-tailed":
         yield (
-            "[local] schedule = 'heavy-tailed' computes lr from the number of steps, which "
-            "epochs leaves open: set steps instead of epochs"
+            "[local] schedule = 'heavy-tailed' computes lr from the number of steps, but with "
+            "epochs this number differs between clients. Set steps instead of epochs."
         )
     if 0 < config.local.tail_index <= 1:
         yield (
-            f"[local] tail-index = {config.local.tail_index} means noise without a mean: choose "
-            "it in (1, 2], or 0 if unknown"
+            f"[local] tail-index = {config.local.tail_index} means gradient noise without a "
+            "mean, which the schedule heavy-tailed does not cover. Set tail-index above 1 and up "
+            "to 2, or set 0 if the tail index is unknown."
         )
     yield from _text_problems(config)
     yield from _compression_problems(config)
@@ -118,13 +124,14 @@ def _compression_problems(config: Config) -> Iterator[str]:
     named = f"[compression] {way} = '{getattr(table, way)}'"
     if config.local.recipe == "fedmuon-svd":
         yield (
-            f"{named} has no place with recipe = 'fedmuon-svd', which already compresses its "
-            "messages: choose recipe = 'fedmuon', or leave [compression] out"
+            f"{named} cannot be combined with recipe = 'fedmuon-svd', because this optimizer "
+            "already compresses its messages. Set recipe = 'fedmuon', or leave [compression] out."
         )
     if table.feedback == "ef21" and config.federation.aggregate != "mean":
         yield (
-            "[compression] feedback = 'ef21' needs the plain mean, but [federation] aggregate = "
-            f"'{config.federation.aggregate}': set aggregate = 'mean', or feedback = 'error'"
+            "[compression] feedback = 'ef21' works only with the plain mean, but [federation] "
+            f"aggregate = '{config.federation.aggregate}'. Set aggregate = 'mean', or feedback = "
+            "'error'."
         )
     client_level = privacy.level == "client"
     if client_level or config.local.recipe in PRIVATE:
@@ -134,19 +141,20 @@ def _compression_problems(config: Config) -> Iterator[str]:
         ):
             if kept:
                 yield (
-                    f"[compression] {choice} stores a client's state between rounds, which the "
-                    f"ledger of a private run does not account for: set {mend}"
+                    f"[compression] {choice} stores a state of each client between rounds, and "
+                    f"the ledger of a private run does not account for this state. Set {mend}."
                 )
     if client_level and privacy.trust != "local" and table.uplink != "none":
         yield (
-            f"{named} may only compress a message that already has its noise. With [privacy] "
-            f"trust = '{privacy.trust}', noise is added later: set trust = 'local', or leave "
-            "[compression] out."
+            f"{named} may only compress messages that already contain their noise, but with "
+            f"[privacy] trust = '{privacy.trust}' the noise is added later. Set trust = 'local', "
+            "or leave [compression] out."
         )
     if client_level and table.downlink != "none":
         yield (
             f"[compression] downlink = '{table.downlink}' cannot be combined with [privacy] "
-            "level = 'client', whose releases are added to the exact model: set downlink = 'none'"
+            "level = 'client', because private releases are added to the exact model and not to "
+            "a compressed model. Set downlink = 'none'."
         )
 
 
@@ -157,14 +165,14 @@ def _step_problems(config: Config) -> Iterator[str]:
     if local.recipe == "ef21-muon" and drawn:
         yield (
             f"[orthogonalizer] name = '{table.name}' draws random numbers, but the server of "
-            "recipe = 'ef21-muon' draws none: choose another orthogonalizer, such as "
-            "newton-schulz"
+            "recipe = 'ef21-muon' cannot draw random numbers. Choose another orthogonalizer, "
+            "such as newton-schulz."
         )
     if table.products != "full" and local.recipe.endswith("muonbc"):
         yield (
-            f"[orthogonalizer] products = '{table.products}' rounds away the small difference "
-            f"that recipe = '{local.recipe}' corrects: leave products out, or choose a recipe "
-            "that ends in -muon"
+            f"[orthogonalizer] products = '{table.products}' rounds so much that the small "
+            f"difference corrected by recipe = '{local.recipe}' is lost. Leave products out, or "
+            "choose a recipe that ends in -muon."
         )
     stateful = [
         f"{key} = {value:g}"
@@ -178,29 +186,33 @@ def _step_problems(config: Config) -> Iterator[str]:
     if table.shards > 1 and (table.full_every == 1 or alone):
         yield (
             f"[orthogonalizer] shards = {table.shards} has no effect, because the first step of "
-            "each round orthogonalizes whole matrices: set full-every and [local] steps above 1"
+            "each round orthogonalizes whole matrices, and a round has no other step. Set "
+            "[local] steps and full-every above 1, or leave shards out."
             if alone
             else (
                 f"[orthogonalizer] shards = {table.shards} has no effect with full-every = 1, "
-                "because every step then orthogonalizes whole matrices: raise full-every"
+                "because every step then orthogonalizes whole matrices. Raise full-every, or "
+                "leave shards out."
             )
         )
     if table.row_memory and local.adjust == "polargrad":
         yield (
             f"[orthogonalizer] {stateful[0]} averages row sizes over steps, but [local] adjust = "
-            "'polargrad' rescales each step: set adjust to another scale, or row-memory = 0"
+            "'polargrad' changes the scale in each step. Set adjust to another value, or set "
+            "row-memory = 0."
         )
     if local.recipe.endswith("muonbc"):
         yield (
             f"[orthogonalizer] {stateful[0]} cannot be combined with recipe = '{local.recipe}', "
-            "whose bias correction needs an orthogonalizer without state. Choose a recipe that "
-            f"ends in -muon, or leave {stateful[0].split()[0]} out."
+            "because the bias correction of this optimizer needs an orthogonalizer without "
+            f"state. Choose a recipe that ends in -muon, or leave {stateful[0].split()[0]} out."
         )
     if local.recipe == "muon" and privacy.level == "client":
         yield (
-            f"[orthogonalizer] {stateful[0]} adds a state to recipe = 'muon', which the noise of "
-            "[privacy] level = 'client' would make useless. Choose recipe = 'fedmuon', which "
-            f"resets this state every round, or leave {stateful[0].split()[0]} out."
+            f"[orthogonalizer] {stateful[0]} adds a state to recipe = 'muon', and the noise of "
+            "[privacy] level = 'client' would make this state useless. Choose recipe = "
+            f"'fedmuon', which resets the state every round, or leave {stateful[0].split()[0]} "
+            "out."
         )
 
 
@@ -211,27 +223,29 @@ def _device_problems(config: Config) -> Iterator[str]:
         return
     if table.mode == "deadline" and not (table.select or table.deadline):
         yield (
-            "[devices] mode = 'deadline' needs a deadline, or select above [federation] "
-            "per-round: set one of them, or mode = 'synchronous'"
+            "[devices] mode = 'deadline' needs a time limit (deadline), or more clients than "
+            "replies (select above [federation] per-round). Set deadline or select, or set mode "
+            "= 'synchronous'."
         )
     if table.select and not federation.per_round <= table.select <= federation.clients:
         yield (
             f"[devices] select = {table.select} must lie between [federation] per-round = "
-            f"{federation.per_round} and clients = {federation.clients}: change it, or set 0, "
-            "which means per-round"
+            f"{federation.per_round} and clients = {federation.clients}. Set select to a number "
+            "in this range, or set 0, which means per-round."
         )
     if table.buffer > federation.per_round:
         yield (
             f"[devices] buffer = {table.buffer} exceeds [federation] per-round = "
-            f"{federation.per_round}, the number of clients that train at a time: lower buffer, "
-            "or raise per-round"
+            f"{federation.per_round}, but only {federation.per_round} clients train at a time. "
+            "Lower buffer, or raise per-round."
         )
     if table.mode == "fedbuff":
         yield from _buffer_problems(config)
     if privacy.level == "client":
         yield (
             f"[devices] mode = '{table.mode}' would publish times that reveal how many samples "
-            "clients have, which [privacy] level = 'client' must hide: set mode = 'none'"
+            "clients have, but [privacy] level = 'client' must hide these numbers. Set mode = "
+            "'none'."
         )
     chosen = [
         named
@@ -244,9 +258,9 @@ def _device_problems(config: Config) -> Iterator[str]:
     ]
     if config.local.recipe in PRIVATE and chosen:
         yield (
-            f"[devices] {chosen[0]} decides who takes part, but the privacy account assumes that "
-            "clients are sampled uniformly: set mode = 'synchronous', availability = 'always' "
-            "and dropout = 0"
+            f"[devices] {chosen[0]} selects the clients that take part, but the privacy "
+            "guarantee assumes that clients are sampled uniformly. Set mode = 'synchronous', "
+            "availability = 'always' and dropout = 0."
         )
 
 
@@ -256,7 +270,8 @@ def _buffer_problems(config: Config) -> Iterator[str]:
     if local.recipe == "ef21-muon":
         yield (
             "[devices] mode = 'fedbuff' adds up changes of models, but the clients of recipe = "
-            "'ef21-muon' return directions: choose another mode, or a recipe such as fedmuon"
+            "'ef21-muon' return directions. Choose another mode, or another recipe such as "
+            "fedmuon."
         )
     lasting = [
         named
@@ -280,15 +295,15 @@ def _buffer_problems(config: Config) -> Iterator[str]:
     ]
     if lasting:
         yield (
-            f"{lasting[0]}. The weighted updates of [devices] mode = 'fedbuff' could make that "
-            "state negative or fractional. Choose fedmuon or local-adamw, which reset it every "
-            "round, or mode = 'deadline'."
+            f"{lasting[0]}. With [devices] mode = 'fedbuff', the weighted updates could make "
+            "this state negative or fractional. Choose recipe = 'fedmuon' or 'local-adamw', "
+            "which reset the state every round, or choose mode = 'deadline'."
         )
     if config.compression.uplink != "none" and config.compression.feedback == "ef21":
         yield (
             "[compression] feedback = 'ef21' adds the mean of all clients' last updates in every "
-            "round, so [devices] mode = 'fedbuff' cannot weight stale replies: set feedback = "
-            "'error', or mode = 'deadline'"
+            "round, so [devices] mode = 'fedbuff' cannot give late replies a smaller weight. Set "
+            "feedback = 'error', or mode = 'deadline'."
         )
 
 
@@ -300,28 +315,28 @@ def _text_problems(config: Config) -> Iterator[str]:
     if not own and is_text != (task.name == "network" and task.model == "gpt"):
         yield (
             f"[task] model = '{task.model}' ({task.name}) cannot train on [data] name = "
-            f"'{data.name}': text needs [task] name = 'network' with model = 'gpt', which in "
-            "turn accepts only text"
+            f"'{data.name}', because text and the model gpt can only be used together. For text, "
+            "set [task] name = 'network' and model = 'gpt'; for other data, choose another model."
         )
     if not is_own(data.name) and is_text != (data.normalize == "tokens"):
         yield (
-            f"[data] normalize = '{data.normalize}' does not apply to name = '{data.name}': set "
-            "normalize = 'auto'"
+            f"[data] normalize = '{data.normalize}' does not suit name = '{data.name}', because "
+            "only text consists of tokens. Set normalize = 'auto'."
         )
     if task.name == "network" and task.model == "gpt" and task.width % task.heads:
         yield (
-            f"[task] width = {task.width} is not divisible by heads = {task.heads}: make it a "
-            "multiple"
+            f"[task] width = {task.width} is not divisible by heads = {task.heads}, but each "
+            "attention head needs an equal part of the width. Set width to a multiple of heads."
         )
     if data.name in GLUE and task.head == "untied":
         yield (
-            "[task] head = 'untied' is for a decoder that predicts tokens, but [data] name = "
-            f"'{data.name}' is a classification task: set head = 'tied'"
+            "[task] head = 'untied' needs a decoder that predicts tokens, but [data] name = "
+            f"'{data.name}' is a classification task. Set head = 'tied'."
         )
     if task.lora_rank and not task.weights:
         yield (
-            f"[task] lora-rank = {task.lora_rank} trains adapters of a frozen decoder, and no "
-            "decoder is given: set weights to its file"
+            f"[task] lora-rank = {task.lora_rank} trains adapters of a pretrained decoder, but "
+            "no weights are set. Set weights to the file of a decoder, or set lora-rank = 0."
         )
 
 
@@ -343,8 +358,9 @@ def noise_advice(config: Config) -> str:
     named = f"[local] recipe = '{config.local.recipe}'"
     named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
-        f"{named} adds no noise by default, so epsilon would be infinite. Set [privacy] epsilon, "
-        "such as 8, or noise, such as 1 (noise = 0 is for tests without privacy)."
+        f"{named} adds no noise by default, so the privacy guarantee would be void (epsilon = "
+        "inf). Set [privacy] epsilon, such as 8, or noise, such as 1. For tests without privacy, "
+        "set noise = 0."
     )
 
 
@@ -364,8 +380,8 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
     ):
         yield (
             f"[federation] aggregate = '{aggregate}' may weight clients by their number of "
-            "samples, which [privacy] adjacency = 'add-remove' must hide: set aggregate = "
-            "'mean', or adjacency = 'zero-out'"
+            "samples, but [privacy] adjacency = 'add-remove' must hide this number. Set "
+            "aggregate = 'mean', or adjacency = 'zero-out'."
         )
     if config.engine.name != "inline" and config.faults.retries:
         yield RETRIES
@@ -375,37 +391,44 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
     """Yield errors for keys of [privacy] and [local] that a private recipe excludes."""
     if privacy.level == "client":
         yield (
-            "[privacy] level = 'client' cannot be combined with a recipe that releases each "
-            "step. Its noise protects single examples within a client: set level = 'example'."
+            "[privacy] level = 'client' cannot be combined with a recipe that makes a private "
+            "release in each step, because the noise of these releases protects single examples "
+            "within a client. Set level = 'example'."
         )
     yield from _lot_problems(privacy)
     yield from _noise_problems(privacy, local.recipe)
     if local.batch:
         yield (
-            f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
-            "accountant does not cover. Set batch = 0 and use [privacy] lot: Poisson lots, or "
-            "sampling = 'shuffle' for lots in a fixed order, without amplification."
+            f"[local] batch = {local.batch} draws shuffled batches of fixed size, which the "
+            "privacy accountant does not support. Set batch = 0 and use [privacy] lot: lots are "
+            "Poisson samples, or, with sampling = 'shuffle', parts of a shuffled order without "
+            "amplification."
         )
     yield from _delta_problems(privacy)
     if privacy.noise and math.isinf(privacy.bound):
-        yield "[privacy] noise needs a finite clipping bound: set bound, or noise = 0"
+        yield (
+            f"[privacy] noise = {privacy.noise:g} needs a finite clipping bound, but bound = "
+            "inf. Set bound to a finite number, or set noise = 0."
+        )
     corrected = local.recipe.endswith("muonbc")
     if corrected and local.recipe in PRIVATE and local.momentum_form not in ("ema", "polyak"):
         yield (
-            f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set "
-            "momentum-form to ema or polyak"
+            f"[local] momentum-form = '{local.momentum_form}' is not available with recipe = "
+            f"'{local.recipe}', because there is no bias correction for this form. Set "
+            "momentum-form to ema or polyak."
         )
     if corrected and privacy.noise_correlation != "none":
         yield (
             f"[local] recipe = '{local.recipe}' corrects for noise that is independent between "
-            "steps: set [privacy] noise-correlation = 'none', or choose a recipe that ends in "
-            "-muon"
+            f"steps, but [privacy] noise-correlation = '{privacy.noise_correlation}' correlates "
+            "the noise. Set noise-correlation = 'none', or choose a recipe that ends in -muon."
         )
     if privacy.noise_correlation.endswith("momentum") and local.recipe != "dp-muon":
         yield (
             f"[privacy] noise-correlation = '{privacy.noise_correlation}' is only for recipe = "
-            f"'dp-muon', because recipe = '{local.recipe}' adds up or filters what it releases: "
-            f"set {'blt' if privacy.noise_correlation == 'blt-momentum' else 'sqrt-toeplitz'}"
+            f"'dp-muon', because recipe = '{local.recipe}' adds up or filters the released "
+            "gradients. Set noise-correlation = "
+            f"'{'blt' if privacy.noise_correlation == 'blt-momentum' else 'sqrt-toeplitz'}'."
         )
 
 
@@ -415,14 +438,14 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
         return MOVED
     if lot != int(lot):
         return (
-            f"[privacy] lot = {lot:g} must be a whole number, because sampling = 'shuffle' and "
-            "'cyclic' cut lots from samples in a fixed order: give a whole number"
+            f"[privacy] lot = {lot:g} is not an integer, but sampling = 'shuffle' and 'cyclic' "
+            "cut lots of a fixed size from an order of the samples. Set lot to an integer."
         )
     if public_rate:
         return (
             "[privacy] rate, population and adjacency = 'add-remove' do not apply to sampling = "
-            "'shuffle' and 'cyclic', because their lots have no sampling rate: leave the three "
-            "out"
+            "'shuffle' and 'cyclic', because lots that are cut from an order have no sampling "
+            "rate. Leave the three keys out."
         )
     return ""
 
@@ -439,12 +462,15 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
     if 0 < privacy.max_lot < privacy.lot:
         yield (
             f"[privacy] max-lot = {privacy.max_lot} is below lot = {privacy.lot:g}, so most lots "
-            "would be cut: raise it, or set 0"
+            "would be cut. Raise max-lot, or set max-lot = 0 for no maximum."
         )
     if privacy.rate and privacy.population:
-        yield "[privacy] rate and population both set the sampling rate: leave one of them out"
+        yield "[privacy] rate and population both set the sampling rate. Leave one of them out."
     if 0 < privacy.population < privacy.lot:
-        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
+        yield (
+            f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}, but a "
+            "lot cannot have more samples than a client. Lower lot, or raise population."
+        )
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
@@ -455,23 +481,26 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
         return
     if privacy.clipping.startswith("automatic"):
         yield (
-            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so no gradient "
-            "lies below a quantile: set quantile = 0, or clipping = 'flat' or 'block'"
+            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so the share of "
+            "unclipped gradients cannot follow quantile. Set quantile = 0, or set clipping to "
+            "flat or block."
         )
     if math.isinf(privacy.bound):
         yield (
-            "[privacy] quantile adapts the clipping bound from a finite start: set bound to a "
-            "finite number"
+            "[privacy] quantile adapts the clipping bound and needs a finite start, but bound = "
+            "inf. Set bound to a finite number, or set quantile = 0."
         )
     if recipe.endswith("muonbc"):
         yield (
-            f"[local] recipe = '{recipe}' corrects for noise of the same scale at every step: "
-            "set [privacy] quantile = 0, or choose a recipe that ends in -muon"
+            f"[local] recipe = '{recipe}' corrects for noise of the same scale at every step, "
+            "but [privacy] quantile changes the scale. Set quantile = 0, or choose a recipe that "
+            "ends in -muon."
         )
     if privacy.noise_correlation != "none":
         yield (
-            "[privacy] noise-correlation needs noise of one scale, but quantile changes the "
-            "bound and with it the scale: set quantile = 0, or noise-correlation = 'none'"
+            "[privacy] noise-correlation needs noise of the same scale in all steps, but "
+            "quantile changes the clipping bound and therefore this scale. Set quantile = 0, or "
+            "noise-correlation = 'none'."
         )
 
 
@@ -479,14 +508,15 @@ def _delta_problems(privacy: Any) -> Iterator[str]:
     """Yield an error for a delta that is too small for the accountant."""
     if 0 < privacy.delta < LEAST_DELTA:
         yield (
-            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where the accountant's "
-            "result would be only rounding error: raise it, or set 0 for the default (at most "
-            "1e-5)"
+            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where rounding errors "
+            "would dominate the computed privacy guarantee. Raise delta, or set delta = 0 for "
+            "the default (at most 1e-5)."
         )
     if not privacy.delta and (many := privacy.public_population) > LEAST_DELTA ** (-1 / 1.1):
         yield (
             f"[privacy] delta = 0 means n^-1.1, and rate = {privacy.rate:g} implies n = "
-            f"{many:.3g}. That delta is below {LEAST_DELTA:g}: set delta, or raise rate."
+            f"{many:.3g} samples, so delta would be below the supported minimum {LEAST_DELTA:g}. "
+            "Set delta, or raise rate."
         )
 
 
@@ -499,44 +529,47 @@ def client_level_problems(config: Config) -> Iterator[str]:
         yield (
             f"[privacy] level = 'client' cannot be combined with recipe = '{local.recipe}', "
             "which adds noise to each step to protect single examples. Choose a recipe without "
-            "dp- and disk-, or level = 'example'."
+            "dp- and disk-, or set level = 'example'."
         )
     auxiliary = config.task.name == "network" and local.aux == "adamw"
     if local.recipe == "adamw" or (local.recipe == "muon" and auxiliary):
         yield (
             f"[privacy] level = 'client' cannot be combined with recipe = '{local.recipe}' and "
-            "AdamW. Noise can make its averaged second moment negative, which has no square "
-            "root: choose a recipe that sends only its model or momentum."
+            "AdamW, because noise can make AdamW's averaged second moment negative, which has no "
+            "square root. Choose a recipe that sends only its model or momentum."
         )
     if federation.aggregate != "mean":
         yield (
             f"[federation] aggregate = '{federation.aggregate}' does not bound the influence of "
-            "each client, as [privacy] level = 'client' requires: set aggregate = 'mean'"
+            "each client, but [privacy] level = 'client' requires this. Set aggregate = 'mean'."
         )
     if privacy.trust != "central" and privacy.cohorts == "poisson":
         yield (
-            "[privacy] cohorts = 'poisson' gives no amplification with trust = "
-            f"'{privacy.trust}', where the server knows who answers: set cohorts = 'fixed'"
+            "[privacy] cohorts = 'poisson' needs participants that stay secret, but with trust = "
+            f"'{privacy.trust}' the server knows which clients answer. Set cohorts = 'fixed'."
         )
     if privacy.trust == "distributed":  # clients add shares of noise and masks to integers
         if not (privacy.noise or privacy.epsilon):
             yield (
                 "[privacy] trust = 'distributed' without noise would release the exact sums of "
-                "the clients' updates: set noise or epsilon"
+                "the clients' updates. Set noise or epsilon."
             )
         if privacy.arithmetic == "continuous":
             yield (
-                "[privacy] trust = 'distributed' adds masks to integers, and arithmetic = "
-                "'continuous' has none: set arithmetic to auto or grid"
+                "[privacy] trust = 'distributed' adds masks to integers, but arithmetic = "
+                "'continuous' uses floating-point numbers. Set arithmetic to auto or grid."
             )
         if config.engine.name != "inline" and config.faults.policy != "strict":
             yield (
-                "[faults] policy = 'drop' would leave masks in the sum under [privacy] trust = "
-                "'distributed' when a client fails. Set policy = 'strict'; a run that stops can "
-                "be resumed."
+                "[faults] policy = 'drop' cannot be combined with [privacy] trust = "
+                "'distributed', because the masks of a failed client would stay in the sum. Set "
+                "policy = 'strict'. If the run stops, you can resume it."
             )
     if math.isinf(privacy.bound):
-        yield "[privacy] bound = inf clips no update: set a finite bound for level = 'client'"
+        yield (
+            "[privacy] bound = inf clips no update, but level = 'client' needs clipped updates. "
+            "Set bound to a finite number."
+        )
     yield from _delta_problems(privacy)
     if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
         yield RETRIES

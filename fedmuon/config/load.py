@@ -219,8 +219,8 @@ def to_resume(folder: Path) -> Path:
     """
     if not (file := folder / "config.toml").exists():
         raise InputError(
-            f"{folder} has no config.toml, so there is no run to resume: check the path, or "
-            "leave --resume out to begin one"
+            f"{folder} has no config.toml, so there is no run to resume in this folder. Check "
+            "the path, or leave --resume out to begin a new run."
         )
     return file
 

@@ -201,8 +201,9 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
             name = getattr(getattr(config, table), key)
             if getattr(config.given, kind) is not None and name != GIVEN:
                 raise InputError(
-                    f"[{table}] {key} = '{name}', but a {kind} was given in Python: set {key} to "
-                    f"'{GIVEN}'"
+                    f"[{table}] {key} = '{name}', but you also passed a {kind} in Python, and "
+                    f"only one of the two can be used. Set {key} to '{GIVEN}' to use the object "
+                    "that you passed."
                 )
             held = getattr(config, PLACE[kind])
             for offered in OFFERED.get(kind, ()):
@@ -211,8 +212,8 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
                 if not default and not asks(kind, found, offered):
                     raise InputError(
                         f"[{place}] {offered} = {value!r} has no effect, because your {kind} has "
-                        f"no parameter `{parameter(offered)}`: add that parameter, or leave "
-                        f"{offered} out"
+                        f"no parameter `{parameter(offered)}`. Add this parameter to your "
+                        f"{kind}, or leave {offered} out."
                     )
     for table in {place for place, _ in NAMED.values()}:
         if given := object_options(config, table):
@@ -276,16 +277,16 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
             if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):
                 raise InputError(
                     "[data.options] digest is reserved: a run stores the digest of your samples "
-                    "there and does not pass it to your function. Rename the parameter digest of "
-                    "your function."
+                    "under this name and does not pass it to your function. Rename the parameter "
+                    "digest of your function."
                 )
             continue
         said = f"[{table}.options] {name} = {value!r}"
         takers = [one for kind, one in readers if asks(kind, one, name)]
         if not takers:
             raise InputError(
-                f"{said} has no effect, because no object that [{table}] names has such a "
-                "parameter: leave it out, or check its spelling"
+                f"{said} has no effect, because no object of [{table}] has a parameter with this "
+                "name. Leave the option out, or check its spelling."
             )
         for one in takers:
             _require_type(said, value, default_of(one, name))
@@ -294,8 +295,8 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
 def _require_type(said: str, value: Any, usual: Any) -> None:
     """Reject a value if the default is a boolean or a number and has another type."""
     if isinstance(usual, bool) and not isinstance(value, bool):
-        raise InputError(f"{said} is not valid: give true or false")
+        raise InputError(f"{said} is not valid: set true or false")
     wanted = {int: int, float: int | float}.get(type(usual))
     if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
-        kind = "whole number" if wanted is int else "number"
-        raise InputError(f"{said} is not valid: give a {kind}, such as {usual}")
+        kind = "an integer" if wanted is int else "a number"
+        raise InputError(f"{said} is not valid: set {kind}, such as {usual}")

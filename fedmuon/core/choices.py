@@ -69,7 +69,7 @@ NAMES: dict[str, dict[str, str]] = {
         "iid": "shuffled and divided evenly",
         "shards": "sorted by label and cut, so each client has few labels (McMahan et al. 2017)",
         "quantity": "uneven sizes, from a Dirichlet distribution; labels are ignored",
-        "column": "by a column of your table that contains the client of each sample",
+        "column": "each sample belongs to the client that a column of your table names",
     },
     "task.name": {
         "matrix": "classifier X with scores p = softmax(X'u) and loss 1 - p_y; all constants are "
@@ -77,9 +77,9 @@ NAMES: dict[str, dict[str, str]] = {
         "network": "network with cross-entropy; its constants are estimated",
     },
     "task.model": {
-        "mlp": "d-512-256-c with ReLU, as in Newton-Schulz convergence",
+        "mlp": "multilayer perceptron d-512-256-c with ReLU, as in Newton-Schulz convergence",
         "cnn": "two 5 x 5 convolutions of 32 and 64 channels, and 512 hidden units",
-        "tanh-cnn": "convolutions of 16 and 32 channels, 32 hidden units, tanh",
+        "tanh-cnn": "convolutions of 16 and 32 channels, and 32 hidden units, with tanh",
         "cifarnet": "a 2 x 2 convolution and three pairs of 3 x 3 convolutions, 2M parameters",
         "wrn-16-2": "wide residual network of 16 layers, width factor 2, with GroupNorm",
         "wrn-16-4": "wide residual network of 16 layers, width factor 4, with GroupNorm",
@@ -109,7 +109,7 @@ NAMES: dict[str, dict[str, str]] = {
         "local-adamw": "local AdamW with new moments in each round; the server averages models",
         "diloco": "local AdamW; the server takes Nesterov steps (Douillard et al. 2023)",
         "sgd": "SGD with momentum that continues from round to round",
-        "normalized-sgd": "sgd, but each step is divided by its norm",
+        "normalized-sgd": "sgd, with each step divided by its norm",
         "adamw": "AdamW with moments that continue from round to round",
         "muon": "Muon with momentum that continues from round to round",
         "dp-sgd": "SGD with clipped and noisy gradients",
@@ -123,11 +123,13 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "local.schedule": {
         "constant": "the same lr in every round",
-        "heavy-tailed": "lr and momentum computed from the number of steps and the tail index "
-        "(Nesterov Muon)",
-        "cosine": "decay from lr to a floor along half a cosine",
+        "heavy-tailed": (
+            "lr and momentum are computed from the number of steps and the tail index (Nesterov "
+            "Muon)"
+        ),
+        "cosine": "lr falls to a minimum (floor) along half a cosine",
         "step": "lr is multiplied by a factor every few rounds",
-        "warm-up": "linear increase to lr in the first rounds",
+        "warm-up": "lr rises linearly in the first rounds",
     },
     "orthogonalizer.name": {
         "smoothed-polar": "singular values become sigma / sqrt(sigma^2 + lambda); Lipschitz "
@@ -186,19 +188,19 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
     },
     "local.schedule": {
         "cosine": {
-            "floor": ("0.0", "lr at the end, as a share of the initial lr"),
-            "warm": ("0", "rounds in which lr increases before the cosine"),
+            "floor": ("0.0", "final lr, as a share of the initial lr"),
+            "warm": ("0", "number of initial rounds in which lr rises before the cosine"),
         },
         "step": {
-            "every": ("10", "rounds between two changes of lr"),
-            "factor": ("0.5", "factor of lr at each change"),
+            "every": ("10", "number of rounds between two changes of lr"),
+            "factor": ("0.5", "factor by which lr is multiplied at each change"),
         },
-        "warm-up": {"warm": ("5", "rounds until lr is reached")},
+        "warm-up": {"warm": ("5", "number of rounds in which lr rises")},
     },
     "output.callback": {
         "early-stopping": {
-            "measure": ('"test_loss"', "measurement to observe"),
-            "patience": ("5", "evaluations without improvement before the run stops"),
+            "measure": ('"test_loss"', "name of the metric that should improve"),
+            "patience": ("5", "number of evaluations without improvement before the run stops"),
             "least": ("0.0", "smallest change that counts as an improvement"),
             "rising": ("false", "whether larger values are better"),
         },
@@ -206,14 +208,14 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
         "mlflow": {
             "experiment": (
                 '"fedmuon"',
-                "name of the experiment; other options are passed to the tracker's run",
+                "name of the experiment; other options are passed to the tracker",
             ),
-            "uri": ("", "place of the output: an address, or a folder"),
+            "uri": ("", "address or folder where the tracker stores its output"),
         },
         "wandb": {
             "project": (
                 '"fedmuon"',
-                "name of the project; other options are passed to the tracker's run",
+                "name of the project; other options are passed to the tracker",
             )
         },
     },

@@ -138,9 +138,11 @@ WANTED = {
     "partition": "one index array per client, or a function (labels, clients, rng)",
     "recipe": "a fedmuon.Recipe, a fedmuon.Chain or a list of links",
     "init": "a function of the parameters that returns a state, a mapping of names to tensors",
-    "update": "a function (direction, state, context) that returns (direction, state), or for "
-    "links.stateless one (direction, context) that returns a direction: mappings of names to "
-    "tensors",
+    "update": (
+        "a function (direction, state, context) that returns (direction, state), or for "
+        "links.stateless a function (direction, context) that returns a direction; directions "
+        "and states are mappings of names to tensors"
+    ),
     "server rule": "a function that takes (old, mean, states) and returns (model, states)",
     "orthogonalizer": "a function on stacks of matrices [..., m, n]",
     "aggregate": "a function of a round's replies that returns a mapping of names to tensors",
@@ -153,10 +155,10 @@ WANTED = {
     "weight_decay": "a number of 0 or more",
     "momentum": "a number of 0 or more",
     "eps": "a number of 0 or more",
-    "ns_steps": "a whole number of 0 or more",
+    "ns_steps": "an integer of 0 or more",
     "ns_coefficients": "a triple of numbers, a list of triples, or a name",
-    "population": "the number of samples, a whole number",
-    "seed": "a whole number of 0 or more",
+    "population": "the number of samples, an integer",
+    "seed": "an integer of 0 or more",
 }
 _where: ContextVar[tuple[int, Sequence[int]] | None] = ContextVar("where", default=None)
 
@@ -223,7 +225,9 @@ class _Guarded:
 def mapping(found: Any) -> dict[str, Any]:
     """Convert a mapping to a dictionary; raise TypeError for another type."""
     if not isinstance(found, Mapping):
-        raise TypeError(f"it returns a {type(found).__name__}, not a mapping of names to tensors")
+        raise TypeError(
+            f"it returns a {type(found).__name__}, but a mapping of names to tensors is required"
+        )
     return dict(found)
 
 
@@ -274,7 +278,7 @@ def _refusal(guard: Guard, error: BaseException) -> OwnError:
         if _is_theirs(str(guard.found.__module__), code.co_filename):
             inside = f"{why}; {code.co_filename}, line {code.co_firstlineno}"
     wanted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
-    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): give {wanted}")
+    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): pass {wanted}")
 
 
 def _is_theirs(module: str, file: str) -> bool:

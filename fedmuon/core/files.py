@@ -47,7 +47,10 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"cannot {doing} {path} {why_and_remedy(error, path)}") from None
+        remedy = why_and_remedy(error, path)
+        if doing == "read":
+            remedy = f"({error.strerror}): check the path, and your permission to read the file"
+        raise InputError(f"cannot {doing} {path} {remedy}") from None
 
 
 def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = True) -> str:
@@ -61,7 +64,7 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
     """
     other = ", or choose another place" if elsewhere else ""
     if error.errno not in FULL:
-        return f"({error.strerror}): choose another place, which is writable and has room"
+        return f"({error.strerror}): choose another place that is writable and has free space"
     free = ""
     with contextlib.suppress(OSError, StopIteration):
         if path is not None and error.errno != errno.EFBIG:
@@ -102,8 +105,8 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
             return handle
         os.close(handle)
     raise InputError(
-        f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another path, "
-        "or put a regular file there"
+        f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: choose another "
+        "path, or put a regular file in its place"
     )
 
 
@@ -235,13 +238,12 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
         if not held or sums.get(name) != held:
             if held and name not in sums:
                 raise InputError(
-                    f"{file} has no checksum in {folder / SUMS}. That file is damaged or "
-                    f"incomplete, or an older version wrote the folder: {AFRESH}"
+                    f"{file} has no checksum in {folder / SUMS}. The list of checksums is "
+                    "damaged or incomplete, or an older version of fedmuon wrote the folder: "
+                    f"{AFRESH}"
                 )
-            what = "is not as" if held else "is missing or not as"
-            raise InputError(
-                f"{file} {what} {folder / SUMS} says, so the folder is damaged: {AFRESH}"
-            )
+            what = f"does not match its checksum in {folder / SUMS}" if held else "is missing"
+            raise InputError(f"{file} {what}, so the folder is damaged: {AFRESH}")
 
 
 # Temporary run folders, and copies of run folders

@@ -51,8 +51,8 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
                     break
             if time.monotonic() > end:
                 raise InputError(
-                    f"{file.parent} is in use by {_holder(file)}: wait until it ends, or choose "
-                    "another folder with --out"
+                    f"{file.parent} is in use by {_holder(file)}: wait until this process ends, "
+                    "or choose another folder with --out"
                 )
             time.sleep(PAUSE)
         words = [Path(sys.argv[0]).name, *sys.argv[1:2]]  # no options, which may contain secrets
@@ -113,8 +113,8 @@ def require_place(folder: Path) -> None:
     for (file, _), handle in list(_handles.items()):
         if file.parent == place and not _is_still(file, handle):
             raise InputError(
-                f"{folder} was moved or replaced during the run: put it back, and continue with "
-                "--resume"
+                f"{folder} was moved or replaced during the run. Move the folder back to this "
+                "path, and continue the run with --resume."
             )
 
 

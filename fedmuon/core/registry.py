@@ -60,8 +60,8 @@ def import_object(name: str, key: str) -> Any:
     """
     if name == GIVEN:
         raise InputError(
-            f"{key} = '{GIVEN}' stands for an object that was passed in Python: resume this run "
-            "in Python, with the same object"
+            f"{key} = '{GIVEN}' stands for an object that was passed in Python, so the run can "
+            "only be resumed in Python. Pass the same object again."
         )
     place, _, path = name.rpartition(":")
     try:
@@ -85,8 +85,8 @@ def import_object(name: str, key: str) -> Any:
                 "module, or name another package.module:object."
             ) from error
         raise InputError(
-            f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
-            "object as package.module:object or ./file.py:object"
+            f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}). Write the "
+            "name of the object as package.module:object or ./file.py:object."
         ) from error
     return found
 
@@ -128,8 +128,8 @@ def blame(error: BaseException) -> str | None:
         begins = str(error).startswith((f"{called}(", f"{called}."))
         if isinstance(error, TypeError) and called and begins:
             return (
-                f"{said} cannot be called with the required arguments ({why}): change its "
-                "parameters"
+                f"{said} cannot be called with the arguments that fedmuon passes ({why}): change "
+                "the parameters of your function"
             )
     return None
 
@@ -364,5 +364,10 @@ def unfit(found: Any, kind: str, wanted: str) -> InputError:
     """Return the error for an object that cannot be used as a value of its kind."""
     if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
-        return InputError(f"{said} cannot make a {kind} from the facts of a config: give {wanted}")
-    return InputError(f"a {type(found).__name__} cannot be used as a {kind}: give {wanted}")
+        return InputError(
+            f"{said} requires arguments that a config does not provide, so it cannot create a "
+            f"{kind}: pass {wanted}"
+        )
+    return InputError(
+        f"an object of type {type(found).__name__} cannot be used as a {kind}: pass {wanted}"
+    )

@@ -24,8 +24,13 @@ RENAMED: dict[tuple[str, ...], str] = {
     ("stability", "kind"): "lipschitz",
 }
 ELSEWHERE: dict[tuple[str, ...], str] = {  # keys that users may expect, and what to set instead
-    ("engine", "threads"): "set OMP_NUM_THREADS in the environment, or cpus-per-client for Ray",
-    ("engine", "workers"): "Ray starts as many as fit: set cpus-per-client, the CPUs of each",
+    ("engine", "threads"): (
+        "set the environment variable OMP_NUM_THREADS, or cpus-per-client for Ray"
+    ),
+    ("engine", "workers"): (
+        "Ray starts as many workers as fit on the machines; set cpus-per-client, the number of "
+        "CPUs of each worker"
+    ),
 }
 LIMITS = {
     "greater_than_equal": ("ge", "of at least"),
@@ -33,7 +38,7 @@ LIMITS = {
     "less_than_equal": ("le", "of at most"),
     "less_than": ("lt", "below"),
 }
-PLAIN = {"list_type": "give a list, such as [0, 1]", "too_short": "give at least one"}
+PLAIN = {"list_type": "set a list, such as [0, 1]", "too_short": "set at least one value"}
 TINY = 1e-9  # a smaller positive minimum is described as "above 0"
 
 
@@ -79,7 +84,10 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         name, equals, value = text.partition("=")
         table, dot, key = name.strip().partition(".")
         if not (equals and dot and table and key):
-            raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
+            raise InputError(
+                f"--set {text!r} does not have the form table.key=value. Write, for example, "
+                "--set local.lr=0.02."
+            )
         name, value = f"{table}.{key}", value.strip()
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
@@ -89,7 +97,8 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             nested = isinstance(error, RecursionError)
             why = NESTED if nested else "the number has too many digits"
             raise InputError(
-                f"--set {name} is not valid ({why}): give a number, a string, or true or false"
+                f"the value of --set {name} is not valid ({why}): set a number, a string, true "
+                "or false"
             ) from None
         put(tables, name, parsed)
     return tables
@@ -104,7 +113,10 @@ def put(tables: dict[str, Any], name: str, value: Any) -> None:
     for place in places:
         section = section.setdefault(place, {})
         if not isinstance(section, dict):
-            raise InputError(f"{place} must be a table: write [{place}] above its keys")
+            raise InputError(
+                f"{place} must be a table with keys, not a single value: write [{place}] above "
+                "its keys"
+            )
     section[key] = value
 
 
@@ -118,7 +130,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         why = f"cannot read the config {path} ({error.strerror}): check the path"
         raise InputError(why) from None
     except RecursionError:
-        raise InputError(f"{path} is not valid TOML ({NESTED}): fix it") from None
+        raise InputError(f"{path} is not valid TOML ({NESTED}): nest them less deeply") from None
     except ValueError as error:  # invalid TOML, or a number with too many digits for Python
         raise InputError(f"{path} is not valid TOML ({error}): fix that line") from None
 
@@ -133,7 +145,7 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         inner = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else name
         return f"unknown key {inner}: {_suggestion(model, place)}"
     if kind == "missing":
-        return f"{name} is missing: add it"
+        return f"{name} is required, but it is missing: add {name}"
     advice = f"{error['msg'][0].lower()}{error['msg'][1:]}"
     if kind == "value_error":
         advice = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
@@ -145,13 +157,13 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         names = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
         advice = instead(given, names)
     elif kind in LIMITS and given != given:
-        advice = "nan is not a number: give a number"
+        advice = "nan is not a number: set a number"
     elif kind in LIMITS:
         bound, words = LIMITS[kind]
         limit = error.get("ctx", {})[bound]
-        advice = f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        advice = f"set a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
         if 0 < limit < TINY:
-            advice = f"give a number above 0 ({limit:g} or more)"
+            advice = f"set a number above 0 ({limit:g} or more)"
     return f"{name} = {shown(given)} is not valid: {advice}"
 
 
@@ -172,7 +184,7 @@ def _suggestion(model: type[BaseModel], place: list[str]) -> str:
     for part in place[:-1]:
         kind = _table(kind)
         kind = get_args(kind)[-1] if get_origin(kind) in (dict, list) else _keys(kind)[part]
-    return instead(place[-1], _keys(_table(kind)), "known here are")
+    return instead(place[-1], _keys(_table(kind)), "the valid names are")
 
 
 def _table(kind: Any) -> Any:

@@ -125,8 +125,8 @@ class Dealt(NamedTuple):
         counts = np.clip(np.rint(share * sizes), 1, np.maximum(sizes - 1, 0)).astype(np.int64)
         if not counts.any():
             raise InputError(
-                f"[data] client-test = {share} holds out no sample, because every client has "
-                "only one: set it to 0, or lower [federation] clients"
+                f"[data] client-test = {share} holds out no samples, because every client has "
+                "only one sample. Set client-test = 0, or lower [federation] clients."
             )
         place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         out = np.zeros(len(order), bool)
@@ -212,7 +212,9 @@ def split(
     """
     n = len(source_labels)
     if min(train, test) < 0:
-        raise InputError(f"[data] train = {train} or test = {test} is negative: use 0 or more")
+        raise InputError(
+            f"[data] train = {train} and test = {test} must not be negative: set both to 0 or more"
+        )
     everything = np.arange(n)
     if official_test is not None and train <= official_test and test <= n - official_test:
         before, after = everything[:official_test], everything[official_test:]
@@ -220,16 +222,17 @@ def split(
         before = after = everything  # train and test samples both come from the whole source
     else:
         raise InputError(
-            "[data] train and test are both 0, and the source has no split of its own: set at "
-            "least one of them"
+            "[data] train and test are both 0 (all remaining samples), but the source has no "
+            "official test part that separates them. Set train or test to a number."
         )
     shared = before is after
     taken = train or len(before) - (test if shared else 0) - validation
     held = test or len(after) - (train + validation if shared else 0)
     if min(taken, held) < 1 or (shared and taken + held > n):
         raise InputError(
-            f"[data] train = {train} and test = {test} need more than the {n} samples of the "
-            "source: lower one of them or both, or set one to 0 for all that remain"
+            f"[data] train = {train} and test = {test} do not fit, because the source has only "
+            f"{n} samples. Lower train or test, or set one of them to 0 for all remaining "
+            "samples."
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
@@ -248,7 +251,8 @@ def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
     if validation > len(rest):
         fits = train + len(rest) - validation
         raise InputError(
-            f"[data] validation asks for {validation} samples, but train and test leave only "
-            f"{len(rest)}: lower one of the three" + f", for example train to {fits}" * (fits > 0)
+            f"[data] validation requires {validation} samples, but train and test leave only "
+            f"{len(rest)}. Lower validation, train or test"
+            + (f", for example train to {fits}." if fits > 0 else ".")
         )
     return rest[:validation].copy()

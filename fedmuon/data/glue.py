@@ -70,8 +70,8 @@ def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
     sizes, room = [len(one) for one in sentences], context - len(sentences)
     if room < len(sentences):
         raise InputError(
-            f"[data] context = {context} is too short for {len(sentences)} sentences: set it to "
-            f"at least {2 * len(sentences)}"
+            f"[data] context = {context} is too short for the {len(sentences)} sentences of one "
+            f"sample. Set context to at least {2 * len(sentences)}."
         )
     while sum(sizes) > room:
         sizes[sizes.index(max(sizes))] -= 1
@@ -89,15 +89,15 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
         lines = read_text(file, "utf-8-sig", newline="\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} cannot be read as UTF-8 ({error}): set [data] folder to a folder with the "
-            f"train.tsv and {form.held_out} of {name}"
+            f"{file} cannot be read as UTF-8 text ({error}). Set [data] folder to a folder with "
+            f"the files train.tsv and {form.held_out} of {name}."
         ) from None
     head = lines[0].rstrip("\r").split("\t")
     wanted = (*form.sentences, form.label)
     if missing := [one for one in wanted if one not in head]:
         raise InputError(
-            f"{file} has no column {', '.join(missing)} in its first line, so it is not a file "
-            f"of {name}: check [data] folder and name"
+            f"{file} has no column {', '.join(missing)} in its first line, so the file does not "
+            f"belong to the task {name}. Check [data] folder and name."
         )
     places = [head.index(one) for one in wanted]
     for number, line in enumerate(lines[1:], 2):
@@ -112,8 +112,8 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
             continue
         if label not in form.labels or not all(sentences):
             raise InputError(
-                f"{file}, line {number} is incomplete: each line needs "
-                f"{' and '.join(form.sentences)} and a {form.label} of {', '.join(form.labels)}, "
-                "so correct that line"
+                f"line {number} of {file} is incomplete: each line needs "
+                f"{' and '.join(form.sentences)}, and a {form.label} that is one of "
+                f"{', '.join(form.labels)}. Correct this line."
             )
         yield tuple(sentences), form.labels.index(label)

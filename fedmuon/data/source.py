@@ -58,8 +58,8 @@ class Source:
         held = 0 if self.official_test is None else len(self.labels) - self.official_test
         if count >= held:
             raise InputError(
-                f"[data] center = 'public' takes {count} samples from the test part of "
-                f"{self.name}, which has {held}"
+                f"[data] center = 'public' needs {count} samples from the official test part of "
+                f"{self.name}, but this part has {held} samples, and some must remain for testing"
                 + (": lower center-samples" if held > 1 else ": set center = 'none'")
             )
         public = self.inputs[-count:].reshape(count, -1)
@@ -79,21 +79,28 @@ class Source:
         held, labels = self.inputs, self.labels
         if held.ndim < 2 or (labels.ndim != 1 and self.classes) or len(held) != labels.shape[:1][0]:
             return (
-                f"has inputs of shape {held.shape} but labels of shape {labels.shape}: "
-                "give one label for each sample"
+                f"has inputs of shape {held.shape} but labels of shape {labels.shape}: pass one "
+                "label for each sample"
             )
         if 0 in held.shape:
             return (
-                f"contains no values, its inputs have shape {held.shape}: give at least one sample"
+                f"contains no values, because its inputs have shape {held.shape}: pass at least "
+                "one sample"
             )
         if self.classes:
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= self.classes:
                 last = max(self.classes - 1, high - low)
-                return f"has labels from {low} to {high}: renumber them from 0 to {last}"
+                return (
+                    f"has labels from {low} to {high}, but labels must be the numbers from 0 to "
+                    f"the number of classes minus 1: renumber the labels from 0 to {last}"
+                )
         elif not (finite := np.isfinite(labels).reshape(len(labels), -1).all(1)).all():
             place = int(finite.argmin())
-            return f"has a label that is NaN or infinite in sample {place}: correct or remove it"
+            return (
+                f"has a label that is NaN or infinite in sample {place}: correct or remove this "
+                "sample"
+            )
         if held.dtype.kind not in "uif":
             return f"contains values of type {type_of(held)}: convert them to real numbers"
         if held.dtype.kind == "f":
@@ -102,7 +109,7 @@ class Source:
             finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
             if not finite.all():
                 place = int(finite.argmin())
-                return f"contains NaN or infinity in sample {place}: correct or remove it"
+                return f"contains NaN or infinity in sample {place}: correct or remove this sample"
         return ""
 
 
@@ -160,7 +167,7 @@ def unit_rows(
     """
     if normalize not in NORMALIZATIONS:
         raise InputError(
-            f"[data] normalize = '{normalize}' is unknown: use {' or '.join(NORMALIZATIONS)}"
+            f"[data] normalize = '{normalize}' does not exist: use {' or '.join(NORMALIZATIONS)}"
         )
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
     mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))

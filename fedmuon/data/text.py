@@ -48,8 +48,8 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
     files = text_files(folder) if folder else []
     if not files:
         raise InputError(
-            f"[data] folder = '{folder}' contains no text: name = 'text' needs a text file, or a "
-            "folder of text files"
+            f"[data] folder = '{folder}' contains no text, but name = 'text' needs a text file, "
+            "or a folder with text files"
         )
     groups = [read_bytes(file) for file in files]
     if len(groups) == 1:
@@ -102,8 +102,8 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
     if not sizes.all():
         raise InputError(
             f"{name} ({where}) is too short for [data] context = {context}, because each of its "
-            f"{len(groups)} parts needs {HELD_OUT * (context + 1)} bytes: lower context, or give "
-            "more text"
+            f"{len(groups)} parts needs {HELD_OUT * (context + 1)} bytes. Lower context, or use "
+            "more text."
         )
     labels = np.repeat(np.tile(np.arange(len(groups)), 2), sizes)
     official = int(sizes[: len(groups)].sum())
@@ -163,7 +163,8 @@ def tokens_of(folder: str) -> Tokens:
         from transformers import AutoTokenizer
     except ImportError:
         raise InputError(
-            "[data] tokenizer needs transformers: pip install 'fedmuon[text]', or leave it out"
+            "[data] tokenizer needs the package transformers, which is not installed: pip "
+            "install 'fedmuon[text]', or leave tokenizer out to use bytes"
         ) from None
     try:
         place = Path(folder).expanduser()
@@ -171,13 +172,14 @@ def tokens_of(folder: str) -> Tokens:
     except Exception as error:  # damaged files fail in any way, in several libraries
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            f"[data] tokenizer = '{folder}' contains no tokenizer ({why}): name a folder with "
-            "tokenizer.json, or leave it out to use bytes"
+            f"[data] tokenizer = '{folder}' contains no tokenizer ({why}). Set tokenizer to a "
+            "folder that contains tokenizer.json, or leave tokenizer out to use bytes."
         ) from None
     if pieces.eos_token_id != len(pieces) - 1:
         raise InputError(
-            f"[data] tokenizer = '{folder}' must have its end-of-text token last in the "
-            "vocabulary, as GPT-2 has: use the GPT-2 tokenizer, or leave it out to use bytes"
+            f"the end-of-text token of [data] tokenizer = '{folder}' is not the last token of "
+            "its vocabulary, as in GPT-2. Use the GPT-2 tokenizer, or leave tokenizer out to use "
+            "bytes."
         )
     return Tokens(len(pieces), pieces)
 
@@ -226,9 +228,9 @@ def table_text(
     if not official:
         shortest = min((len(tokens.window(pair)) - 1 for pair in pairs[:count]), default=0)
         raise InputError(
-            f"{name} ({folder}) has no table and sentence that fit into [data] context = "
-            f"{context} tokens together. The shortest pair has {shortest} tokens: raise context "
-            "to at least that."
+            f"{name} ({folder}) has no pair of a table and a sentence that fits into [data] "
+            f"context = {context} tokens. The shortest pair has {shortest} tokens. Set context "
+            f"to at least {shortest}."
         )
     kinds, labels = np.unique([one.fields for one in compress(pairs, fit)], return_inverse=True)
     lost = len(pairs) - len(rows)
@@ -254,8 +256,9 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
     files = table_files(name, folder)
     if "train" not in files:
         raise InputError(
-            f"[data] folder = '{folder}' has no *train*{SUFFIXES[name]}, the training part of "
-            f"{name}: download its files, or create synthetic ones with `fedmuon make-text`"
+            f"[data] folder = '{folder}' has no file *train*{SUFFIXES[name]}, which is the "
+            f"training part of {name}. Download the files of {name}, or create synthetic files "
+            "with `fedmuon make-text`."
         )
     return {part: list(READERS[name](file)) for part, file in files.items()}
 
@@ -282,19 +285,20 @@ def read_e2e(file: Path) -> Iterator[Pair]:
     try:
         if not {"mr", "ref"} <= set(rows.fieldnames or ()):
             raise InputError(
-                f"{file} has no columns mr and ref in its first line, so it is not an E2E file: "
-                "check [data] folder"
+                f"{file} has no columns mr and ref in its first line, so the file does not "
+                "belong to E2E: check [data] folder"
             )
         for row in rows:
             table, sentence = (" ".join((row[key] or "").split()) for key in ("mr", "ref"))
             if not table or not sentence:
                 raise InputError(
-                    f"{file}, line {rows.line_num}: mr or ref is empty: correct that line"
+                    f"line {rows.line_num} of {file} has an empty mr or ref: correct this line"
                 )
             yield Pair(table, sentence, table.count("["))
     except csv.Error as error:
         raise InputError(
-            f"{file} is not valid CSV ({error}), so it is not an E2E file: check [data] folder"
+            f"{file} is not valid CSV ({error}), so the file does not belong to E2E: check "
+            "[data] folder"
         ) from None
 
 
@@ -304,10 +308,12 @@ def read_dart(file: Path) -> Iterator[Pair]:
         entries = json.loads(_text(file))
     except ValueError:
         raise InputError(
-            f"{file} is not valid JSON, so it is not a DART file: check [data] folder"
+            f"{file} is not valid JSON, so the file does not belong to DART: check [data] folder"
         ) from None
     if not isinstance(entries, list):
-        raise InputError(f"{file} contains no list, so it is not a DART file: check [data] folder")
+        raise InputError(
+            f"{file} contains no list, so the file does not belong to DART: check [data] folder"
+        )
     for place, entry in enumerate(entries):
         try:
             triples = [
@@ -319,8 +325,8 @@ def read_dart(file: Path) -> Iterator[Pair]:
                 raise ValueError
         except (AttributeError, TypeError, KeyError, ValueError):
             raise InputError(
-                f"{file}, entry {place} is incomplete: give it a tripleset of [subject, "
-                "relation, object] and annotations with a text"
+                f"entry {place} of {file} is incomplete: it needs a tripleset of [subject, "
+                "relation, object], and annotations with a text"
             ) from None
         for sentence in sentences:
             yield Pair(" | ".join(triples), sentence, len(triples))
@@ -330,7 +336,9 @@ def _text(file: Path) -> str:
     try:
         return read_text(file, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read as UTF-8 ({error}): download it again") from None
+        raise InputError(
+            f"{file} cannot be read as UTF-8 text ({error}): download the file again"
+        ) from None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"e2e": read_e2e, "dart": read_dart}
@@ -384,13 +392,15 @@ def make_text(
     """
     if form not in SUFFIXES or domain not in DOMAINS:
         raise InputError(
-            f"synthetic text with format {form} and domain {domain} does not exist: choose a "
-            f"format of {', '.join(SUFFIXES)} and a domain of {', '.join(DOMAINS)}"
+            f"synthetic text with format {form} and domain {domain} does not exist: choose the "
+            f"format from {', '.join(SUFFIXES)}, and the domain from {', '.join(DOMAINS)}"
         )
     if not LEAST_TABLES <= tables <= MOST_TABLES:
-        raise InputError(f"tables = {tables} is out of range: use {LEAST_TABLES} to {MOST_TABLES}")
+        raise InputError(
+            f"tables = {tables} is out of range: set a number from {LEAST_TABLES} to {MOST_TABLES}"
+        )
     if seed < 0:
-        raise InputError(f"seed = {seed} is negative: use 0 or more")
+        raise InputError(f"seed = {seed} is negative: set 0 or more")
     place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)
     edges = np.cumsum([0.0, *SHARES.values()]) * len(entries)
     contents = {}
@@ -403,8 +413,8 @@ def make_text(
             file.write_text(text, encoding="utf-8", newline="")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise InputError(
-            f"cannot write to {place} ({getattr(error, 'strerror', error)}): name a writable "
-            "folder on a disk that is not full"
+            f"cannot write to {place} ({getattr(error, 'strerror', error)}): choose a writable "
+            "folder on a disk with free space"
         ) from None
     return list(contents)
 

@@ -18,13 +18,13 @@ from fedmuon.core.files import read_text, require_regular
 from fedmuon.data.source import Source, type_of
 
 MEND = (
-    "give (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
+    "pass (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
     "dicts"
 )
 LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the label's entry
 MOST = 10  # maximum number of names in a message
 KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # the float types that numpy has
-DENSE = "convert it to a dense array with {}, if it fits into memory"
+DENSE = "convert it with {} to a dense array, if this array fits into memory"
 
 
 def pair_of(
@@ -50,8 +50,9 @@ def pair_of(
     else:
         if target and name != "test":  # a pair may also be a table
             raise InputError(
-                f"[data] target = '{target}' has no effect: {name} is a {type(data).__name__}, "
-                "which has neither columns nor dict items, so leave target out"
+                f"[data] target = '{target}' has no effect, because {name} is a "
+                f"{type(data).__name__}, which has neither columns nor dict items: leave target "
+                "out"
             )
         inputs, labels = _parts(data, name)
     if like and _has_columns(inputs):
@@ -96,14 +97,15 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
     """Return the two entries of a pair or a Bunch."""
     if _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         raise InputError(
-            f"{name} is only a {type(data).__name__}, which does not tell which values are "
-            f"labels: give {name}=(inputs, labels)"
+            f"{name} is only a {type(data).__name__}, so it is unclear which values are labels: "
+            f"pass {name}=(inputs, labels)"
         )
     if isinstance(data, Mapping):
         if not {"data", "target"} <= data.keys():  # the keys of a scikit-learn Bunch
             raise InputError(
-                f"{name} is a {type(data).__name__} with the entries {_listed(data)} but without "
-                f"'data' and 'target': give {name}=(inputs, labels), or one of its parts"
+                f"{name} is a {type(data).__name__} with the entries {_listed(data)}, but "
+                f"without the entries 'data' and 'target': pass {name}=(inputs, labels), or one "
+                f"part of {name}"
             )
         return data["data"], data["target"]
     if not _is_pair(data):
@@ -168,20 +170,21 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
-            f"[data] target = '{target}' does not exist: the samples of {name} contain "
-            f"{_listed(item)}. Set target to the key of the label."
+            f"[data] target = '{target}' does not exist, because the samples of {name} contain "
+            f"only {_listed(item)}. Set target to the key of the label."
         )
     if len(usual) != 1:
         raise InputError(
             f"the samples of {name} have the entries {_listed(item)}, and it is unclear which "
-            "one is the label: set [data] target to it"
+            "entry is the label: set [data] target to this entry"
         )
     others = [one for one in item if one != usual[0]]
     numbers = all(isinstance(one, Real) or getattr(one, "ndim", 1) == 0 for one in item.values())
     if len(others) != 1 and not (others and numbers):
         raise InputError(
             f"besides the label '{usual[0]}', the samples of {name} have the entries "
-            f"{_listed(others) or 'none'}: leave one input, or only single numbers"
+            f"{_listed(others) or 'none'}. Keep one entry as the input, or several entries that "
+            "are single numbers."
         )
     return others, usual[0]
 
@@ -221,8 +224,8 @@ def _unlike(part: Any) -> str:
         for number, shape in enumerate(shapes):
             if shape != shapes[0]:
                 return (
-                    f"differ in shape (sample 0 has {shapes[0]}, and sample {number} has "
-                    f"{shape}): bring them to one shape"
+                    f"differ in shape: sample 0 has shape {shapes[0]}, but sample {number} has "
+                    f"shape {shape}. Bring all samples to one shape."
                 )
     return ""
 
@@ -247,9 +250,9 @@ def _problem(part: Any) -> str:
     if _is_sparse(part):
         return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
-        return f"are a {type(part).__name__}, which numpy cannot convert to values: give an array"
+        return f"are a {type(part).__name__}, which numpy cannot convert to values: pass an array"
     if np.ma.is_masked(part):
-        return "have masked entries: fill them in, or leave these samples out"
+        return "have masked entries: fill these entries in, or leave their samples out"
     return ""
 
 
@@ -269,19 +272,21 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
         return part.numpy()
     except (RuntimeError, TypeError, ValueError) as error:  # tensor subclasses and rare dtypes
         raise InputError(
-            f"{what} are a tensor of type {part.dtype} that numpy cannot read "
-            f"({str(error).splitlines()[0]}): convert it to torch.float32"
+            f"{what} are a tensor of type {part.dtype}, which numpy cannot read "
+            f"({str(error).splitlines()[0]}): convert the tensor to torch.float32"
         ) from None
 
 
 def storage_problem(tensor: Any) -> str:
     """Return why a tensor's entries cannot be read, and what to do; empty if they can be read."""
     if tensor.is_nested:
-        return "a nested tensor, whose rows may differ in length: pad it to one shape"
+        return "a nested tensor, whose rows may differ in length: pad the rows to one shape"
     if tensor.is_meta:
-        return "a tensor on the device meta, which has no values: create it on the device cpu"
+        return (
+            "a tensor on the device meta, which has no values: create the tensor on the device cpu"
+        )
     if tensor.is_quantized:
-        return f"a quantized tensor ({tensor.dtype}): convert it with .dequantize()"
+        return f"a quantized tensor ({tensor.dtype}): convert the tensor with .dequantize()"
     if str(tensor.layout) != "torch.strided":
         return f"a sparse tensor ({tensor.layout}): {DENSE.format('.to_dense()')}"
     return ""
@@ -311,18 +316,20 @@ def _columns(frame: Any) -> list[tuple[str, Any]]:
         named = zip(frame.column_names, frame.itercolumns(), strict=True)
     else:
         raise InputError(
-            f"a table of type {type(frame).__name__} cannot be read: convert it to a numpy array "
-            "or a pandas DataFrame"
+            f"a table of type {type(frame).__name__} is not supported: convert the table to a "
+            "numpy array or a pandas DataFrame"
         )
     return [(str(name), column) for name, column in named]
 
 
 def _stacked(
-    columns: list[tuple[str, Any]], what: str, mend: str = "encode it as numbers, or drop it"
+    columns: list[tuple[str, Any]],
+    what: str,
+    mend: str = "encode this column as numbers, or drop it",
 ) -> np.ndarray:
     """Stack numeric columns to [rows, columns]; `mend` says how to fix a non-numeric column."""
     if not columns:
-        raise InputError(f"{what} are a table without columns: give at least one column")
+        raise InputError(f"{what} are a table without columns: pass at least one column")
     found = []
     for name, column in columns:
         values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
@@ -346,14 +353,14 @@ def _parts_of_table(
     if not target:
         raise InputError(
             f"{name} is a {type(frame).__name__} with the columns {_listed(names)}, and it is "
-            f"unclear which one is the label: set [data] target to it, or give {name}=(inputs, "
-            "labels)"
+            "unclear which column is the label: set [data] target to this column, or pass "
+            f"{name}=(inputs, labels)"
         )
     if names.count(target) != 1:
         many = "several columns" if target in names else "no column"
         raise InputError(
             f"[data] target = '{target}' matches {many} of {name}, which has {_listed(names)}: "
-            "set it to the column of labels"
+            "set target to the column of labels"
         )
     others = [one for one in columns if one[0] != target]
     labels = [one for one in columns if one[0] == target]
@@ -381,13 +388,13 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
     if isinstance(data, Source):
         if test is not None:
             raise InputError(
-                "test was given together with a Source, which defines its own held-out part: set "
-                "official_test in the Source, and leave test out"
+                "test was passed together with a Source, which already defines a held-out part: "
+                "set official_test in the Source, and leave test out"
             )
         if target:
             raise InputError(
                 f"[data] target = '{target}' has no effect, because a Source already has labels: "
-                "leave it out"
+                "leave target out"
             )
         return data
     inputs, labels = _arrays(data, target=target)
@@ -398,8 +405,8 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
         more, answers = _arrays(test, "test", target, like)
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
-                f"test samples have shape {more.shape[1:]}, but data has {inputs.shape[1:]}: "
-                "give both the same shape"
+                f"test samples have shape {more.shape[1:]}, but the samples of data have shape "
+                f"{inputs.shape[1:]}: pass samples of the same shape"
             )
         official = len(labels)
         inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, answers])
@@ -419,7 +426,7 @@ def _arrays(
         labels = labels.astype(np.float64)
     else:
         raise InputError(
-            f"labels of type {type_of(labels)} are not numbers: number the classes from 0"
+            f"labels have type {type_of(labels)}, but must be numbers: number the classes from 0"
         )
     if inputs.ndim == 1:
         inputs = inputs[:, None]
@@ -463,7 +470,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
         columns = {name: _numbers(column) for name, column in found}
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
-            f"{path} is not a readable table of columns ({error}): check [data] folder"
+            f"{path} is not a readable CSV table ({error}): check [data] folder"
         ) from None
     return _from_columns(path, columns, label, client)
 
@@ -510,8 +517,8 @@ def _from_columns(
         for name in others:
             if columns[name].dtype.kind not in "iufb":
                 raise InputError(
-                    f"{path}: column {name!r} contains words: convert them to numbers, or leave "
-                    "the column out"
+                    f"column {name!r} of {path} contains words, but inputs must be numbers: "
+                    "convert the words to numbers, or leave the column out"
                 )
         held = np.stack([columns[name].astype(np.float64) for name in others], 1)
     return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
@@ -521,7 +528,7 @@ def _file(folder: str, suffix: str) -> Path:
     path = Path(folder).expanduser()
     if not folder or not path.is_file():
         raise InputError(
-            f"[data] folder = '{folder}' is not a .{suffix} file: give the path of one"
+            f"[data] folder = '{folder}' is not a .{suffix} file: set the path of a .{suffix} file"
         )
     return path
 

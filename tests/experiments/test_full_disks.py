@@ -107,7 +107,7 @@ def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path) -> None:
     assert "bytes free): free space there and run the command again" in str(full.value)
     with pytest.raises(InputError) as refused, mendable(tmp_path, "write"):
         raise PermissionError(errno.EACCES, "Permission denied")
-    assert "free" not in str(refused.value) and "which is writable" in str(refused.value)
+    assert "free" not in str(refused.value) and "that is writable" in str(refused.value)
 
 
 @pytest.mark.slow

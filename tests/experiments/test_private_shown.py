@@ -149,10 +149,13 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        (("--sampling", "shuffle", "--adjacency", "add-remove"), "moves others to other lots"),
+        (
+            ("--sampling", "shuffle", "--adjacency", "add-remove"),
+            "moves other samples to other lots",
+        ),
         (("--sampling", "shuffle", "--band", "4"), "add --sampling cyclic"),
         (("--sampling", "cyclic", "--mode", "per-release"), "is for Poisson lots"),
-        (("--sampling", "cyclic", "--lot", "9.5"), "give a whole number"),
+        (("--sampling", "cyclic", "--lot", "9.5"), "Set lot to an integer"),
         (("--band", "4"), "add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
         (("--sampling", "fixed"), "shuffle, cyclic"),

@@ -337,7 +337,7 @@ def test_a_flipped_bit_of_a_digit_is_seen(name: str, tmp_path: Path) -> None:
     place = next(i for i in range(len(content) // 2, len(content)) if chr(content[i]) in "2468")
     content[place] ^= 1
     file.write_bytes(content)
-    with pytest.raises(InputError, match=f"{name} is not as .*SHA256SUMS says"):
+    with pytest.raises(InputError, match=f"{name} does not match its checksum in .*SHA256SUMS"):
         write_report(folder)
     content[place] ^= 1
     file.write_bytes(content)

@@ -191,7 +191,7 @@ def test_runs_below_a_folder(finished: Path, growing: tuple[Path, list[str]]) ->
     with served(folder) as server:
         one, other = told(server, "runs")["runs"]
         assert one["state"] == "unfinished" and other["state"] == "damaged"
-        assert "summary.json is not as" in other["why"]
+        assert "summary.json does not match" in other["why"]
         lock.write_text(f"process {os.getpid()} on {socket.gethostname()} (fedmuon run)")
         assert told(server, "runs")["runs"][0]["state"] == "running"
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:

@@ -225,7 +225,7 @@ def test_predictions_stand_beside_exact_runs(tmp_path: Path) -> None:
     assert execute(None, out, resume=True) == record
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     (out / "predicted.csv").write_text("damaged\n")
-    with pytest.raises(InputError, match=r"predicted\.csv is not as"):
+    with pytest.raises(InputError, match=r"predicted\.csv does not match"):
         execute(None, out, resume=True)
 
 

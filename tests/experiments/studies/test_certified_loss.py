@@ -121,7 +121,7 @@ def test_sizes_that_do_not_fit_are_rejected_before_anything_is_computed(tmp_path
     file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1737]"))
     assert len(find.find(str(file), None, "full", {}).cells) == 2  # 1,797 digits, 60 held out
     file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1738]"))
-    with pytest.raises(InputError, match="train = 1738 and test = 60 need more than the 1797"):
+    with pytest.raises(InputError, match=r"train = 1738 and test = 60 do not fit.* only 1797"):
         find.find(str(file), None, "full", {})
 
 

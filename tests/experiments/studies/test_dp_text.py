@@ -187,7 +187,7 @@ def test_a_search_is_of_methods_and_keys_that_are_there(tmp_path: Path) -> None:
     for search, why in (
         ({"DP-Lion": {"lr": [1.0]}}, "contains DP-Lion, but this suite does not train"),
         ({"DP-SGD": {"aux-lr": [1.0]}}, "aux-lr"),
-        ({"DP-SGD": {"lr": []}}, "give at least one"),
+        ({"DP-SGD": {"lr": []}}, "set at least one value"),
     ):
         with pytest.raises(InputError, match=why):
             dp_text.STUDY.work({**content, "search": search}, request)
@@ -338,4 +338,4 @@ def test_made_text_by_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(list(tmp_path.glob("made-up-*.json"))) == 3
     with pytest.raises(SystemExit, match="2"):
         main(["make-text", str(tmp_path), "--format", "xml"])
-    assert "choose a format of e2e, dart" in capsys.readouterr().err
+    assert "choose the format from e2e, dart" in capsys.readouterr().err

@@ -281,7 +281,7 @@ def test_a_damaged_run_of_a_finished_suite_is_refused(
     model = out / "runs" / work.cells[0].name / "model.safetensors"
     sound = model.read_bytes()
     model.write_bytes(sound[:-1] + b"?")
-    with pytest.raises(InputError, match=r"model\.safetensors is not as"):
+    with pytest.raises(InputError, match=r"model\.safetensors does not match"):
         suite.execute(work, out, resume=True)
     model.write_bytes(sound)
     model.with_name("summary.json").unlink()

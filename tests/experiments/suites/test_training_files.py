@@ -159,8 +159,8 @@ def test_followed_curves_are_those_of_one_variant() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "why"), [
-    ("[0, 0]", "contains a seed twice"), ("[]", "give at least one"),
-    ("3", r"give a list, such as \[0, 1\]"), ("[0, -1]", "give a number of at least 0"),
+    ("[0, 0]", "contains a seed twice"), ("[]", "set at least one value"),
+    ("3", r"set a list, such as \[0, 1\]"), ("[0, -1]", "set a number of at least 0"),
 ])  # fmt: skip
 def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path: Path) -> None:
     text = re.sub(r"^seeds = .*", f"seeds = {seeds}", TINY, count=1, flags=re.MULTILINE)
@@ -172,7 +172,7 @@ def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path
     ('than = "FedAvg"', 'than = "FedAdam"', "no such variant"),
     ("[published.digits.FedAvg]", "[published.digits.SGD]", "no such variant"),
     ('kind = "sooner"', 'kind = "later"', "not valid"),
-    ("lr = 0.25", "rate = 0.25", "known here are"),
+    ("lr = 0.25", "rate = 0.25", "the valid names are"),
     ('kind = "training"', 'kind = "trainig"', "not a kind of suite: did you mean training"),
     ('kind = "training"', 'kind = "mining"', "not a kind of suite: choose one of"),
     ('kind = "sooner"', 'kind = "falling"', "has no .sweep."),
@@ -182,7 +182,7 @@ def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path
     ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
     ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share the name"),
     ("[small]", SWEEP + 'lable = "x"\n\n[small]', r"\[sweep\] lable: did you mean label"),
-    ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: known .* key,"),
+    ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: the valid .* key,"),
     ("[claims.loss]", '[claims.loss]\nbettr = "x"', r"\[claims.loss\] bettr: did you mean better"),
     ("[small]", "[times.published.digits]\nsecond = [1]\n\n[small]",
      r"\[times.published.digits\] second: did you mean seconds"),

@@ -280,7 +280,7 @@ DRAWING = links.stateless(
     "noisy", lambda d, context: {n: v + torch.randn_like(v) for n, v in d.items()}
 )
 PARTS = [range(20), range(20, 40), range(40, 60)]
-INDICES = "one array of indices per client.* a numpy array with the client of each sample"
+INDICES = "one array of sample indices per client.* a numpy array .* with the client of each sample"
 NOTHING = {"data": None, "task": None}
 MATRIX: dict[str, Any] = {"data": (5 * X, CLASSES), "task": None, "recipe": "fedmuon"}
 
@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rrelu": ({"task": module(nn.RReLU())}, "use nn.ReLU"),
     "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "give it a"),
     "no-parameters": ({"task": nn.Flatten()}, "give it some"),
-    "no-task": ({"task": 3}, "give an nn.Module"),
+    "no-task": ({"task": 3}, "pass an nn.Module"),
     "first-layer": ({"task": nn.Linear(4, 1)}, "fit its first layer"),
     "no-channel": ({"task": convolution(), "data": (X.reshape(-1, 1, 3).repeat(3, 1), CLASSES)},
                    r"put nn.Unflatten\(1, \(1, 3\)\) in front .* of shape \(1, 3, 3\)"),
@@ -326,12 +326,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     },
     "real-targets": ({"task": None}, "give your own task"),
     # what is named
-    "option": ({"config": options("local", x=1)}, "x = 1 .* leave it out"),
-    "option-of-data": ({"config": options("data", x=1)}, "leave it out"),
+    "option": ({"config": options("local", x=1)}, "x = 1 .* Leave the option out"),
+    "option-of-data": ({"config": options("data", x=1)}, "Leave the option out"),
     "word": ({"aggregate": "trimmed-mean", "config": options("federation", trim="a")},
-             "give a number, such as 0.2"),
+             "set a number, such as 0.2"),
     "fraction": ({"partition": "shards", "config": options("federation", **{"per-client": 1.5})},
-                 "give a whole number, such as 2"),
+                 "set an integer, such as 2"),
     "key": ({"orthogonalizer": lambda m: m, "config": MUON | LAMBDA},
             "your orthogonalizer has no parameter `lam`"),
     "model": ({"task": None, "config": {"task": {"name": "torch.nn:Linear", "model": "mlp"}}},
@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"orthogonalizer": fedmuon.Orthogonalizer(lambda m: 50 * m, lipschitz=0.5), "config": MUON},
         "lipschitz = 0.5 .* 50 times their distance",
     ),
-    "no-map": ({"orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
+    "no-map": ({"orthogonalizer": 3, "config": MUON}, "pass a function on stacks"),
     "unread-map": ({"orthogonalizer": lambda m: m}, "Choose a Muon optimizer"),
     # aggregates
     "less": ({"aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
@@ -367,11 +367,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"schedule": lambda r: float("nan")}, "return a number of 0 or more"),
     "negative": ({"schedule": lambda r: -1}, "return a number of 0 or more"),
     "no-number": ({"schedule": lambda r: None}, "return a number of 0 or more"),
-    "no-schedule": ({"schedule": 3}, "give a function of the round"),
+    "no-schedule": ({"schedule": 3}, "pass a function of the round"),
     "warm": ({"schedule": "warm-up", "config": options("local", warm=-1)}, "give 0 rounds or more"),
     # recipes
-    "no-recipe": ({"recipe": 3}, "give a fedmuon.Recipe"),
-    "no-links": ({"recipe": []}, "give a fedmuon.Recipe"),
+    "no-recipe": ({"recipe": 3}, "pass a fedmuon.Recipe"),
+    "no-links": ({"recipe": []}, "pass a fedmuon.Recipe"),
     "unasked-lr": ({"recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
                    "no parameter `lr`"),
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
@@ -387,7 +387,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ("privacy", "noise", 1.0, "already sets clipping, noise and lots. Leave noise out"),
             ("privacy", "level", "client", "sets clipping, noise and lots. Leave level out"),
             ("privacy", "insecure-reproducible-noise", True, "Leave insecure-repr"),
-            ("privacy", "delta", 1e-15, "raise it"),
+            ("privacy", "delta", 1e-15, "Raise delta"),
             ("output", "checkpoint-every", 3, "Leave checkpoint-every out"),
             ("local", "batch", 4, "Set batch = 0"),
             ("engine", "name", "ray", "Set retries = 0"),
@@ -397,19 +397,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "drawing": ({"recipe": (links.gradient(), DRAWING, links.descend(0.1))},
                 "draw random numbers only from context.draws"),
     "torch-optimizer": ({"recipe": torch.optim.SGD},
-                        "SGD cannot make a recipe .* an optimizer of torch's is no"),
+                        "SGD requires arguments that .* recipe: .* an optimizer of torch's is no"),
     # partitions
     "twice": ({"partition": [[0, 1], [1, 2], [3]]}, "assign each sample to one client"),
-    "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside 0 to 59"),
-    "before": ({"partition": [[0, 1], [-1], [3]]}, "outside 0 to 59"),
-    "empty": ({"partition": [[0, 1], [], [3]]}, "give every client some"),
+    "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside the range from 0 to 59"),
+    "before": ({"partition": [[0, 1], [-1], [3]]}, "outside the range from 0 to 59"),
+    "empty": ({"partition": [[0, 1], [], [3]]}, "Assign more samples"),
     "count": ({"partition": [[0, 1], [2]]}, "leave clients out"),
-    "halves": ({"partition": [[0, 1], [2.5], [3]]}, "use whole numbers"),
-    "no-partition": ({"partition": 3}, "give index arrays"),
-    "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample once"),
-    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "does not give .* samples one client"),
-    "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "outside 0 to 2"),
-    "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "give every client"),
+    "halves": ({"partition": [[0, 1], [2.5], [3]]}, "use integers"),
+    "no-partition": ({"partition": 3}, "pass index arrays"),
+    "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample exactly once"),
+    "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "not assign each of .* samples"),
+    "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "outside the range from 0 to 2"),
+    "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "Assign more samples"),
     "parts-train": ({"partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"),
     "parts-minimum": ({"partition": PARTS, "config": {"data": {"minimum": 50}}},
                       "leave minimum out"),
@@ -417,29 +417,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "list-of-clients": ({"partition": lambda y, n, rng: list(np.arange(len(y)) % n)}, INDICES),
     "tuple-of-clients": ({"partition": lambda y, n, rng: tuple(np.arange(len(y)) % n)}, INDICES),
     # samples
-    "no-data": ({"data": 3}, "give .inputs, labels."),
-    "no-labels": ({"data": (X,)}, "give .inputs, labels."),
+    "no-data": ({"data": 3}, "pass .inputs, labels."),
+    "no-labels": ({"data": (X,)}, "pass .inputs, labels."),
     "lengths": ({"data": (X, Y[:-1])}, "one label for each sample"),
     "words": ({"data": (X, ["a"] * 60)}, "number the classes from 0"),
-    "below-0": ({"data": (X, CLASSES - 1)}, "renumber them from 0 to 1"),
-    "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove it"),
-    "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has .1,.*one shape"),
+    "below-0": ({"data": (X, CLASSES - 1)}, "renumber the labels from 0 to 1"),
+    "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove this sample"),
+    "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has shape .1,.*one shape"),
     "test-alone": ({**NOTHING, "test": (X, Y)}, "give data, too"),
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
-    "unlike-test": ({"test": (X[:, :2], Y)}, "give both the same shape"),
+    "unlike-test": ({"test": (X[:, :2], Y)}, "pass samples of the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
-               "not a .csv file: give the path of one"),
+               "not a .csv file: set the path of a .csv file"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
                "labels up to 3, which count from 0"),
-    "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "leaves the unit ball"),
-    "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "leaves the unit ball"),
+    "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "into the unit ball"),
+    "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "into the unit ball"),
     # options, keys and columns
     "digest": ({"data": digested}, "Rename the parameter"),
     "its-digest": ({"data": digested, "config": options("data", digest="abc")}, "Rename the param"),
-    "no-switch": ({"data": noisy, "config": options("data", noise=3)}, "give true or false"),
-    "a-switch": ({"data": noisy, "config": options("data", noise=1)}, "give true or false"),
-    "yes": ({"data": noisy, "config": options("data", noise="yes")}, "give true or false"),
-    "zero": ({"data": noisy, "config": options("data", noise=0.0)}, "give true or false"),
+    "no-switch": ({"data": noisy, "config": options("data", noise=3)}, "set true or false"),
+    "a-switch": ({"data": noisy, "config": options("data", noise=1)}, "set true or false"),
+    "yes": ({"data": noisy, "config": options("data", noise="yes")}, "set true or false"),
+    "zero": ({"data": noisy, "config": options("data", noise=0.0)}, "set true or false"),
     "measure": ({"config": {"output": {"callback": "early-stopping",
                                        "options": {"measure": "test_los"}}}},
                 "measure to one of .*test_loss"),
@@ -527,7 +527,7 @@ def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype
 def test_a_name_beside_an_object_is_refused() -> None:
     named = tables(data={"name": "given"}, task={"name": "given"})
     given = UserObjects(data=(X, Y), task=linear(), partition=PARTS)
-    with pytest.raises(InputError, match="set partition to 'given'"):
+    with pytest.raises(InputError, match="Set partition to 'given'"):
         execute(parse(named).with_objects(given), Path(tempfile.mkdtemp()))
 
 
@@ -588,7 +588,7 @@ def test_commands_tell_which_object_fails(
     said = refused_command(f"{key}={file}:{kind}", tmp_path / "run", capsys)
     table, _, name = key.partition(".")
     assert f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
-    assert "line " in said or "change its parameters" in said
+    assert "line " in said or "change the parameters of your function" in said
 
 
 def test_modules_of_a_project_are_looked_for(
@@ -699,9 +699,9 @@ def test_a_constant_is_a_number_of_any_kind() -> None:
 
 @pytest.mark.parametrize(("table", "words"), [
     ("a,b\n1,2", "no column 'label': choose one of a, b"),
-    ("a,label\nx,1\ny,0", "column 'a' contains words"),
-    ("a,label\n1,1\n2", "not a readable table"),
-    ("", "not a readable table"),
+    ("a,label\nx,1\ny,0", "column 'a' of .* contains words"),
+    ("a,label\n1,1\n2", "not a readable CSV table"),
+    ("", "not a readable CSV table"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
     (file := tmp_path / "held.csv").write_text(table)

@@ -132,7 +132,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
     SPECIAL[kind](file := tmp_path / "one")
-    said = f"{file} is a {kind}, not a regular file: give another path"
+    said = f"{file} is a {kind}, not a regular file: choose another path"
     for use in (
         files.read_bytes,
         files.read_text,

@@ -161,8 +161,8 @@ def test_load_maps_everything() -> None:
     ("synthetic", {"n": 0}, "n = 0"),
     ("synthetic", {"separation": float("nan")}, "separation = nan"),
     ("idx", {}, "needs a folder"),
-    ("mnist", {"folder": "/nowhere"}, "/nowhere has no files of mnist"),
-    ("cifar10", {"folder": "/nowhere"}, "/nowhere has no files of cifar10"),
+    ("mnist", {"folder": "/nowhere"}, "/nowhere does not contain the files of mnist"),
+    ("cifar10", {"folder": "/nowhere"}, "/nowhere does not contain the files of cifar10"),
 ])  # fmt: skip
 def test_bad_requests_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
@@ -229,12 +229,12 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
     file, good = tmp_path / "file", idx_bytes(np.arange(24, dtype=np.uint8).reshape(4, 6))
     packed = gzip.compress(good)
     damaged = {
-        "35 bytes, but .* announces 36": good[:-1],
+        "35 bytes, but 36 bytes follow from the shape": good[:-1],
         "37 bytes, but": good + b"x",
         "9 bytes, but": good[:9],
         "not an IDX file": b"\x89PNG" + good,
-        "not an IDX file .*nothing": b"",
-        "not an IDX file .*00000a02": b"\0\0\x0a\x02" + good[4:],
+        "not an IDX file, .*nothing": b"",
+        "not an IDX file, .*00000a02": b"\0\0\x0a\x02" + good[4:],
         "truncated gzip": packed[:-6],
         "damaged or truncated gzip": packed[:12] + b"\xff\xff\xff" + packed[15:],
         "shape .0, 6.": idx_bytes(np.zeros((0, 6), np.uint8)),
@@ -440,7 +440,7 @@ def test_the_hub_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert source.inputs[0, :, 0, 0].tolist() == [0, 1, 2]  # colours came last, and go first
     assert "downloaded on first use from uoft-cs/cifar10" in [row[2] for row in available()]
     fake_hub(monkeypatch, reachable=False)
-    with pytest.raises(InputError, match=r"ConnectionError: no route to the hub\): check"):
+    with pytest.raises(InputError, match=r"ConnectionError: no route to the hub\)\. Check"):
         read("cifar10")
 
 
@@ -482,7 +482,7 @@ def test_a_larger_train_part_extends_the_smaller() -> None:
 
 
 def test_a_split_too_large_is_refused() -> None:
-    for train, words in ((70, "train = 70 and test = 40 need more than the 100"), (-1, "negative")):
+    for train, words in ((70, "train = 70 and test = 40 do not fit"), (-1, "negative")):
         with pytest.raises(InputError, match=words):
             split(np.zeros(100), None, train, 40, 0)
 
@@ -584,7 +584,7 @@ def test_replacements_fall_back_to_test_samples() -> None:
     neighbours = draw_neighbours(data, source, 20, 0)
     assert np.isin(neighbours.replacement[1:], data.test_index).all()
     source, data = federation(n=61, train=60, test=1)  # one held-out sample, of one label
-    with pytest.raises(InputError, match="no held-out sample has label"):
+    with pytest.raises(InputError, match="no held-out sample has the label"):
         draw_neighbours(data, source, 20, 0)
 
 

@@ -134,10 +134,10 @@ def test_a_run_of_a_frame_is_that_of_its_array() -> None:
 
 REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "frame alone": (lambda: FRAME, "DataFrame with the columns 0, 1, .* and 2 more, .* set .data"),
-    "array alone": (lambda: X[:, :2], "data is only a ndarray.*give data=.inputs, labels"),
+    "array alone": (lambda: X[:, :2], "data is only a ndarray.*pass data=.inputs, labels"),
     "tensor alone": (lambda: TENSOR[:, :2], "data is only a Tensor"),
     "sparse alone": (lambda: scipy.sparse.csr_array(X), "data is only a csr_array"),
-    "dict": (lambda: {"a": X, "b": Y}, "entries a, b but without 'data' and 'target'"),
+    "dict": (lambda: {"a": X, "b": Y}, "a, b, but without the entries 'data' and 'target'"),
     "words": (lambda: (FRAME.assign(w="a"), Y), "inputs of data have a column 'w' of type"),
     "dates": (lambda: (FRAME.assign(d=pd.Timestamp(0)), Y), "column 'd' of type datetime64"),
     "labels in words": (lambda: (X, pd.Series(["a"] * 12)), "number the classes from 0"),
@@ -161,22 +161,22 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "set": (lambda: ({*range(12)}, Y), "inputs of data are a set"),
     "triples": (lambda: TensorDataset(TENSOR, LABELS, LABELS), "tuple of 3 values, not a pair"),
     "dataset of dicts": (lambda: Items([{"x": x} for x in X]), "entries x, and it is unclear"),
-    "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "it is unclear which one"),
-    "two inputs": (lambda: [{"x": x, "z": x, "y": 1} for x in X], "entries x, z: leave one input"),
-    "no input": (lambda: [{"y": 1}] * 3, "entries none: leave one input"),
+    "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "it is unclear which entry"),
+    "two inputs": (lambda: [{"x": x, "z": x, "y": 1} for x in X], "entries x, z. Keep one entry"),
+    "no input": (lambda: [{"y": 1}] * 3, "entries none. Keep one entry"),
     "text": (lambda: [{"x": "words", "y": 1}] * 3, "data contains values of type str: convert"),
-    "words for labels": (lambda: [(x, "cat") for x in X], "labels of type str are not numbers"),
+    "words for labels": (lambda: [(x, "cat") for x in X], "labels have type str, but"),
     "a dict without": (lambda: [*ITEMS, {"x": X[0]}], "sample 12 of data is a dict of 1"),
     "a pair among dicts": (lambda: [*ITEMS, (X[0], 1)], "sample 12 of data is a tuple of 2 values"),
     "a triple": (lambda: [*PAIRS, (1, 2, 3)], "sample 12 of data is a tuple of 3 values"),
-    "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "the entries train, test but without"),
-    "a stream": (lambda: iter(PAIRS), "(generator|iterator), which .*: give .inputs, labels."),
+    "splits": (lambda: {"train": ITEMS, "test": ITEMS}, "the entries train, test, but without"),
+    "a stream": (lambda: iter(PAIRS), "(generator|iterator), which .*: pass .inputs, labels."),
     "no samples": (lambda: Items([]), "data contains no values"),
     "no rows": (lambda: (X[:0], Y[:0]), "data contains no values"),
-    "lengths": (lambda: (X, Y[1:]), "12, 12. but labels of shape .11,.: give one label for each"),
-    "ragged": (lambda: [(x[:k], 0) for k, x in enumerate(X)], "sample 1 has .1,.*to one shape"),
+    "lengths": (lambda: (X, Y[1:]), "12, 12. but labels of shape .11,.: pass one label for each"),
+    "ragged": (lambda: [(x[:k], 0) for k, x in enumerate(X)], "sample 1 has shape .1,.*one shape"),
     "images": (lambda: [(image, 0) for image in (*IMAGES, Image.new("L", (2, 3)))],
-               r"sample 0 has \(3, 4, 5\), and sample 12 has \(1, 3, 2\).: bring them"),
+               r"sample 0 has shape \(3, 4, 5\), but sample 12 has shape \(1, 3, 2\)\. Bring all"),
     "label NaN": (lambda: (X, np.where(Y == 1, np.nan, 0.5)), "label that is NaN .* in sample 1:"),
     "no label": (lambda: (X, pd.Series(Y, dtype="Int64").mask(Y == 2)), "is NaN .* in sample 2:"),
 }  # fmt: skip
@@ -187,9 +187,9 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     (pd.concat([LABELLED, LABELLED[["label"]]], axis=1), "label", "matches several columns"),
     (LABELLED[["label"]], "label", "without columns"),
     (LABELLED.assign(label="a"), "label", "'label' of type .*: number the classes"),
-    (ITEMS, "kind", "'kind' does not exist: the samples of data contain x, y"),
+    (ITEMS, "kind", "'kind' does not exist, because the samples of data contain only x, y"),
     (PAIRS, "y", "no effect, because the samples of data are not dicts"),
-    ((X, Y), "y", "no effect: data is a tuple, which has neither columns nor dict items"),
+    ((X, Y), "y", "no effect, because data is a tuple, which has neither columns nor dict items"),
     (as_source((X, Y)), "y", "no effect, because a Source already has labels"),
 ])  # fmt: skip
 def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str) -> None:
@@ -200,7 +200,7 @@ def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str
 
 @pytest.mark.parametrize("data", [FRAME, TWICE, LABELLED])
 def test_no_table_trains_on_its_column_names(data: pd.DataFrame) -> None:
-    with pytest.raises(InputError, match="it is unclear which one is the label"):
+    with pytest.raises(InputError, match="it is unclear which column is the label"):
         fedmuon.run(data=data)
 
 
@@ -245,7 +245,7 @@ def test_a_pair_may_test_a_table() -> None:
     table = pd.DataFrame(X[:, :3], columns=list("abc")).assign(label=Y)
     found = as_source(table, (X[:, :3], Y), target="label")
     np.testing.assert_array_equal(found.inputs, np.concatenate([X[:, :3]] * 2))
-    with pytest.raises(InputError, match="target = 'label' has no effect: data is a tuple"):
+    with pytest.raises(InputError, match="target = 'label' has no effect, because data is a tuple"):
         as_source((X, Y), table, target="label")
 
 
@@ -333,7 +333,7 @@ def test_a_public_center_is_the_mean_of_samples_that_nobody_trains_on() -> None:
     np.testing.assert_allclose(source.rows("unit", np.array([5, 2])), unit[[5, 2]], atol=1e-14)
     assert (np.linalg.norm(source.rows("ball"), axis=1) <= 1).all()
     for count, official in ((10, 20), (4, None)):
-        with pytest.raises(InputError, match=f"takes {count} samples from the test part"):
+        with pytest.raises(InputError, match=f"needs {count} samples from the official test part"):
             Source("own", pixels, np.arange(30) % 3, 3, official, "own").with_public_center(count)
 
 

@@ -67,13 +67,13 @@ def test_folders_are_read_as_they_were_published(tmp_path: Path) -> None:
     assert told(found["sst-2"].inputs[0]).startswith('a "fine film|||')
     assert told(found["mnli"].inputs[1]) == "He ran .|He sat .||||||||"
     assert all((one.inputs[:, -1] == END).all() for one in found.values())
-    with pytest.raises(InputError, match=r"train\.tsv cannot be read .* set \[data\] folder"):
+    with pytest.raises(InputError, match=r"train\.tsv cannot be read .* Set \[data\] folder"):
         glue("sst-2", tmp_path, 24)
     with pytest.raises(InputError, match="has no column sentence, label in its first line"):
         glue("sst-2", folder_of("qqp", tmp_path / "other"), 24)
     for label in ("2", "-", ""):
         with pytest.raises(
-            InputError, match="line 3 is incomplete: each line needs sentence and a label of 0, 1"
+            InputError, match=r"line 3 of .*: each line needs sentence, and a label .* 0, 1"
         ):
             glue("sst-2", folder_of("sst-2", tmp_path / "bad", ["a\t1", f"b\t{label}"]), 24)
 
@@ -94,7 +94,7 @@ def test_long_sentences_are_cut_and_the_longer_one_first() -> None:
     assert [len(found) for found in cut([one, other], 12)] == [6, 4]
     assert [len(found) for found in cut([one, other], 8)] == [3, 3]
     assert cut([one], 10) == [one] and cut([one], 9) == [one[:8]]
-    with pytest.raises(InputError, match="is too short for 2 sentences"):
+    with pytest.raises(InputError, match="is too short for the 2 sentences"):
         cut([one, other], 3)
 
 
@@ -195,5 +195,5 @@ def test_private_runs_learn_adapters_and_the_last_layer_alone(recipe: str, tmp_p
     assert summary["privacy"]["blocks"] == 1 and 0 <= summary["accuracy"] <= 1
     found = read_weights(tmp_path / "run" / "model.safetensors")
     assert sum(value.size for value in found.values()) == 2 * 2 * 4 * WIDTH + 2 * WIDTH
-    with pytest.raises(InputError, match="head = 'untied' is for a decoder that predicts tokens"):
+    with pytest.raises(InputError, match="head = 'untied' needs a decoder that predicts tokens"):
         config_of("sst-2", tmp_path / "sst", task={"head": "untied"})

@@ -56,7 +56,7 @@ def test_validation_is_behind_train_and_test(n: int, official: int | None, held:
     if official is not None and test > n - official:
         return
     if held > spare:
-        with pytest.raises(InputError, match=rf"asks for {held} samples, .* only {spare}: lower"):
+        with pytest.raises(InputError, match=rf"requires {held} samples, .* only {spare}. Lower"):
             split(np.zeros(n), official, train, test, 3, held)
         return
     found = split(np.zeros(n), official, train, test, 3, held)
@@ -129,14 +129,14 @@ def test_samples_of_a_user_leave_room_for_validation() -> None:
     assert len(held["test_index"]) == 25
     assert sorted([*held["test_index"], *held["validation_index"]]) == [*range(30, 60)]
     config["data"]["validation"] = 6
-    with pytest.raises(InputError, match=r"asks for 6 samples, but train and test leave only 5"):
+    with pytest.raises(InputError, match=r"requires 6 samples, but train and test leave only 5"):
         fedmuon.run(config, data=(x, y), partition=parts)
 
 
 @pytest.mark.parametrize(("value", "words"), [
     (2.5, "set a share below 1, or an integer number of samples"),
-    (-1, "give a number of at least 0"),
-    (1398, "asks for 1398 samples, but train and test leave only 1397: lower"),
+    (-1, "set a number of at least 0"),
+    (1398, "requires 1398 samples, but train and test leave only 1397. Lower"),
 ])  # fmt: skip
 def test_impossible_validation_is_refused(value: float, words: str) -> None:
     with pytest.raises(InputError, match=words):
@@ -253,7 +253,7 @@ def test_clients_without_test_samples_are_left_out() -> None:
     worst = result.summary["client_test_loss_worst_decile"]
     assert worst == pytest.approx(max(losses), rel=1e-12, abs=0)
     parts = [[0], [1], [2]]
-    with pytest.raises(InputError, match=r"client-test = 0.5 holds out no sample, because every"):
+    with pytest.raises(InputError, match=r"client-test = 0.5 holds out no samples, because every"):
         fedmuon.run(config, data=(x, x.sum(1)), partition=parts, task=module)
 
 

@@ -174,17 +174,17 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
     assert source.labels.tolist() == [1, 1, 0, 2] and source.vocabulary == 257
     short = read("e2e", folder=tmp_path, context=40)
     assert len(short.labels) == 3 and "1 longer pairs left out" in short.where
-    with pytest.raises(InputError, match=r"fit into \[data\] context = 9"):
+    with pytest.raises(InputError, match=r"fits into \[data\] context = 9"):
         read("e2e", folder=tmp_path, context=9)
 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("table,sentence\na,b\n", "no columns mr and ref"),
     ("", "no columns mr and ref"),
-    ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
-    ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
+    ("mr,ref\nname[A],\n", "has an empty mr or ref: correct this line"),
+    ("mr,ref\nname[A]\n", "has an empty mr or ref: correct this line"),
     ({"tripleset": []}, "contains no list"),
-    ([{"tripleset": [["a", "b", "c"]]}], "entry 0 is incomplete: give it a tripleset"),
+    ([{"tripleset": [["a", "b", "c"]]}], "is incomplete: it needs a tripleset"),
     ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
     ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
     ([{"tripleset": [["a", "b", "c"]], "annotations": [{"text": " "}]}], "entry 0"),
@@ -200,7 +200,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, text: object, words: 
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="create synthetic ones with `fedmuon make-text`"):
+    with pytest.raises(InputError, match="create synthetic files with `fedmuon make-text`"):
         read("dart", folder=tmp_path)
     (tmp_path / "train.json").write_text("{")
     with pytest.raises(InputError, match="is not valid JSON"):

@@ -218,7 +218,7 @@ def test_a_damaged_line_is_rejected(tmp_path: Path) -> None:
     file.write_text(whole)
     execute(None, run, resume=True)
     file.write_text(whole)
-    with pytest.raises(InputError, match=r"clients\.jsonl is not as"):
+    with pytest.raises(InputError, match=r"clients\.jsonl does not match"):
         fedmuon.Result(run).clients()
 
 
@@ -270,7 +270,7 @@ def test_a_network_measures_what_its_task_does(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_private_runs_release_nothing_of_single_clients(tables: dict) -> None:
     small(**tables)
-    with pytest.raises(InputError, match=r"\[output\] clients = true .* without noise: set cli"):
+    with pytest.raises(InputError, match=r"\[output\] clients = true .* without noise. Set cli"):
         small(**tables, output=ON)
 
 

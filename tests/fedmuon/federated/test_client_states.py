@@ -234,7 +234,7 @@ def test_a_run_with_states_on_nodes_has_an_id_of_its_own(tmp_path):
     assert again.experiment.client_states.run == ids[0]
     (tmp_path / "a" / "rounds.jsonl").write_text("begun")
     (tmp_path / "a" / "run-id.txt").write_text(f"{'0' * 32}\n")
-    with pytest.raises(InputError, match=r"run-id\.txt is not as"):
+    with pytest.raises(InputError, match=r"run-id\.txt does not match"):
         prepare(remote, tmp_path / "a", resume=True)
     for recipe, engine in (("scaffold", "inline"), ("fedavg", "ray")):
         one = resolve(small(local={"recipe": recipe}, engine={"name": engine}))

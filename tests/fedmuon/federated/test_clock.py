@@ -462,7 +462,7 @@ UNFIT = {
     ),
     "ef21": (
         {"compression": {"uplink": "top-k", "feedback": "ef21"}},
-        "\\[devices\\] mode = 'fedbuff' cannot weight",
+        "\\[devices\\] mode = 'fedbuff' cannot give late replies",
     ),
     "ef21-muon": ({"local": {"recipe": "ef21-muon"}}, "recipe = 'ef21-muon' return directions"),
 }
@@ -775,8 +775,8 @@ def test_wrong_traces_are_rejected(tmp_path: Path, key: str, lines: list[str], s
 
 
 REFUSED = {
-    "speed=-1": "[devices] speed = -1 is not valid: give a number above 0",
-    "mode=deadline": "needs a deadline, or select above",
+    "speed=-1": "[devices] speed = -1 is not valid: set a number above 0",
+    "mode=deadline": "needs a time limit (deadline), or more clients than replies (select above",
     "mode=deadline select=2": "select = 2 must lie between [federation] per-round = 5 and clients",
     "mode=deadline deadline=0.01": "s is too short for all 20 clients",
     "availability=trace": "availability-trace does not name a file",
@@ -828,7 +828,7 @@ def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
         {"mode": "deadline", "deadline": 9.0},
         {"mode": "fedbuff"},
     ):
-        with pytest.raises(InputError, match="the privacy account assumes"):
+        with pytest.raises(InputError, match="the privacy guarantee assumes"):
             small(devices=table, **secret)
     with pytest.raises(InputError, match="reveal how many samples"):
         small(devices={"mode": "synchronous"}, local={"recipe": "fedavg"},

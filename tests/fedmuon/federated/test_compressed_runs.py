@@ -251,11 +251,11 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"compression": {"uplink": "low-rank", "iterations": 2}}, "iterations = 2 has no effect"),
     ({"compression": {"uplink": "power", "iterations": 0}}, "iterations = 0"),
     ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
-      "compression": {"uplink": "power"}}, "uplink = 'power' stores a client's state"),
+      "compression": {"uplink": "power"}}, "uplink = 'power' stores a state of each client"),
     ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
-      "compression": {"uplink": "power"}}, "uplink = 'power' stores a client's state"),
+      "compression": {"uplink": "power"}}, "uplink = 'power' stores a state of each client"),
     ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
-      "compression": {**TOP, "feedback": "error"}}, "which the ledger of a private run does not"),
+      "compression": {**TOP, "feedback": "error"}}, "the ledger of a private run does not"),
 ]  # fmt: skip
 
 

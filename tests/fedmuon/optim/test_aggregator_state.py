@@ -167,7 +167,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "averages": ({"averages": True}, "leave init out"),
     "no-function": ({"init": 3}, "init of an Aggregator has type int"),
     "no-tensor": ({"init": lambda params: {"a": 1}}, "returns a int for a"),
-    "no-mapping": ({"init": lambda params: None}, "not a mapping of names to tensors"),
+    "no-mapping": ({"init": lambda params: None}, "a mapping of names to tensors is required"),
     "lost": ({"apply": lambda replies, state: (mean_of(replies), {})}, "no tensor for its state"),
     "alone": ({"apply": lambda replies, state: mean_of(replies)}, "your aggregate <lambda>"),
     "no-arity": ({"apply": mean_of}, "takes 1 positional argument but 2 were given"),

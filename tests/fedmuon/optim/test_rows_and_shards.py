@@ -282,9 +282,9 @@ def test_networks_with_fused_projections_and_auxiliary_parameters() -> None:
         ({"orthogonalizer": {"row-memory": 0.9}, "local": {"adjust": "polargrad"}},
          "averages row sizes over steps"),
         ({"orthogonalizer": {"shards": 2}, "local": {"recipe": "dp-muonbc"},
-          "privacy": {"noise": 1.0}}, "bias correction needs an orthogonalizer"),
+          "privacy": {"noise": 1.0}}, "bias correction of this optimizer needs an orthogonalizer"),
         ({"orthogonalizer": {"row-memory": 0.9}, "local": {"recipe": "muon"},
-          "privacy": {"level": "client", "noise": 1.0}}, "would make useless"),
+          "privacy": {"level": "client", "noise": 1.0}}, "would make this state useless"),
     ],
 )  # fmt: skip
 def test_combinations_that_make_no_sense_are_rejected(tables: dict[str, Any], said: str) -> None:

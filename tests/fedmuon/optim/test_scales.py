@@ -98,5 +98,5 @@ def test_polargrad_runs_on_the_matrix_task_but_has_no_bound() -> None:
     assert "'polargrad' has no certificate" in certify(given).refusal
     sgd = parse({"local": {"recipe": "fedavg"}})  # the control, without a map
     assert certify(CertifiedSetting(sgd, np.full(20, 200), Uniform(5, 0.05))).bound is not None
-    with pytest.raises(InputError, match="set adjust = 'none' or 'polargrad'"):
+    with pytest.raises(InputError, match="Set adjust = 'none' or 'polargrad'"):
         small({}, local={"adjust": "scion"})

@@ -290,7 +290,7 @@ def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "why"), [
-    ({"noise-correlation": "blt-momentum"}, "or filters what it releases: set blt$"),
+    ({"noise-correlation": "blt-momentum"}, "Set noise-correlation = 'blt'.$"),
     ({**BLT, "band": 3}, "band = 3 has no effect"),
     ({"noise-correlation": "sqrt-toeplitz", "buffers": 3}, "buffers = 3 has no effect"),
     ({**BLT, "sampling": "shuffle"}, "has no effect"),

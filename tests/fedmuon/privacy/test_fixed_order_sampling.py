@@ -226,7 +226,7 @@ def test_a_run_with_noise_for_its_momentum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["dp-sgd", "dp-adam", "disk-sgd", "disk-muon"])
 def test_noise_for_a_momentum_is_for_what_adds_nothing_up(recipe: str) -> None:
-    with pytest.raises(InputError, match="adds up or filters what it releases"):
+    with pytest.raises(InputError, match="adds up or filters the released gradients"):
         private(local={"recipe": recipe}, **{"noise-correlation": "momentum", "band": 3})
 
 

@@ -88,10 +88,13 @@ def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str
     changed(folder, name)
     for one in commands:
         said = why(one, str(folder))
-        assert f"{folder / name} is not as {folder / 'SHA256SUMS'} says" in said
+        assert f"{folder / name} does not match its checksum in {folder / 'SHA256SUMS'}" in said
         assert "with --out" in said and "out=" not in said
     text = " ".join(asked("ls", str(copied)).stdout.split())
-    assert text.count("│ damaged") == 1 and f"{folder}: damaged: {folder / name} is not as" in text
+    assert (
+        text.count("│ damaged") == 1
+        and f"{folder}: damaged: {folder / name} does not match its checksum" in text
+    )
     assert [run for run, state in listed(copied).items() if state == "damaged"] == ["near 0"]
 
 
@@ -130,14 +133,20 @@ def test_a_report_of_a_folder_leaves_out_what_is_damaged_and_says_so(
     done = asked("report", str(copied))
     assert done.exit_code == 2 and "The report is" in done.stdout
     (said,) = done.stderr.splitlines()
-    assert f"left out: {copied / name / 'rounds.jsonl'} is not as" in said and "--out" in said
+    assert (
+        f"left out: {copied / name / 'rounds.jsonl'} does not match its checksum" in said
+        and "--out" in said
+    )
     page = (copied / "report.html").read_text(encoding="utf-8")
-    assert "Left out" in page and f"{copied / name / 'rounds.jsonl'} is not as" in page
+    assert (
+        "Left out" in page
+        and f"{copied / name / 'rounds.jsonl'} does not match its checksum" in page
+    )
     assert len(gather(copied)) == (3 if name == "plain 0" else 2)
     for one in copied.iterdir():
         if one.is_dir() and (one / "rounds.jsonl").exists():
             (one / "rounds.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"rounds\.jsonl is not as"):
+    with pytest.raises(InputError, match=r"rounds\.jsonl does not match its checksum"):
         write_report(copied)
 
 
@@ -207,13 +216,17 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
     changed(copied / "plain 0", "rounds.jsonl")
     bad, good = str(copied / "plain 0"), str(copied / "plain 1")
     said = why("compare", bad, good)
-    assert f"{bad}/rounds.jsonl is not as" in said and "with --out" in said
-    with pytest.raises(InputError, match=r"rounds\.jsonl is not as .* with out=$"):
+    assert f"{bad}/rounds.jsonl does not match its checksum" in said and "with --out" in said
+    with pytest.raises(
+        InputError, match=r"rounds\.jsonl does not match its checksum .* with out=$"
+    ):
         fedmuon.compare([bad, good])
     done = asked("compare", str(copied))
     (said,) = done.stderr.splitlines()
     assert done.exit_code == 0 and "plain 1" in done.stdout and "plain 0" not in done.stdout
-    assert f"left out: {bad}/rounds.jsonl is not as" in said and said.endswith("with --out")
+    assert f"left out: {bad}/rounds.jsonl does not match its checksum" in said and said.endswith(
+        "with --out"
+    )
     found = fedmuon.compare(copied)
     (left,) = found.left_out
     assert left.endswith("with out=") and f"Left out: {left}" in str(found)
@@ -275,7 +288,7 @@ def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
         damage(copied / kind / name)
     for kind in ("plain 0", "near 0"):
         bad = copied / kind
-        said = f"{bad / name} is {'' if (bad / name).exists() else 'missing or '}not as"
+        said = f"{bad / name} {'does not match' if (bad / name).exists() else 'is missing'}"
         for one in ("show", "report", "compare"):
             told = why(one, str(bad))
             assert said in told and told.endswith("start a new run in another folder with --out")
@@ -318,12 +331,12 @@ def test_a_list_reads_no_large_file_whole(
 def test_a_result_of_a_changed_run_is_refused(copied: Path, name: str) -> None:
     changed(copied / "near 0", name)
     found = fedmuon.StabilityResult(copied / "near 0")
-    with pytest.raises(InputError, match=rf"{name} is not as .* with out=$"):
+    with pytest.raises(InputError, match=rf"{name} does not match its checksum .* with out=$"):
         getattr(found, name.partition(".")[0])
 
 
 def test_a_result_of_a_damaged_model_is_refused(copied: Path) -> None:
-    for damage, said in ((flipped, "is not as"), (Path.unlink, "is missing")):
+    for damage, said in ((flipped, "does not match its checksum"), (Path.unlink, "is missing")):
         damage(file := copied / "plain 0" / "model.safetensors")
         with pytest.raises(InputError, match=rf"{file} {said}.* with out=$"):
             _ = fedmuon.Result(file.parent).model

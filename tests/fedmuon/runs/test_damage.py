@@ -140,8 +140,8 @@ def test_a_folder_that_is_moved_away_is_written_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("execute", "file", "place", "why"), [
-    (execute, "model.safetensors", 150, r"model\.safetensors is not as .*SHA256SUMS says"),
-    (neighbours.execute, "neighbours.csv", -4, r"neighbours\.csv is not as"),
+    (execute, "model.safetensors", 150, r"model\.safetensors does not match .*SHA256SUMS"),
+    (neighbours.execute, "neighbours.csv", -4, r"neighbours\.csv does not match its checksum"),
 ])  # fmt: skip
 def test_a_damaged_result_is_none(
     execute: Any, file: str, place: int, why: str, whole: Path, tmp_path: Path

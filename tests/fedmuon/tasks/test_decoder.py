@@ -254,11 +254,11 @@ def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> No
     ("tables", "words"),
     [
         ({"task": {"model": "mlp"}}, "cannot train on [data] name = 'pydoc'"),
-        ({"task": {"name": "matrix"}}, "text needs [task] name = 'network'"),
+        ({"task": {"name": "matrix"}}, "For text, set [task] name = 'network'"),
         ({"data": {"name": "digits"}}, "cannot train on [data] name = 'digits'"),
         (
             {"data": {"normalize": "unit"}},
-            "normalize = 'unit' does not apply to name = 'pydoc': set normalize = 'auto'",
+            "normalize = 'unit' does not suit name = 'pydoc'",
         ),
         ({"task": {"heads": 3}}, "width = 16 is not divisible by heads = 3"),
         ({"data": {"context": 0}}, "[data] context = 0"),
@@ -515,7 +515,7 @@ def test_a_run_learns_adapters_alone_and_knows_its_weights_again(
 
 
 def test_adapters_that_make_no_sense_are_refused(file: Path) -> None:
-    with pytest.raises(InputError, match="set weights to its file"):
+    with pytest.raises(InputError, match="Set weights to the file"):
         lora("")
     with pytest.raises(InputError, match="lora-rank = 17 is above width = 16"):
         config = lora(file, task={"lora-rank": 17})
