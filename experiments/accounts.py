@@ -134,10 +134,12 @@ class RunAuditResult:
 def rate(lot: float, population: int) -> float:
     """Return the probability that an example is in a lot."""
     if not 1 <= population <= MOST_PEOPLE:
-        raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
+        raise InputError(
+            f"population is {shown(population)}, but it must be between 1 and {MOST_PEOPLE:,}"
+        )
     if not 0 < lot <= population:
         raise InputError(
-            f"lot = {lot:g} must be positive and at most the population = {population}"
+            f"lot is {lot:g}, but it must be positive and at most population = {population}"
         )
     return lot / population
 
@@ -160,20 +162,26 @@ def alike(
     share = rate(lot, population)
     if sampling == BINS:
         raise InputError(
-            "Monte Carlo finds the epsilon of balls-in-bins for a noise, but not the noise for an "
-            "epsilon: use fedmuon privacy epsilon"
+            "balls-in-bins can compute the epsilon of a given noise, but not the noise for a "
+            "given epsilon. Use `fedmuon privacy epsilon`, or another sampling."
         )
     if sampling not in ("shuffle", "cyclic"):
         composition.require_supported(adjacency, sampling)
     named = "--buffers" if buffers else "--band"
     if (band != 1 or buffers) and sampling != "cyclic":
-        raise InputError(f"{named} is for correlated noise: add --sampling cyclic, or remove it")
+        raise InputError(
+            f"{named} has an effect only with --sampling cyclic. Add --sampling cyclic, or "
+            f"remove {named}."
+        )
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     composition.require_supported(adjacency)
     composition.event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
-        raise InputError(f"--mode {mode} is for Poisson lots: remove --mode or --sampling")
+        raise InputError(
+            f"--mode {mode} supports only Poisson lots, but the sampling is {sampling}. Remove "
+            "--mode or --sampling."
+        )
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
     lots = lots_of(population, lot)
@@ -186,10 +194,13 @@ def fixed_order_of(
 ) -> FixedOrderSampling:
     """Return lots that take turns, with the noise that the options describe."""
     if band != 1 and buffers:
-        raise InputError("--band and --buffers both correlate noise: remove one of them")
+        raise InputError(
+            "--band and --buffers are two ways to correlate the noise. Remove one of them."
+        )
     if momentum != (1.0, False) and band == 1 and not buffers:
         raise InputError(
-            "--momentum is for correlated noise: add --band or --buffers, or remove it"
+            "--momentum has an effect only on correlated noise. Add --band or --buffers, or "
+            "remove --momentum."
         )
     if buffers:
         require_at_most(1e5, steps=steps)
@@ -225,8 +236,8 @@ def answer_of_bins(
     joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
     if adjacency == "replace-one" or mode != "joint":
         raise InputError(
-            "balls-in-bins supports only mode joint with zero-out or add-remove: remove --mode and "
-            "--adjacency"
+            "balls-in-bins supports only mode joint with adjacency zero-out or add-remove. "
+            "Remove --mode and --adjacency."
         )
     require_at_most(1e5, steps=steps)
     bins = lots_of(population, lot)
@@ -248,8 +259,11 @@ def answer_of_bins(
         "bins": bins,
         "confidence": CONFIDENCE,
         "certified": False,
-        "note": f"Both ends hold with a confidence of {CONFIDENCE:.1%} over the trials, and are "
-        "not proved. Runs cannot draw such lots: [privacy] sampling is poisson, shuffle or cyclic.",
+        "note": (
+            f"The lower and the upper bound hold with a confidence of {CONFIDENCE:.1%} over the "
+            "trials, but they are not proved. Training does not support balls-in-bins: [privacy] "
+            "sampling is poisson, shuffle or cyclic."
+        ),
     }
 
 
@@ -261,11 +275,14 @@ def cut_of(
         return 0.0
     if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
         raise InputError(
-            "--max-lot is for Poisson lots, mode joint, and an adjacency whose data sets have the "
-            "same size: zero-out or replace-one"
+            "--max-lot works only for Poisson lots in mode joint, with adjacency zero-out or "
+            "replace-one. Remove --max-lot, or change these options."
         )
     if most < lot:
-        raise InputError(f"--max-lot {most} is below --lot {lot:g}: increase it, or remove it")
+        raise InputError(
+            f"--max-lot is {most}, but it must be at least --lot = {lot:g}. Increase --max-lot, "
+            "or remove it."
+        )
     return min(1.0, steps * cut_probability(population, rate(lot, population), most))
 
 
@@ -298,8 +315,8 @@ def epsilon_and_cut(
     )
     if cut and math.isinf(found.upper):
         raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which leaves "
-            f"nothing of delta = {delta:g}: increase --max-lot"
+            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}, which "
+            f"uses up the whole delta = {delta:g}. Increase --max-lot."
         )
     return dataclasses.replace(found, sampling=sampling), cut
 
@@ -323,8 +340,8 @@ def noise_and_cut(
     left = delta_left(delta, cut, epsilon)
     if cut and left < composition.LEAST_DELTA:
         raise InputError(
-            f"--max-lot {max_lot} cuts a lot with probability up to {cut:.2g}, which at epsilon = "
-            f"{epsilon:g} leaves nothing of delta = {delta:g}: increase --max-lot"
+            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}, which at "
+            f"epsilon = {epsilon:g} uses up the whole delta = {delta:g}. Increase --max-lot."
         )
     noise, found = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
     if cut:

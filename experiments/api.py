@@ -223,7 +223,9 @@ def sweep(
     with in_python():
         for name, many in {"seeds": seeds, "jobs": jobs}.items():
             if isinstance(many, bool) or not isinstance(many, int) or many < 1:
-                raise InputError(f"{name} = {many!r} is no count: give a whole number from 1 on")
+                raise InputError(
+                    f"{name} is {many!r}, but it must be an integer that is at least 1"
+                )
         base, given = _tables_and_objects(config, objects, test)
         work = grid_search(base, grid, seeds, select, given=given)
     workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
@@ -528,7 +530,10 @@ def bound(
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
         case = certificates.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
-        raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
+        raise InputError(
+            "a run has its own config and size, so config and size have no effect. Pass only "
+            "rho, l_orth or l_g with a run."
+        )
     else:
         made = run if isinstance(run, Result) else Result(Path(run))
         case = dataclasses.replace(from_directory(made.path, rho=rho, given=made.given), **named)
@@ -636,7 +641,10 @@ def _tables_and_objects(
     kept = _replacing(held, objects)
     if test is not None:
         if kept.get("data") is None:
-            raise InputError("test is held out beside data that are given: give data, too")
+            raise InputError(
+                "test contains test samples for data that you pass, but data is missing. Pass "
+                "data, too, or leave test out."
+            )
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
     return held, given
@@ -674,7 +682,7 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
         yield Path(out), None
         return
     if resume:
-        raise InputError("resume=True needs out: name the run directory to go on with")
+        raise InputError("resume=True needs out: name the run folder to resume")
     kept = Temporary()
     try:
         yield kept.path, kept

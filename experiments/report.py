@@ -80,15 +80,18 @@ def gather(folder: Path) -> list[Findings]:
 def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
     """Return the findings as `gather` does, and the reasons why subfolders are missing."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
+        raise InputError(
+            f"{folder} is not a folder. Pass a folder that `fedmuon suite`, `stability` or `run` "
+            "wrote."
+        )
     if reader := _reader(folder):
         return [_read(reader, folder)], Missing()
     if _is_plain(folder):
         return [of_runs([folder])], Missing()
     if (folder / SWEEP).is_file():
         raise InputError(
-            f"{folder} is a sweep: see its table by `fedmuon show {folder}` and its .png files, or "
-            f"report its runs by `fedmuon report {folder / 'runs'}`"
+            f"{folder} is a sweep, which has no report page. For its table, use `fedmuon show "
+            f"{folder}`. For a report of its runs, use `fedmuon report {folder / 'runs'}`."
         )
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
@@ -98,8 +101,11 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
         raise InputError(
             reasons[0]
             if reasons
-            else f"{folder} holds neither a finished suite nor a run: name a folder that `fedmuon "
-            "suite`, `stability` or `run` wrote, or finish it with --resume"
+            else (
+                f"{folder} contains neither a finished suite nor a run. Pass a folder that "
+                "`fedmuon suite`, `stability` or `run` wrote, or finish the experiment with "
+                "--resume."
+            )
         )
     return found, missing
 
@@ -148,13 +154,13 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
         if run.damage:
             raise InputError(run.damage)
         word, _, why = run.state.partition(": ")
-        left = f"{folder}: its neighbours are not all run yet"
+        left = f"{folder}: the runs on neighbouring data sets are not finished"
         if word == "unfinished":
-            raise Unfinished(f"{left}: go on with {run.again}")
+            raise Unfinished(f"{left}, resume with: {run.again}")
         if word == "running":
             raise Unfinished(
-                f"{left}, {why} is running it: wait until it has ended, or go on, if it stops "
-                f"before, with {run.again}"
+                f"{left}, and {why} is still running them. Wait until it ends. If it stops "
+                f"early, continue with {run.again}."
             )
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
@@ -178,7 +184,7 @@ def of_suite(folder: Path) -> Findings:
     about = read_json(file, SHARED)
     kind = str(about["kind"])
     if kind not in KINDS:
-        raise InputError(f"{file} is of an unknown kind {kind!r}: {MEND}")
+        raise InputError(f"{file} contains the unknown kind of suite {kind!r}: {MEND}")
     return KINDS[kind].findings(folder, about)
 
 

@@ -119,10 +119,14 @@ class Result:
                 deployment, the SuperNodes store them.
         """
         if not 0 <= client < self.config.federation.clients:
-            raise InputError(f"client {client} is none of the run's: give 0 to N - 1")
+            raise InputError(
+                f"client is {client}, but the run has only clients 0 to "
+                f"{self.config.federation.clients - 1}"
+            )
         if not (self.path / PERSONAL_MODELS).exists():
             raise InputError(
-                f"{self.path} holds no personal models: its recipe has none, or its nodes keep them"
+                f"{self.path} contains no personal models. Either the recipe trains no personal "
+                "models, or the SuperNodes store them."
             )
         held = read_tensors(self._sound(PERSONAL_MODELS))[0]
         places = {int(one): place for place, one in enumerate(held.pop("client"))}
@@ -329,8 +333,8 @@ class StabilityResult(Result):
             return _curves({self.path.name: [self._curve()]}, x, metric, ax, width)
         if x != "rounds":
             raise InputError(
-                f"x = {x!r} has no effect on neighbours: leave it out, or name a metric of the "
-                "run, such as metric='loss'"
+                f"x is {x!r}, but it has no effect on the plot of neighbours. Leave x out, or "
+                "pass a metric of the run, such as metric='loss'."
             )
         import numpy as np  # imported here because listing and comparing runs need no numpy
 
@@ -734,7 +738,14 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
                         raise
                     left.append(str(error))
     if not runs:
-        raise InputError(left[0] if left else "there is nothing to compare: name a finished run")
+        raise InputError(
+            left[0]
+            if left
+            else (
+                "no finished run was found, so there is nothing to compare. Pass the folder or the "
+                "result of a finished run."
+            )
+        )
     note = NOT_RELEASED if any("privacy" in run.summary for run in runs.values()) else ""
     return _grouped([(label, run) for (label, _), run in runs.items()], note, left)
 

@@ -45,9 +45,9 @@ def execute(
     if config.engine.name == "deployment":
         if config.given or callbacks:
             raise InputError(
-                "objects cannot be passed to the processes of a deployment. Name them in the "
-                "config as package.module:object, installed on every node, or use [engine] name "
-                "= 'ray'."
+                "objects that are passed in Python cannot reach the processes of a deployment. "
+                "Install the objects on every node and name them in the config as "
+                "package.module:object, or use [engine] name = 'ray'."
             )
         # This import loads cryptography, which only a deployment needs.
         from fedmuon.experiments.engines.deployment import deploy
@@ -87,8 +87,8 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     written = written.with_objects(config.given)
     if resolve(config, resumed=written) != written:
         raise InputError(
-            f"{file} describes another experiment than the given config. To resume it, leave the "
-            "config out and pass the same objects, if any. Otherwise choose another folder with "
-            "--out."
+            f"{file} describes another experiment than the given config. To resume the run in "
+            "this folder, leave the config out and pass the same objects, if any. Otherwise "
+            "choose another folder with --out."
         )
     return written

@@ -22,8 +22,8 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
-    "The run has not ended. If values that it did not release decide when to stop it, the number "
-    "of rounds is not accounted for."
+    "The run has not ended. If you stop it because of values that it did not release, epsilon "
+    "does not count this choice."
 )
 Rows = Sequence[Mapping[str, Any]]
 
@@ -46,7 +46,10 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     """
     file = folder / "ledger.jsonl"
     if not file.exists():
-        raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
+        raise InputError(
+            f"{folder} has no ledger.jsonl, so it is not the folder of a private run. Pass the "
+            "folder of a private run."
+        )
     directory = RunDirectory(folder)
     if (folder / "config.toml").exists():
         directory.require_sound()
@@ -72,7 +75,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     }
     most = max((one.upper for one in answers.values()), default=0.0)
     cut = any(TOO_OFTEN in one.note for one in answers.values())
-    endless = TOO_OFTEN if cut else "A release without noise, so epsilon is infinite."
+    endless = TOO_OFTEN if cut else "A release had no noise, so epsilon is infinite."
     notes = (
         STOPPED if stopped else "",
         doubt,
@@ -117,12 +120,12 @@ def _audited(folder: Path) -> Record:
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
     """Return the delta of a run that has not ended."""
     if held is None:
-        raise InputError(f"{folder} does not name its delta: give --delta")
+        raise InputError(f"{folder} does not contain the delta of the run. Add --delta.")
     privacy = held[0].privacy
     if public and privacy.level == "example" and not (privacy.delta or privacy.public_population):
         raise InputError(
-            f"{folder} has not ended, and its mechanism's public rate leaves delta open: give "
-            "--delta"
+            f"the run in {folder} has not ended, and its public rate does not determine delta. "
+            "Add --delta."
         )
     return delta_of(*held)
 
@@ -141,13 +144,13 @@ def table(record: Record) -> Table:
     if record["never_part"]:
         shown.add_row(f"{record['never_part']} never took part", *[_shown(0.0)] * 3)
     shown.add_section()
-    shown.add_row("most", _shown(record["epsilon"]))
+    shown.add_row("maximum", _shown(record["epsilon"]))
     words = [record["note"]]
     if (found := record.get("audit")) is not None:
         shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
         words.append(
-            f"The audit's bound uses {found['basis']}, at delta = {number(found['delta'], 3)} "
-            f"and with {found['confidence']:.0%} confidence."
+            f"The bound of the audit uses {found['basis']}, at delta = "
+            f"{number(found['delta'], 3)}, and holds with {found['confidence']:.0%} confidence."
         )
         words.append(found["said"])
     shown.caption = " ".join(filter(None, words)) or None

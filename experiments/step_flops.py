@@ -174,12 +174,13 @@ def tables(found: dict[str, Any]) -> list[Table | str]:
     shown.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
     if not found["table_2"]:
         return [shown]
-    head = ("optimizer", "counted", "printed", "difference")
+    names = ("optimizer", "counted", "printed", "difference")
     forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
     lines = [
-        [form.format(row[name]) for name, form in zip(head, forms, strict=True)]
+        [form.format(row[name]) for name, form in zip(names, forms, strict=True)]
         for row in found["table_2"]
     ]
+    head = ("optimizer", "counted", "published", "difference")
     return [
         shown,
         columns(

@@ -16,19 +16,21 @@ from fedmuon.analysis.report.numbers import number, written
 SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
-    "Losses and accuracies of private runs are measured on the data themselves and not released."
+    "Losses and accuracies of private runs are measured on the private data without noise, and "
+    "they are not released."
 )
 
 # Name in bound.json -> text for people.
 BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
-               "branch G", "delta": "δ", "failure": "probability that it fails",
-               "l_orth": "Lipschitz constant of the map", "n_eff": "effective sample size",
+               "branch G", "delta": "δ", "failure": "probability that the bound fails",
+               "l_orth": "Lipschitz constant of the orthogonalizer",
+               "n_eff": "effective sample size",
                "max_exposure": "largest exposure Y_i of a client",
                "max_certificate": "largest certificate of a client"}  # fmt: skip
 
 # The same for numbers that newer runs have, whose constants hold on a ball.
 BALL_NAMES = {"range": "range B of the loss", "share": "bound over B",
-              "radius": "radius of the ball around X⁰ that holds all models"}  # fmt: skip
+              "radius": "radius of the ball around X⁰ that contains all models"}  # fmt: skip
 
 Facts = Iterable[tuple[str, object]]
 

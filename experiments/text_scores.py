@@ -222,9 +222,9 @@ def scores_of_files(written: str | Path, references: str | Path) -> dict[str, fl
     groups = [group for group in groups if group]
     if not groups or len(lines) != len(groups):
         raise InputError(
-            f"{written} has {len(lines)} lines, but {references} has references of {len(groups)} "
-            "sentences. Write one line per group of references, also an empty one, and an empty "
-            "line between groups."
+            f"{written} has {len(lines)} lines, but {references} has references for "
+            f"{len(groups)} sentences. Write one line per sentence (an empty line if there is no "
+            "text), and separate the references of different sentences by an empty line."
         )
     return {name: score(lines, groups) for name, score in SCORES.items()}
 

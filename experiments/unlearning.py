@@ -50,7 +50,7 @@ def execute(
 ) -> Record:
     """Write the model to `out` with noise that hides the samples up to (epsilon, delta)."""
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
-        raise InputError(f"{out} already contains an unlearned model: choose another folder")
+        raise InputError(f"{out} already contains an unlearned model. Choose another folder.")
     multiplier = theory.noise_multiplier(epsilon, delta)
     found = sensitivities(folder, samples, given)
     laboratory = FinishedRun.open(folder, given)
@@ -63,9 +63,9 @@ def execute(
     distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
     if any(distance > one for one in found.values()):
         raise InputError(
-            f"retraining moved the model by {number(distance)}, more than the certificate "
-            f"{number(min(found.values()))}. The certificate's assumptions do not hold for this "
-            "run, so nothing is released"
+            f"retraining without the samples moved the model by {number(distance)}, more than "
+            f"the certificate {number(min(found.values()))}. The certificate's assumptions do "
+            "not hold for this run, so nothing is released."
         )
     held_out, task = experiment.shards.held_out, experiment.task
 
@@ -111,8 +111,8 @@ def sensitivities(
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
     if strangers := [one for one in samples if one not in owner]:
         raise InputError(
-            f"sample {strangers[0]} is not one of the run's training samples: give its index in "
-            "the source, as in train_index of partition.npz"
+            f"sample {strangers[0]} is not one of the run's training samples. Pass the index of "
+            "a training sample in the data source, as in train_index of partition.npz."
         )
     leaving, found = Counter(owner[one] for one in samples), {}
     for kind in KINDS:
@@ -120,11 +120,11 @@ def sensitivities(
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
             why = verdict.refusal or f"its bound is {known.status if known else ''}"
-            raise InputError(f"the run has no certificate, so it cannot unlearn: {why}")
+            raise InputError(f"the run has no certificate, so it cannot forget samples: {why}")
         found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
         if not math.isfinite(found[kind]):
             raise InputError(
-                "the certificate overflows, so no noise can hide a sample: lower [local] lr"
+                "the certificate overflows, so no noise can hide a sample. Lower [local] lr."
             )
     return found
 
@@ -133,18 +133,19 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
     """Raise an error unless the conditions of removal hold, in addition to those of replacement."""
     if case.config.local.batch:
         raise InputError(
-            "the rows of a mini-batch depend on how many samples its client has, so removal is "
-            "certified only for full batches: set [local] batch = 0"
+            "removal is certified only for full batches, because the rows of a mini-batch depend "
+            "on the number of samples of the client. Set [local] batch = 0."
         )
     if case.config.federation.aggregate != "mean":
         raise InputError(
-            "removing a sample changes its client's weight, which the certificate does not "
-            "cover: set [federation] aggregate = 'mean'"
+            "removing a sample changes the weight of its client, which the certificate does not "
+            "cover. Set [federation] aggregate = 'mean'."
         )
     if case.config.orthogonalizer.name not in DATA_FREE:
         raise InputError(
             f"the certificate of {case.config.orthogonalizer.name} may fail or depends on the "
-            f"samples, so it cannot serve as a sensitivity: use {', '.join(DATA_FREE)}"
+            "samples, so it cannot determine the noise that hides a sample. Use one of "
+            f"{', '.join(DATA_FREE)}."
         )
 
 
@@ -166,8 +167,9 @@ def table(record: Record) -> Table:
     ]  # fmt: skip
     many = len(record["samples"])
     title = (
-        f"{many} sample{'s' if many > 1 else ''} forgotten for ε = {record['epsilon']:g}, "
-        f"δ = {record['delta']:g}\nwithout noise {record['accuracy']:.2%}, retrained "
-        f"{record['accuracy_retrained']:.2%}; the models are {number(record['distance'])} apart"
+        f"{many} sample{'s' if many > 1 else ''} forgotten for ε = {record['epsilon']:g}, δ = "
+        f"{record['delta']:g}\naccuracy without noise {record['accuracy']:.2%}, accuracy after "
+        f"retraining {record['accuracy_retrained']:.2%}; distance between the two models "
+        f"{number(record['distance'])}"
     )
     return columns(title, ("constants", "certificate", "σ", "accuracy", "δ of this pair"), rows)

@@ -67,7 +67,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     claims += [census_needed(neighbours)] if census else []
     if bound.get("status") != "refused":
         return claims
-    why = "nothing is proved for such a run"
+    why = "no theorem covers this run"
     return [replace(one, limit=why) if one.holds is None else one for one in claims]
 
 
@@ -89,9 +89,10 @@ def gap_within_bound(runs: Columns) -> Claim:
         f"{written((bound - gap)[judged].min(), '+.3g')}"
     )
     also = (
-        f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B, vacuous: no gap could exceed them"
+        f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B and therefore vacuous, because "
+        "no gap can exceed B"
     )
-    limit = "every bound is vacuous: no gap could exceed it" * bool(vacuous == judged.sum())
+    limit = "every bound is vacuous, because no gap could exceed it" * bool(vacuous == judged.sum())
     return Claim(
         _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0), limit
     )
@@ -109,10 +110,10 @@ def within_certificate(neighbours: Columns) -> Claim:
         f"largest is {number(np.nanmax(part), 3)} of its certificate"
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
-        detail += f"; {idle} of clients that never took part are 0 ≤ 0"
+        detail += f"; for {idle} neighbours, whose clients never took part, both are 0"
     found, also, limit = Effect.exact("perturbation over certificate", part, unit="ratio"), "", ""
     if endless := int(np.isinf(promised).sum()):
-        also = f"{_count(endless, 'certificate')} infinite, vacuous: nothing could exceed them"
+        also = f"{_count(endless, 'certificate')} infinite and therefore vacuous"
         limit = "every certificate is infinite" * bool(endless == judged.sum())
     return Claim(_WITHIN, found, AT_MOST_ONE, detail + _left_out(judged, "neighbour"), also, limit)
 
@@ -156,7 +157,7 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
     less, more = means[judged].T if factor == "lr" else means[judged, ::-1].T
     detail = f"{(less < more).sum()} of {_count(len(less), 'neighbouring pair')} of settings"
     if ties := int((less == more).sum()):
-        detail += f"; {_count(ties, 'tie')} counted against it"
+        detail += f"; {_count(ties, 'tie')} counted against the claim"
     if factor == "n" and not np.isnan(fitted := slope(runs["n"], runs[quantity])):
         detail += f"; fitted slope on log-log axes {written(fitted, '+.3g')}"
     effect = Effect.around(
@@ -187,7 +188,7 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
     if np.isnan(rho):
-        return unknown(_RANKS, "no exposure is known, or all are equal")
+        return unknown(_RANKS, "the exposures are unknown or all equal")
     active = neighbours["exposure"] > 0
     settings = np.stack([neighbours[name] for name in SETTING], axis=1)
     _, run = np.unique(settings, axis=0, return_inverse=True)
@@ -201,11 +202,11 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     detail = f"ρ = {rho:.3f} over {_count(len(x), 'neighbour')} (published {PUBLISHED_RHO})"
     if idle := int((~active).sum()):
         alone = spearman(x[active], y[active])
-        detail += f"; {alone:.3f} without the {idle} of clients that never took part"
-    detail += f"; run by run between {min(inside):.2f} and {max(inside):.2f}"
+        detail += f"; {alone:.3f} without the {idle} neighbours whose clients never took part"
+    detail += f"; between {min(inside):.2f} and {max(inside):.2f} in single runs"
     for said, part in zip(("another", "the same"), by_label(neighbours), strict=True):
         if not np.isnan(alone := spearman(x[part], y[part])):
-            detail += f"; {alone:.3f} over the {part.sum()} with {said} label"
+            detail += f"; {alone:.3f} over the {part.sum()} neighbours with {said} label"
     return Claim(_RANKS, Effect.around("Spearman's ρ", rho, half), Rule(low=PUBLISHED_RHO), detail)
 
 
@@ -246,12 +247,15 @@ def census_needed(neighbours: Columns) -> Claim:
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
     detail = (
-        f"largest of all {len(moved)} neighbours {number(largest)}; largest of {DRAWS} random ones "
-        f"{number(expected)} on average; the chance that {DRAWS} come within 10% of the largest is "
+        f"the largest of all {len(moved)} neighbours is {number(largest)}; the largest of "
+        f"{DRAWS} random neighbours is {number(expected)} on average; the chance that {DRAWS} "
+        "random neighbours come within 10% of the largest is "
         f"{number(1 - (1 - near) ** DRAWS, 2)}"
     )
     times = largest / expected if expected else np.nan
-    found = Effect.exact("largest of all over that of ten random ones", times, unit="ratio")
+    found = Effect.exact(
+        "largest of all neighbours / largest of ten random neighbours", times, unit="ratio"
+    )
     return Claim(_CENSUS, found, Rule(low=1 / 0.9, strict=True), detail)
 
 
@@ -271,7 +275,7 @@ def _left_out(judged: np.ndarray, noun: str) -> str:
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 
 
-_UNKNOWN = "{} is refused or unknown in all {}"
+_UNKNOWN = "{} is not available in any of {} cases"
 _GAP = "Every gap is at most its bound."
 _WITHIN = "Every perturbation is at most its certificate."
 _MONOTONE = {
@@ -281,7 +285,5 @@ _MONOTONE = {
 }
 _RANKS = f"Exposure per sample ranks the perturbations: Spearman's ρ ≥ {PUBLISHED_RHO}."
 _CLIENTS = "Each client's certificate covers the largest perturbation of {}."
-_RATIO = (
-    "; certificate / largest perturbation is {:.3g} at least, {:.3g} in the median, {:.3g} at most"
-)
+_RATIO = "; certificate / largest perturbation: minimum {:.3g}, median {:.3g}, maximum {:.3g}"
 _CENSUS = f"{DRAWS} random neighbours miss the worst case: on average by more than 10%."

@@ -109,8 +109,8 @@ def near(
         share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
         held = np.abs(share) <= within
         found = Effect.around(
-            f"difference in {word} over the larger", share, reach / larger, _at(runs, label),
-            free_of_seeds(runs), unit="ratio",
+            f"difference in {word}, divided by the larger value", share, reach / larger,
+            _at(runs, label), free_of_seeds(runs), unit="ratio",
         )  # fmt: skip
     found = replace(found, seeded=not (guesses & np.isfinite(share)).any())
     detail = _by_how_much(pairs, np.stack([away, reach], 1), held, levels(runs))
@@ -144,7 +144,10 @@ def _guessing(guesses: np.ndarray, chance: float) -> str:
     if not guesses.any():
         return ""
     places = f" at {int(guesses.sum())} of {len(guesses)} values" if len(guesses) > 1 else ""
-    return f"; neither is above a guess's accuracy, {chance:.1%}{places}: nothing is compared"
+    return (
+        f"; neither variant is more accurate than a guess ({chance:.1%}){places}, so nothing is "
+        "compared"
+    )
 
 
 def _at(runs: Columns, label: str) -> list[str]:
@@ -191,7 +194,8 @@ def _by_how_much(
     known = margins[~np.isnan(margins).any(axis=1)]
     clear = int((np.abs(known[:, 0]) > known[:, 1]).sum())
     tail = (
-        f"; ± is half of a 95% interval, paired by seed: {clear} of {len(known)} clear of 0"
+        f"; ± is half of a 95% interval, paired by seed; {clear} of {len(known)} intervals "
+        "exclude 0"
         if len(known)
         else ""
     )
@@ -223,7 +227,7 @@ def sooner(
         after = (
             f", after {number(mine, 3)} s against {number(theirs, 3)} s" if reached.any() else ""
         )
-        details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
+        details.append(f"{reached.sum()} of {len(times)} runs reach this loss{place}{after}")
     away, reach = np.array(by).T
     found = Effect.around(
         f"seconds, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs), unit="s"
@@ -298,17 +302,17 @@ def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
     if classes < 2 or not len(near):
         return ""
     who = "Every run" if len(near) == len(known) else f"{len(near)} of {len(known)} runs"
-    who += " that lasted" * (len(known) < len(accuracies))
+    who += " that did not diverge" * (len(known) < len(accuracies))
     ends = dict.fromkeys(number(end, 3) for end in (near.min(), near.max()))
     return (
-        f"{who} ended near chance, with an accuracy of {' to '.join(ends)}: a guess among "
-        f"{classes} classes has {number(guess, 3)}."
+        f"{who} ended near chance, with an accuracy of {' to '.join(ends)}. A guess among "
+        f"{classes} classes has an accuracy of {number(guess, 3)}."
     )
 
 
 TIMETABLE = (
-    "Train loss after seconds of training, linear between evaluations; a dash is a moment before "
-    "the first or after the last"
+    "Train loss after seconds of training, interpolated between evaluations. A dash marks a time "
+    "before the first or after the last evaluation"
 )
 
 

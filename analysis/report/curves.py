@@ -99,7 +99,7 @@ def require_width(width: str | None, ax: Axes | None) -> None:
     if width is not None and width not in WIDTHS:
         raise InputError(f"width = {width!r} is unknown: use {' or '.join(map(repr, WIDTHS))}")
     if width is not None and ax is not None:
-        raise InputError(f"width = {width!r} has no effect on axes of yours: leave width or ax out")
+        raise InputError(f"width = {width!r} has no effect if you pass ax. Leave width or ax out.")
 
 
 def drawing(width: str | None) -> Any:

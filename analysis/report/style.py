@@ -290,7 +290,10 @@ def saved_as(figure: Figure, file: Path) -> None:
     """Write the figure. The suffix of the file sets the format: .png, .pdf or .svg."""
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
-        raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
+        raise InputError(
+            f"{file} is not a .png, .pdf or .svg file. Choose a file name with one of these "
+            "endings."
+        )
     write_bytes(file, image(figure, kind))
 
 
@@ -431,8 +434,8 @@ def in_words(figure: Figure) -> str:
     log = losses.get_xscale() == "log"
     label = losses.get_xlabel()
     said = [f"{label.replace('round', 'rounds')} on a logarithmic axis" * log,
-            "a colour a row of the table" if several else "", ", ".join(kinds),
-            "means over seeds, bands from the least to the largest" if bands else ""]  # fmt: skip
+            "one colour per row of the table" if several else "", ", ".join(kinds),
+            "means over seeds, with bands from the minimum to the maximum" * bands]  # fmt: skip
     return f"By {label}: {'; '.join(filter(None, said))}."
 
 

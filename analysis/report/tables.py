@@ -29,7 +29,7 @@ WORDS = ("suite", "data", "within")
 # Columns that may be nan: the theory may reject them, or there are no held-out samples.
 MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "bound_global", "share",
               "share_global", "gap", "gap_low", "gap_high")  # fmt: skip
-MEND = "make it afresh"
+MEND = "run the experiment again in another folder"
 
 
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
@@ -48,12 +48,16 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
         try:
             values = np.array(cells[name], dtype=float)
         except ValueError:
-            raise InputError(f"{file}: column {name} holds what is no number: {MEND}") from None
+            raise InputError(
+                f"{file}: column {name} contains a value that is not a number: {MEND}"
+            ) from None
         if np.isnan(values).any() and name not in MAY_BE_NAN:
-            raise InputError(f"{file}: column {name} holds a nan: {MEND}")
+            raise InputError(f"{file}: column {name} contains NaN: {MEND}")
         odd = (values < 0).any() or math.isinf(values.max())
         if odd and name in ("perturbation", "mean_perturbation"):
-            raise InputError(f"{file}: a {name} is negative or infinite: {MEND}")
+            raise InputError(
+                f"{file}: column {name} contains a negative or infinite number: {MEND}"
+            )
         found[name] = values
     return found
 
@@ -64,7 +68,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         found = json.loads(read_text(file))
     except (OSError, ValueError):
-        raise InputError(f"{file} is missing or no JSON: {MEND}") from None
+        raise InputError(f"{file} is missing or is not valid JSON: {MEND}") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a JSON object: {MEND}")
     require(found, names, file)
@@ -109,7 +113,9 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
         for table in (runs, neighbours)
     )
     if set(keys) != set(count) or len(set(count.values())) != 1 or set(keys.values()) != {1}:
-        raise InputError(f"{folder}: runs.csv and neighbours.csv do not belong together: {MEND}")
+        raise InputError(
+            f"{folder}: runs.csv and neighbours.csv are not from the same experiment: {MEND}"
+        )
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
     outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
     if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
@@ -126,17 +132,17 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
         text = read_text(file)
         found = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error):
-        raise InputError(f"{file} is missing or no CSV: {MEND}") from None
+        raise InputError(f"{file} is missing or is not a valid CSV file: {MEND}") from None
     if not found or not text.endswith("\n"):
-        raise InputError(f"{file} is cut off: {MEND}")
+        raise InputError(f"{file} is truncated: {MEND}")
     header, *rows = found
     if missing := [name for name in names if name not in header]:
         raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
     if not rows:
-        raise InputError(f"{file} holds no rows: {MEND}")
+        raise InputError(f"{file} contains no rows: {MEND}")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise InputError(f"{file} is cut off in line {number}: {MEND}")
+            raise InputError(f"{file} is truncated in line {number}: {MEND}")
     return found
 
 

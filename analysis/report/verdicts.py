@@ -206,17 +206,20 @@ MEANINGS: dict[str, str] = {  # the definition that all pages and reports show
     REFUTED: "At least one interval lies outside that range, also after a correction for the "
     "number of comparisons (Bonferroni).",
     INCONCLUSIVE: "The data allow both: an interval reaches into the range and out of it.",
-    UNTESTED: "Nothing here can decide it. For example, there is only one seed, the models learned "
-    "nothing that could be compared, or no outcome could exceed the bound.",
+    UNTESTED: (
+        "This suite cannot decide it. For example, there is only one seed, the models learned "
+        "nothing that could be compared, or no outcome could exceed the bound."
+    ),
 }
 FORMER = {"fails": REFUTED, "undecided": INCONCLUSIVE, "not testable at this scale": UNTESTED}
 SCOPE = (
-    "Each verdict is about the sentence beside it, with the data, model and scale that the suite "
-    "used. It is not a verdict on a paper. The page of each paper compares the two settings."
+    "Each verdict is about the sentence next to it, with the data, model and scale that the "
+    "suite used. It is not a verdict on a paper. The page of each paper compares the two "
+    "settings."
 )
 ONE_OF_MANY = (
-    "an interval lies outside the allowed range, but one of many may do so by chance: intervals "
-    "that are right together in 95% of cases are {} times as long"
+    "an interval lies outside the allowed range, but one interval of many may do so by chance: "
+    "intervals that are all correct in 95% of cases are {} times as long"
 )
 
 
@@ -463,7 +466,7 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
     """Make a claim that holds if all entries of `held` are true."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
-    effect = Effect.exact(f"share of the {what} in which it holds", share, unit="ratio")
+    effect = Effect.exact(f"share of the {what} for which the claim holds", share, unit="ratio")
     return Claim(sentence, effect, ALL, detail)
 
 
@@ -481,7 +484,7 @@ def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
 def tally(claims: Sequence[Claim], data: str = "") -> str:
     """Return e.g. `5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
     if not claims:
-        return f"Measured on {data}; nothing is claimed" if data else "nothing is claimed"
+        return f"Measured on {data}; there are no claims" if data else "nothing is claimed"
     found = counts(claims)
     held, where = found[HOLDS], f" on {data}" if data else ""
     rest = [f"{found[one]} {'are' if found[one] > 1 else 'is'} {one}"
@@ -490,8 +493,8 @@ def tally(claims: Sequence[Claim], data: str = "") -> str:
     return "; ".join([head, ", ".join(rest)] if rest else [head])
 
 
-NOTHING = "no shipped suite can decide it: {}"
-SHORT = "This change shortens the interval, but may not decide."
+NOTHING = "no built-in suite can decide this claim: {}"
+SHORT = "This change makes the interval shorter, but may not decide the claim."
 FEW = 5  # number of seeds to suggest if the intervals are unknown
 # A factor on the variance, because the effects are only estimates; and the largest factor of seeds
 # that is suggested.
@@ -537,13 +540,13 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
         many = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
         known, times, why = np.isfinite(effect.value), times_as_many(claim, many), ""
         if np.isnan(effect.value).any():
-            why = "an effect of it could not be measured"
+            why = "one of its effects could not be measured"
         elif not (seeds and effect.seeded):
-            why = "more seeds would not shorten its interval"
+            why = "more seeds would not shorten the interval"
         elif math.isinf(times) and np.isnan(effect.high[known] - effect.low[known]).any():
-            why = "its interval is not known"
+            why = "the length of the interval is unknown"
         elif times > MOST:
-            why = f"it takes more than {MOST:g} times as many seeds"
+            why = f"more than {MOST:g} times as many seeds are needed"
         if why:
             return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
         words += ["--seeds", str(math.ceil(many * times))]

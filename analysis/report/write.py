@@ -116,7 +116,8 @@ def as_written(folder: Path) -> Iterator[None]:
         raise
     except ODD as error:
         raise InputError(
-            f"{folder} was changed by hand, or written by another version ({error!r:.80}): {MEND}"
+            f"{folder} was changed, or written by another version of fedmuon ({error!r:.80}): "
+            f"{MEND}"
         ) from error
 
 

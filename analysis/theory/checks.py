@@ -25,8 +25,8 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
             return formula(*given, **named)
         except (OverflowError, ZeroDivisionError):
             raise InputError(
-                f"{formula.__name__} leaves the doubles (1e-308 to 1e308) on the way to its value: "
-                "give numbers nearer to 1."
+                f"a step of the formula {formula.__name__} exceeds the range of double precision "
+                "(1e-308 to 1e308). Use numbers that are nearer to 1."
             ) from None
 
     return refusing
@@ -35,21 +35,25 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
 def probability(name: str, value: float) -> float:
     """Return a failure probability in (0, 1)."""
     if not 0 < value < 1:
-        raise InputError(f"{name} is {value}: a failure probability lies strictly in (0, 1).")
+        raise InputError(
+            f"{name} is {value}, but a failure probability must be above 0 and below 1."
+        )
     return float(value)
 
 
 def at_least(name: str, value: float, floor: float = 0.0) -> float:
     """Return a finite number that is at least the floor."""
     if not (math.isfinite(value) and value >= floor):
-        raise InputError(f"{name} is {value}: give a finite number that is at least {floor:g}.")
+        raise InputError(
+            f"{name} is {value}, but it must be a finite number that is at least {floor:g}."
+        )
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
     """Return a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} is {value}: give a finite number above 0.")
+        raise InputError(f"{name} is {value}, but it must be a finite number above 0.")
     return float(value)
 
 
@@ -57,7 +61,7 @@ def whole(name: str, value: int, floor: int = 1) -> int:
     """Return an integer that is at least the floor."""
     if not floor <= value <= LARGEST or int(value) != value:
         raise InputError(
-            f"{name} is {value}: give a whole number that is at least {floor} and at most 10^18."
+            f"{name} is {value}, but it must be an integer that is at least {floor} and at most 10^18."
         )
     return int(value)
 
@@ -65,7 +69,9 @@ def whole(name: str, value: int, floor: int = 1) -> int:
 def entries(name: str, value: int) -> int:
     """Return the number of entries of an array, at most 2^30."""
     if value > 2**30:
-        raise InputError(f"{name} is {value:.6g}: arrays have at most 2^30 numbers.")
+        raise InputError(
+            f"{name} is {value:.6g}, but arrays have at most 2^30 numbers. Use a smaller value."
+        )
     return value
 
 
@@ -75,7 +81,7 @@ def memory(beta: float) -> float:
     Outside [0, 1] the recursion of the Stability note would require |beta| and |1 - beta|.
     """
     if not 0 <= beta <= 1:
-        raise InputError(f"beta = {beta} is not valid: the memory coefficient lies in [0, 1].")
+        raise InputError(f"beta is {beta}, but the momentum must be in [0, 1].")
     return float(beta)
 
 
@@ -83,9 +89,12 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
     """Return a vector of doubles without NaN or negative entries; infinity is allowed."""
     array = np.asarray(given, dtype=float)
     if array.ndim != 1 or not array.size or (size is not None and array.size != size):
-        raise InputError(f"{name} has shape {array.shape}: give one number for each of {size}.")
+        raise InputError(
+            f"{name} has shape {array.shape}, but it must be a "
+            f"vector{'' if size is None else f' of {size} numbers'}."
+        )
     if not (array >= 0).all():
-        raise InputError(f"{name} holds a negative number or a NaN: every entry must be >= 0.")
+        raise InputError(f"{name} contains a negative number or NaN, but every entry must be >= 0.")
     return array
 
 
@@ -94,8 +103,8 @@ def sample_sizes(given: ArrayLike) -> np.ndarray:
     sizes = values("sizes", given)
     if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
         raise InputError(
-            "sizes must be whole numbers from 1 on, together at most 2^53: drop clients without "
-            "samples."
+            "sizes must be integers that are at least 1 and sum to at most 2^53. Remove clients "
+            "without samples."
         )
     return sizes
 
@@ -104,7 +113,10 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
     """Return p_i [N], which must sum to 1."""
     weights = values("weights", given, clients)
     if not abs(weights.sum() - 1) <= 1e-9:
-        raise InputError(f"weights sum to {weights.sum():.12g}: divide them by their sum.")
+        raise InputError(
+            f"weights sum to {weights.sum():.12g}, but they must sum to 1. Divide them by their "
+            "sum."
+        )
     return weights
 
 
@@ -112,10 +124,12 @@ def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
     """Return a schedule C [R, K] with K different clients in 0 .. N-1 in each round."""
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise InputError("the schedule must be whole numbers of shape [rounds, per round].")
+        raise InputError(
+            "the schedule must be an integer array of shape [rounds, participants per round]."
+        )
     if array.min() < 0 or array.max() >= clients:
-        raise InputError(f"the schedule names a client outside 0 .. {clients - 1}.")
+        raise InputError(f"the schedule contains a client outside 0 to {clients - 1}.")
     ordered = np.sort(array, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise InputError("the schedule names a client twice in one round.")
+        raise InputError("the schedule contains the same client twice in one round.")
     return array

@@ -58,22 +58,34 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Kind
 from fedmuon.tasks.constants import Constants
 
-COUPLING = "The schedule, batches and noise ignore the samples, and all who were drawn answered."
+COUPLING = (
+    "The schedule, the batches and the noise do not depend on the samples, and all sampled "
+    "clients replied."
+)
 REACHED = (
-    "X0 ignores the samples, so ||X - X0||_op <= {:.4g} at all times, where the losses lie in an "
-    "interval of length B = {:.4g}."
+    "X0 does not depend on the samples. So ||X - X0||_op <= {:.4g} at all times, and the losses "
+    "lie in an interval of length B = {:.4g}."
 )
-NONNEGATIVE = "No sample, the replaced one included, has a negative entry."
-LIPSCHITZ_LOSS = "Every loss is L_loss-Lipschitz in Frobenius norm (Assumption 4.3)."
-GRADIENTS = "Sample gradients are Lg-Lipschitz and at most G_max (Assumption 4.4)."
+NONNEGATIVE = "No sample has a negative entry, and neither has the replaced sample."
+LIPSCHITZ_LOSS = (
+    "Every loss is Lipschitz with the constant L_loss in the Frobenius norm (Assumption 4.3)."
+)
+GRADIENTS = (
+    "The gradient of every sample is Lg-Lipschitz, and its norm is at most G_max (Assumption 4.4)."
+)
 GLOBAL_MAP = "Every orthogonalization call is L_orth-Lipschitz on all matrices (Condition 4.1)."
-UNIFORM = "Each round draws K of N clients uniformly, alone (Corollary 4.3: failure + rho)."
-NO_CLIPPING = "Fresh Gaussian noise keeps s_q above gamma at every call (D.11: failure + alpha)."
-LAW = (
-    "The weights n_i over those of the cohort hang on who else takes part, so a law of schedules "
-    "is not enough: give the schedule as drawn (make the run), or average with weight 1/K."
+UNIFORM = (
+    "Each round draws K of N clients uniformly and independently (Corollary 4.3: failure + rho)."
 )
-MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this model."
+NO_CLIPPING = (
+    "Fresh Gaussian noise keeps the smallest singular value s_q above gamma at every call (D.11: "
+    "failure + alpha)."
+)
+LAW = (
+    "A client's weight in a round depends on the other participants, so a random schedule is not "
+    "enough. Use the schedule that a run drew (pass a run folder), or average with weight 1/K."
+)
+MEASURED = "The constants L_loss, Lg and G_max are estimates, because no proof covers this model."
 
 
 @dataclass(frozen=True)
@@ -398,7 +410,9 @@ def newton_schulz(
     """
     l_orth = lipschitz("newton-schulz", kind, **polynomial)
     if not np.isfinite(l_orth):
-        raise Uncertified("The constant of this Newton-Schulz map overflows: use kind='sharp'.")
+        raise Uncertified(
+            "The constant of this Newton-Schulz orthogonalizer overflows. Use kind='sharp'."
+        )
     return theorem(run, l_orth, participation, delta, **given)
 
 
@@ -570,7 +584,7 @@ def _amplified(run: Run, l_orth: float) -> np.ndarray:
     smoothness = run.constants.smoothness
     a = recursion.amplification(run.lr, run.beta, l_orth, smoothness, run.rounds, run.local_steps)
     if not math.isfinite(float(a.max()) * len(a)):
-        raise InputError(f"There is no rate to give, because {recursion.OVERFLOW}")
+        raise InputError(f"There is no convergence rate, because {recursion.OVERFLOW}")
     return a
 
 
@@ -581,12 +595,16 @@ def equal_clients(run: Run) -> int:
     """
     sizes, weights = sample_sizes(run.sizes), np.asarray(run.weights)
     if (sizes != sizes[0]).any() or not np.allclose(weights, 1 / len(sizes), rtol=1e-9):
-        raise InputError("K.2 and K.3 are for clients with equal n_i and p_i = 1/N: use `theorem`.")
+        raise InputError(
+            "Corollaries K.2 and K.3 need clients with equal sizes and weights (p_i = 1/N). Use "
+            "`theorem`."
+        )
     if run.batch:
-        raise InputError("K.2 and K.3 are for full batches: use `theorem`.")
+        raise InputError("Corollaries K.2 and K.3 need full batches. Use `theorem`.")
     if run.method is not None or run.factors is not None or run.reach or run.by_samples:
         raise InputError(
-            "K.2 and K.3 are for FedMuon with constant steps, constants and weights: use `theorem`."
+            "Corollaries K.2 and K.3 need FedMuon with constant step sizes, constants and "
+            "weights. Use `theorem`."
         )
     return int(sizes[0])
 
@@ -606,8 +624,8 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
         size = int(sizes[client])
         if count >= size:
             raise InputError(
-                f"client {client} would lose all its {size} samples, and its gradient with them: "
-                "leave it one"
+                f"client {client} would lose all of its {size} samples. Leave the client at "
+                "least one sample."
             )
         shares = sum(1 / (size - gone) for gone in range(count))
         moved += float(certificates[client]) * size * shares
@@ -636,13 +654,13 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 def noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest sigma / Delta that gives (epsilon, delta), rounded up."""
     if not 0 <= epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon} is not valid: give a number of 0 or more")
+        raise InputError(f"epsilon is {epsilon}, but it must be a finite number that is at least 0")
     low, high = 1 / FAR, FAR  # range of the shift d / sigma
     delta = probability("delta", delta)
     if indistinguishable(low, epsilon) > delta:
         raise InputError(
-            f"epsilon = {epsilon:g} and delta = {delta:g} ask for more than {FAR:g} times the "
-            "certificate as noise: give larger ones"
+            f"epsilon = {epsilon:g} and delta = {delta:g} require noise above {FAR:g} times the "
+            "certificate. Use a larger epsilon or delta."
         )
     while high > low * (1 + PRECISION):
         middle = math.sqrt(low * high)

@@ -122,8 +122,8 @@ from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.orthogonalize.lipschitz_constants import Kind
 
 SCOPE = (
-    "It holds for this run on this sample and its neighbours; Theorem 4.1 would need the same "
-    "tube for every sample (Remark D.2)."
+    "The bound holds for this run on these samples and their neighbours. Theorem 4.1 would need "
+    "the same tube for all samples (Remark D.2)."
 )
 
 
@@ -223,15 +223,20 @@ def sign_run(
     calls = (len(chosen), local_steps, chosen.shape[1])
     given = np.asarray(smallest, dtype=float)
     if given.ndim and given.shape != calls:
-        raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
+        raise InputError(
+            f"smallest has shape {given.shape}, but it must be one number or an array of shape "
+            f"{calls}."
+        )
     rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
     if not (np.isfinite(rates).all() and (rates >= 0).all() and np.isfinite(moved).all()):
         raise InputError("lr and sensitivity must be finite numbers that are at least 0.")
     if not (given >= 0).all():
-        raise InputError("smallest holds a negative number or a NaN: singular values are >= 0.")
+        raise InputError(
+            "smallest contains a negative number or NaN, but singular values are >= 0."
+        )
     smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
     run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
-    run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
+    run.refuse_where(run.gaps <= 0, "the momentum does not have full rank")
     return run
 
 
@@ -288,8 +293,9 @@ class SignRun:
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
-                f"No tube: at round {r}, local step {k}, client {self.schedule[r, position]}, "
-                f"{why} (s_q = {self.gaps[r, k, position]:.3g})."
+                f"There is no tube. At round {r}, local step {k}, client "
+                f"{self.schedule[r, position]}, {why} (smallest singular value s_q = "
+                f"{self.gaps[r, k, position]:.3g})."
             )
 
 
@@ -307,7 +313,7 @@ def _sharp_gap(run: SignRun) -> float:
     found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
     good, bad = min((found, top), key=violation), top
     outside = run.propagate(1 / good)[0] + good > run.gaps
-    run.refuse_where(outside, "a neighbour may lose the gap for every gamma")
+    run.refuse_where(outside, "a neighbour may leave the tube, whatever gamma is")
     if violation(bad) <= 0:
         return bad
     for _ in range(60):  # bisection; `good` always remains valid
@@ -368,9 +374,15 @@ def scalar_obstruction(
         (0.000999, 0.0997)
     """
     if whole("samples", samples) % 2 == 0:
-        raise InputError(f"samples = {samples}: the two majorities differ only for an odd number.")
+        raise InputError(
+            f"samples is {samples}, but the two majorities differ only for an odd number. Use an "
+            "odd number."
+        )
     if not 0 < slope <= loss_bound / 2:
-        raise InputError(f"slope = {slope}: the loss lies in [0, B] for 0 < slope <= B/2.")
+        raise InputError(
+            f"slope is {slope}, but it must be above 0 and at most B/2, so that the loss lies in "
+            "[0, B]."
+        )
     entries("samples", samples)
     data = np.repeat([1.0, -1.0], [(samples + 1) // 2, samples // 2])
     other = data.copy()
@@ -446,7 +458,9 @@ def path_certificate(
             ms = how.beta * ms + fresh
             apart = how.beta * ms + fresh if how.looks_ahead else ms  # t in (1)
             radii[r, k] = apart.max(0)
-            run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
+            run.refuse_where(
+                ~(radii < run.gaps), "a neighbour may have a momentum without full rank"
+            )
             xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) replaces L t
         x, m = (np.average(one, 1, averaged[r]) for one in (xs, ms))
     gamma = float((run.gaps - radii).min())
@@ -455,14 +469,19 @@ def path_certificate(
 
 Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (values [K, q], radii [N, K]) -> [N, K]
 TINY = np.finfo(float).tiny
-NEAR = "The run's errors |T(M) - S(M)|_F are those that it had, S the map of the bound."
+NEAR = (
+    "The run's errors |T(M) - S(M)|_F were measured in the run. S is the orthogonalizer of the "
+    "bound."
+)
 
 
 def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
     """Return D from the errors of all calls [R, E, K] and the Lipschitz constant `l_orth` of S."""
     found = np.asarray(errors, dtype=float)
     if found.ndim != 3 or not found.size or not (found >= 0).all():
-        raise InputError("errors must be numbers >= 0 of shape [rounds, local steps, per round].")
+        raise InputError(
+            "errors must be numbers >= 0 in an array of shape [rounds, local steps, per round]."
+        )
     change, _ = recursion.increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
         growth = 1 + recursion.first_rows(change, found.shape[0] * found.shape[1])[:, 0]
@@ -489,7 +508,9 @@ def around(
     hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
     if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape or not (seen >= 0).all():
-        raise InputError("values must be numbers >= 0 [rounds, local steps, per round, q].")
+        raise InputError(
+            "values must be numbers >= 0 in an array of shape [rounds, local steps, per round, q]."
+        )
     x, m = np.zeros((2, len(hits)))
     for cohort, calls in zip(cohorts, seen, strict=True):
         hit = (np.arange(len(hits))[:, None] == cohort) * hits[:, None]
@@ -560,5 +581,7 @@ def norm_tube(
     try:
         tube = tube_certificate(norms, schedule, sensitivity, *step)
     except Uncertified as error:
-        raise Uncertified(f"With |M|_F in the place of s_q: {error}") from None
+        raise Uncertified(
+            f"With the norm |M|_F instead of the smallest singular value s_q: {error}"
+        ) from None
     return replace(tube, l_orth=slope / tube.gamma)

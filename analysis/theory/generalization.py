@@ -222,7 +222,10 @@ def sharp_stability(
     """
     if c_hp == "variance":
         if deviations is None:
-            raise InputError("c_hp is 'variance': give the deviations of the training losses.")
+            raise InputError(
+                "c_hp is 'variance', which needs the deviations of the training losses. Pass "
+                "deviations."
+            )
         return by_variance(eps, sizes, weights, delta, loss_bound, deviations)
     n_eff = effective_size(sizes, weights)
     base = loss_bound / math.sqrt(n_eff)
@@ -240,7 +243,9 @@ def sharp_stability(
 
         deviation = at_best(tail, log)
     elif isinstance(c_hp, str):
-        raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit', 'sharp' or 'variance'.")
+        raise InputError(
+            f"c_hp is {c_hp!r}, but it must be a number, 'explicit', 'sharp' or 'variance'."
+        )
     else:
         log = math.log(2 / delta)
         deviation = scale * math.log(2 * samples) * log + base * math.sqrt(log)
@@ -273,7 +278,10 @@ def by_variance(
     squares = values("squares", deviations.squares, len(sizes))
     most = at_least("most", deviations.most)
     if (squares > most**2 * (1 + ROUNDING)).any():
-        raise InputError(f"a mean square is above most^2 = {most**2:g}: raise most to the largest.")
+        raise InputError(
+            f"a mean square exceeds most^2 = {most**2:g}. Set most to the root of the largest "
+            "mean square."
+        )
     n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
     of_tree, of_sum, of_variance = (math.log(1 / (part * delta)) for part in DEVIATIONS)
     scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
@@ -348,8 +356,11 @@ def least(value: Callable[[float], float], low: float, high: float, width: float
 
 Status = Literal["certified", "real-arithmetic", "estimated"]
 
-INDEPENDENCE = "The samples are independent, those of client i draws of one law (Assumption 4.1)."
-STABILITY = "Replacing one sample of client i changes every loss by at most eps_i, whatever it is."
+INDEPENDENCE = (
+    "All samples are independent, and the samples of client i have the same distribution "
+    "(Assumption 4.1)."
+)
+STABILITY = "If any one sample of client i is replaced, every loss changes by at most eps_i."
 RANGE = "Every loss lies in [0, B]."
 
 
@@ -437,14 +448,16 @@ def bound(
     stable = _checked(eps, sizes, weights, loss_bound)
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
-        raise InputError(f"shares are {shares}: give H and G each a part of delta in (0, 1].")
+        raise InputError(f"shares is {shares}, but H and G each need a part of delta in (0, 1].")
     if c_hp == "variance" and sum(shares) > 1:
-        raise InputError(f"shares are {shares}: their sum must be at most 1 for c_hp 'variance'.")
+        raise InputError(
+            f"shares is {shares}, but with c_hp='variance' their sum must be at most 1."
+        )
     h = sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp, deviations)
     g = bounded_differences(*stable, shares[1] * delta, loss_bound)
     if not isinstance(c_hp, str) and h < g:
         status = "estimated"
-        assumptions = (*assumptions, f"C_hp = {c_hp:g} is the caller's: nothing proves it.")
+        assumptions = (*assumptions, f"The caller passed C_hp = {c_hp:g}, which is not proved.")
     failure = delta + checks.at_least("other_failure", other_failure)
     n_eff = effective_size(*stable[1:])
     return Bound(min(h, g), h, g, n_eff, c_hp, delta, failure, status, assumptions)
@@ -561,9 +574,9 @@ def measured_gap(
     chances = client_weights(weights, len(fitted))
     table = np.asarray(shares, dtype=float)
     if table.ndim != 2 or len(table) != len(chances) or not (table >= 0).all():
-        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
+        raise InputError("shares must be numbers >= 0 in an array of shape [clients, classes].")
     if (abs(table.sum(axis=1) - 1) > 1e-9).any():
-        raise InputError("each client's label shares must sum to 1.")
+        raise InputError("the label shares of each client must sum to 1.")
     losses, labels = values("test_losses", test_losses), np.asarray(test_labels)
     if labels.shape != losses.shape:
         raise InputError("test_losses and test_labels must have the same length.")
@@ -571,19 +584,25 @@ def measured_gap(
     present = np.flatnonzero(class_weights)
     groups = [losses[labels == y] for y in present]
     if not all(len(group) for group in groups):
-        raise InputError("a class that clients hold has no held-out sample: hold out more.")
+        raise InputError(
+            "the clients have samples of a class without a held-out sample. Hold out more samples."
+        )
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
         raise InputError(
-            "held-out losses are further apart than loss_bound: raise it, or use interval='normal'."
+            "the held-out losses differ by more than loss_bound. Raise loss_bound, or use "
+            "interval='normal'."
         )
     held = class_weights[present]
     means, counts = (np.array([f(one) for one in groups], dtype=float) for f in (np.mean, len))
     empirical, population = float(chances @ fitted), float(held @ means)
     if interval not in (kinds := get_args(Interval)):
-        raise InputError(f"interval is {interval!r}: use one of {', '.join(kinds)}.")
+        raise InputError(f"interval is {interval!r}, but it must be one of {', '.join(kinds)}.")
     if interval in ("bernstein", "normal") and (counts < 2).any():
-        raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
+        raise InputError(
+            "a class has only one held-out sample, which is not enough for this interval. Use "
+            "interval='hoeffding'."
+        )
     failure = probability("1 - confidence", 1 - confidence)
     half = _half_width(held, groups, failure, top, interval)
     gap = population - empirical
@@ -618,7 +637,7 @@ def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int
     table = np.zeros(shape)
     np.add.at(table, places, 1.0)
     if (table.sum(axis=1) == 0).any():
-        raise InputError("a client without samples has no label shares: drop it.")
+        raise InputError("a client without samples has no label shares. Remove this client.")
     return table / table.sum(axis=1, keepdims=True)
 
 
@@ -626,7 +645,7 @@ def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
     """Check that the entries are integers in 0 .. count-1, and return the array."""
     found = np.asarray(given)
     if not (np.issubdtype(found.dtype, np.integer) and ((found >= 0) & (found < count)).all()):
-        raise InputError(f"{name} must be whole numbers of 0 .. {count - 1}.")
+        raise InputError(f"{name} must be integers from 0 to {count - 1}.")
     return found
 
 

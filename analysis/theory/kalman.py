@@ -60,7 +60,9 @@ class GradientModel:
             if (value := getattr(self, name)) is not None:
                 _square(name, value, size)
                 if name != "scale" and not np.allclose(value, np.transpose(value)):
-                    raise InputError(f"{name} is not symmetric: a covariance is.")
+                    raise InputError(
+                        f"{name} is not symmetric, but it is a covariance and must be symmetric."
+                    )
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,16 @@ def kalman_step(
     inner = wide
     if model.spread is not None:
         if moment is None:
-            raise InputError("the model has a spread of C, so (5) reads S_t: give moment")
+            raise InputError(
+                "the model has a spread of C, so eq. (5) of DiSK needs the moment S_t. Pass moment."
+            )
         inner = wide + model.spread @ _square("moment", moment, size)
     seen = model.noise + scale @ inner @ scale.T - (model.hessian if printed else 0.0)
     try:
         gain = np.linalg.solve(seen.T, scale @ wide.T).T  # P' = P
     except np.linalg.LinAlgError:
         raise InputError(
-            "the matrix that (5) inverts is singular: give noise a larger covariance"
+            "the matrix that eq. (5) of DiSK inverts is singular. Use a larger noise covariance."
         ) from None
     gradient = predicted + gain @ (found - scale @ predicted)
     return Estimate(gradient, (np.eye(size) - gain @ scale) @ wide, gain)
@@ -126,12 +130,17 @@ def kalman_step(
 def _square(name: str, given: ArrayLike, size: int) -> np.ndarray:
     array = np.asarray(given, dtype=float)
     if array.shape != (size, size) or not np.isfinite(array).all():
-        raise InputError(f"{name} has shape {array.shape}: give finite numbers [{size}, {size}].")
+        raise InputError(
+            f"{name} has shape {array.shape}, but it must be a finite matrix of shape [{size}, "
+            f"{size}]."
+        )
     return array
 
 
 def _vector(name: str, given: ArrayLike, size: int) -> np.ndarray:
     array = np.asarray(given, dtype=float)
     if array.shape != (size,) or not np.isfinite(array).all():
-        raise InputError(f"{name} has shape {array.shape}: give {size} finite numbers.")
+        raise InputError(
+            f"{name} has shape {array.shape}, but it must be a vector of {size} finite numbers."
+        )
     return array

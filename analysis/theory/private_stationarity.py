@@ -136,15 +136,19 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
 from fedmuon.orthogonalize.lipschitz_constants import max_deviation
 
-SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (000, Assumption 3.1)."
-LOTS = (
-    "Lots are B independent unbiased samples (000, Assumption 3.2), or Poisson lots of B expected "
-    "samples where f is the mean over all; noise is independent of them."
+SMOOTH = (
+    "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, and f is bounded below (DP-Muon, Assumption "
+    "3.1)."
 )
-QUALITY = "At every step O is within eps of the polar factor and ||O||_op <= 1, on every path."
-ALONE = "One matrix block moves; the others, if any, stand still (000, Appendix B.1)."
-GIVEN = "The caller gave the excess E(|G|_F - C)_+: nothing here proves it."
-TAILED = "E exp(|G|_F^2 / K^2) <= e for every sample's gradient (000, Corollary 3.5)."
+LOTS = (
+    "Lots are B independent unbiased samples (DP-Muon, Assumption 3.2), or Poisson lots of B "
+    "expected samples, and then f is the mean over all samples. The noise is independent of the "
+    "lots."
+)
+QUALITY = "At every step of every path, O is within eps of the polar factor, and ||O||_op <= 1."
+ALONE = "Only one matrix block is trained; other blocks stay constant (DP-Muon, Appendix B.1)."
+GIVEN = "The excess E(|G|_F - C)_+ was passed by the caller and is not proved."
+TAILED = "E exp(|G|_F^2 / K^2) <= e for the gradient G of every sample (DP-Muon, Corollary 3.5)."
 MEASURE = "(1/T) sum_t E ||grad f(W_t)||_*"
 SINGLE = 100_000  # number of steps that `averages` sums one by one
 
@@ -213,7 +217,7 @@ def averages(beta: float, steps: int) -> tuple[float, float]:
     largest value, so that both results are upper bounds.
     """
     if not 0 <= beta < 1:
-        raise InputError(f"beta is {beta}: choose 0 <= beta < 1.")
+        raise InputError(f"beta is {beta}, but it must be at least 0 and below 1.")
     first = np.arange(1, min(whole("steps", steps), SINGLE) + 1, dtype=float)
     if steps > SINGLE:  # a block that starts at t contains about t / 1000 steps
         count = math.ceil(1000 * math.log(steps / SINGLE))
@@ -250,7 +254,9 @@ def tail_excess(tail: float, clip: float) -> float:
 
 
 C1 = math.pi / 2 + math.log(2)
-MOMENT = "E |G|_F^2 <= G_2^2 for every sample's gradient, at every step (000, Corollary B.6)."
+MOMENT = (
+    "E |G|_F^2 <= G_2^2 for the gradient G of every sample at every step (DP-Muon, Corollary B.6)."
+)
 
 
 @in_doubles
@@ -319,7 +325,9 @@ def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
     """
     size = max_deviation(schedule(coefficients, steps), 0.0, 1.0, 0.0)
     if size is None:
-        raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
+        raise Uncertified(
+            "This coefficient schedule has no bound in double precision. Use fewer steps."
+        )
     return min(math.sqrt(whole("side", side)) * size, _steep(coefficients, steps))
 
 
@@ -344,10 +352,16 @@ def _steep(coefficients: Coefficients, steps: int) -> float:
 
 Start = Literal["first", "zero"]
 MEAN_SQUARE = "(1/T) sum_t E |grad F(x_t)|^2"
-SAMPLES_SMOOTH = "Every f(.; z) is L-smooth, F is bounded below (003, A1)."
-SAMPLES = "B samples a step, independent, of gradient variance at most s^2 (003, A2); inf is all."
-UNCLIPPED = "Nothing is clipped, and the noise is independent of the samples, E|w|^2 = W."
-EXACT = "Differences of gradients are predicted exactly: gamma = -1, or gradients are linear."
+SAMPLES_SMOOTH = "Every f(.; z) is L-smooth, and F is bounded below (DiSK, A1)."
+SAMPLES = (
+    "Each step uses B independent samples (B = inf: all samples), with gradient variance at most "
+    "s^2 (DiSK, A2)."
+)
+UNCLIPPED = "No gradient is clipped. The noise w is independent of the samples, and E|w|^2 = W."
+EXACT = (
+    "The filter predicts differences of gradients exactly, because gamma = -1 or gradients are "
+    "linear."
+)
 _POWERS = 2.0 ** np.arange(-12, 5)  # grid for s' and a; values <= 1 are the grid for y and z
 
 
@@ -379,7 +393,7 @@ class Disk:
         positive("lr", self.lr)
         whole("steps", self.steps)
         if not 0 < self.gain <= 1 or self.reach == 0:
-            raise InputError("DiSK has a gain in (0, 1] and a reach that is not 0.")
+            raise InputError("DiSK needs a gain above 0 and at most 1, and a reach that is not 0.")
         at_least("sigma", self.sigma)
         at_least("batch", min(self.batch, 1e300), 1)
         at_least("noise", self.noise)
@@ -410,11 +424,11 @@ def disk(
     top = math.sqrt(2 * known[0] * known[1])
     first = top if slope is None else at_least("slope", slope)
     if (rate := known[0] * one.lr) > 1:
-        raise InputError(f"lr is {one.lr:g}: the bound asks for lr <= 1/L = {1 / known[0]:g}.")
+        raise InputError(f"lr is {one.lr:g}, but the bound requires lr <= 1/L = {1 / known[0]:g}.")
     terms = _least(one, rate, known[1], first if start == "zero" else None)
     if terms is None:
         raise InputError(
-            f"With gain {one.gain:g} the filter follows too slowly at lr = {one.lr:g}: choose a "
+            f"With gain {one.gain:g}, the filter is too slow for lr = {one.lr:g}. Choose a "
             "larger gain or a smaller lr."
         )
     stood_on = (SAMPLES_SMOOTH, SAMPLES, UNCLIPPED) + ((EXACT,) if not one.missed else ())
@@ -508,12 +522,15 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
     room = 2 * positive("smoothness", smoothness) * positive("gap", gap)
     reduction = positive("slope", slope) ** 2 / room
     if reduction > 1 + 1e-12:
-        raise InputError(f"slope is {slope:g}: smoothness keeps it below sqrt(2 L D).")
+        raise InputError(f"slope is {slope:g}, but smoothness implies slope <= sqrt(2 L D).")
     start = (1 + 1 / horizon) * spread
     eta = math.sqrt(6 * gap / (reduction * smoothness * start * horizon))
     if smoothness * eta > 0.5:
         least = math.ceil(24 * smoothness * gap / (reduction * spread))
-        raise InputError(f"steps is {steps}: Corollary 4 asks for about {least} or more here.")
+        raise InputError(
+            f"steps is {steps}, but Corollary 4 of DiSK requires about {least} or more steps for "
+            "these values."
+        )
     size = math.sqrt(reduction * smoothness * gap / horizon)
     run = Disk(eta, horizon, reduction * smoothness * eta, -1.0, noise=spread)
     return Tuned(run, reduction, math.sqrt(6 * start) * size, 4 * math.sqrt(spread) * size)
@@ -566,5 +583,8 @@ def theorem_5(
     room = positive("smoothness", smoothness) * positive("gap", gap)
     least = math.sqrt(48 * steps / spread) * room / positive("slope", slope)
     if steps < least * (1 - 1e-9):
-        raise InputError(f"steps is {steps}: Theorem 5 asks for {math.ceil(least)} or more here.")
+        raise InputError(
+            f"steps is {steps}, but Theorem 5 of DiSK requires at least {math.ceil(least)} steps "
+            "for these values."
+        )
     return corollary_4(steps, gap, smoothness, slope, spread)

@@ -83,8 +83,8 @@ from fedmuon.core.errors import InputError
 Steps = float | np.ndarray  # one number, or one number per local step: [R, E] or [R E]
 
 OVERFLOW = (
-    "the amplification exceeds 1e308: shorten the horizon, lower lr, or use an orthogonalization "
-    "with a smaller Lipschitz constant."
+    "the amplification exceeds 1e308. Use fewer steps, a smaller lr, or an orthogonalizer with a "
+    "smaller Lipschitz constant."
 )
 
 
@@ -332,9 +332,9 @@ class Method:
         at_least("decay", self.decay)
         at_least("server", self.server)
         if self.form not in FORMS:
-            raise InputError(f"form is {self.form!r}: use one of {', '.join(FORMS)}.")
+            raise InputError(f"form is {self.form!r}, but it must be one of {', '.join(FORMS)}.")
         if not 0 <= self.alignment <= 1:
-            raise InputError(f"alignment = {self.alignment} is not valid: it is a share in [0, 1].")
+            raise InputError(f"alignment is {self.alignment}, but it must be in [0, 1].")
 
     @property
     def fresh(self) -> float:
@@ -448,7 +448,10 @@ def aligned_amplification(
         [0.103, 0.05]
     """
     if lr == 0:
-        raise InputError("lr = 0 is not valid, because the global direction divides by it.")
+        raise InputError(
+            "lr is 0, but it must be positive, because the formula of the global direction "
+            "divides by lr."
+        )
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     entries("rounds times local_steps", rounds * local_steps)
     rates = np.full(rounds, positive("lr", lr))
@@ -529,7 +532,9 @@ def batch_exposure(
     counts = sample_sizes(sizes).astype(int)
     chosen = rounds_of(schedule, len(counts))
     if steps.ndim != 2 or len(steps) != len(chosen):
-        raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
+        raise InputError(
+            "the amplification a_{s,k} must have shape [rounds, local steps], like the schedule."
+        )
     values("a", steps.ravel())
     loads: dict[int, np.ndarray] = {}
     averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
@@ -581,7 +586,7 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     weights, rho = values("a", a), probability("rho", rho)
     clients, per_round = whole("clients", clients), whole("per_round", per_round)
     if per_round > clients:
-        raise InputError(f"per_round = {per_round} exceeds the {clients} clients.")
+        raise InputError(f"per_round is {per_round}, but there are only {clients} clients.")
     with np.errstate(over="ignore"):
         total, top = float(weights.sum()), float(weights.max())
     if per_round == clients or math.isinf(total):

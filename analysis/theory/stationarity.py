@@ -78,7 +78,7 @@ class Schedule:
             InputError: If a number is out of range.
         """
         if not 0 <= self.beta < 1:
-            raise InputError(f"beta is {self.beta}: choose 0 <= beta < 1.")
+            raise InputError(f"beta is {self.beta}, but it must be at least 0 and below 1.")
         return positive("lr", self.lr), self.beta, whole("steps", self.steps)
 
 
@@ -163,34 +163,44 @@ def rate(alpha: float, rule: str = "heavy-tailed") -> float:
     if rule == "alpha-free":
         return min(0.25, (a - 1) / (2 * a))
     if rule != "heavy-tailed":
-        raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
+        raise InputError(f"The schedule {rule!r} is unknown. Use heavy-tailed or alpha-free.")
     return (a - 1) / (3 * a - 2)
 
 
 def tail_index(alpha: float) -> float:
     """Check that the tail index is in (1, 2] and return it (Nesterov Muon, Assumption 3.2)."""
     if not 1 < alpha <= 2:
-        raise InputError(f"alpha is {alpha}: the tail index of the noise lies in (1, 2].")
+        raise InputError(
+            f"alpha is {alpha}, but the tail index of the noise must be above 1 and at most 2."
+        )
     return float(alpha)
 
 
 def _forget(steps: int, gap: float, smoothness: float, noise: float, batch: int) -> float:
     """Return 1 - beta = min(1, sqrt(B L D / T) / noise)."""
     if not (at_least("gap", gap) > 0 and at_least("smoothness", smoothness) > 0):
-        raise InputError("A tuned schedule needs gap > 0 and smoothness > 0: give both, or eta.")
+        raise InputError(
+            "A tuned schedule needs gap > 0 and smoothness > 0. Set both, or set the step size."
+        )
     size = math.sqrt(whole("batch", batch) * smoothness * gap / whole("steps", steps))
     return min(1.0, size / noise) if at_least("sigma", noise) > 0 else 1.0
 
 
-SMOOTH = "f is L-smooth in Frobenius norm and bounded below (002, Assumption 3.1)."
+SMOOTH = "f is L-smooth in the Frobenius norm and bounded below (Nesterov Muon, Assumption 3.1)."
 MOMENT = (
-    "Samples of a batch are independent, unbiased, with E|G - grad|^a <= sigma0^a + sigma1^a "
-    "|grad|^a (002, Assumption 3.2)."
+    "Samples of a batch are independent and unbiased, with E|G - grad|^a <= sigma0^a + sigma1^a "
+    "|grad|^a (Nesterov Muon, Assumption 3.2)."
 )
-INEXACT = "Every call keeps <M, T(M)> and ||T(M)|| within gamma and nu (002, Assumption 2.1)."
-NESTEROV = "C <- beta C + G from C = 0, M = beta C + G, X <- X - eta T(M) (002 (1))."
+INEXACT = (
+    "In every call, <M, T(M)> and ||T(M)|| satisfy the limits of gamma and nu (Nesterov Muon, "
+    "Assumption 2.1)."
+)
+NESTEROV = "C <- beta C + G from C = 0, M = beta C + G, X <- X - eta T(M) (Nesterov Muon, eq. (1))."
 MEASURE = "min_k E |grad f(X_k)|_F"
-PREDICTABLE = "The martingale inequality A.8 holds with conditional moments, as 002 uses it."
+PREDICTABLE = (
+    "The martingale inequality A.8 of Nesterov Muon holds with conditional moments, as the paper "
+    "uses it."
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,10 @@ class Stationarity:
 def slowdown_of(polar_error: float) -> float:
     """Return chi = 1 / (1 - eps), the factor by which a polar error eps slows descent."""
     if not math.isfinite(chi := slowdown(polar_error)):
-        raise InputError("The polar error is 1 in doubles: take more steps, or a degree more.")
+        raise InputError(
+            "The polar error rounds to 1 in double precision. Use more Newton-Schulz steps or a "
+            "higher degree."
+        )
     return chi
 
 
@@ -325,7 +338,7 @@ def nesterov_muon(
     """
     (eta, beta, _), side = schedule.checked(), _side(shape)
     if not 0 < beta < 1:
-        raise InputError(f"beta is {beta}: the theorem asks for beta strictly in (0, 1).")
+        raise InputError(f"beta is {beta}, but the theorem requires a beta above 0 and below 1.")
     top = math.sqrt(2 * at_least("smoothness", smoothness) * at_least("gap", gap))
     slope = top if gradient is None else at_least("gradient", gradient)
     if start is None:
@@ -357,7 +370,9 @@ def _falling(singular: ArrayLike) -> np.ndarray:
     """Return the positive singular values of a matrix in descending order."""
     found = np.sort(values("singular values", singular))[::-1]
     if not (len(found) and found[0] > 0):
-        raise InputError("no singular value is above 0: give those of a matrix that is not 0.")
+        raise InputError(
+            "no singular value is above 0. Pass the singular values of a matrix that is not 0."
+        )
     return found[found > 0]
 
 
@@ -402,8 +417,9 @@ def sketched_quality(
     left = head - rank / (oversample - 1) * ratio ** (4 * whole("power", power, 0)) * tail
     if not left > 0:
         raise InputError(
-            f"a sketch of rank {rank} + {oversample} with h = {power} has no proved alignment with "
-            "this spectrum: raise the power iterations h, the rank or the oversampling"
+            f"for these singular values, no alignment is proved for a sketch of rank {rank} + "
+            f"{oversample} with h = {power} power iterations. Raise h, the rank or the "
+            "oversampling."
         )
     return 1 - left / (_divisor(s, divisor) * float(s.sum())), 0.0
 
@@ -422,8 +438,8 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
         return 0
     if ratio == 1:
         raise InputError(
-            f"singular values {rank} and {rank + 1} are equal, so power iterations change nothing: "
-            "choose another rank or a larger oversampling"
+            f"singular values {rank} and {rank + 1} are equal, so power iterations change "
+            "nothing. Choose another rank or a larger oversampling."
         )
     return 1 + math.floor(math.log(excess) / (4 * math.log(1 / ratio)))
 
@@ -431,7 +447,10 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
 def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, float, float]:
     """Return H, T and rho of `sketched_quality`; the target rank must be below the matrix rank."""
     if whole("rank", rank) >= len(s):
-        raise InputError(f"rank is {rank}: give one below the {len(s)} positive singular values.")
+        raise InputError(
+            f"rank is {rank}, but it must be below {len(s)}, the number of positive singular "
+            "values."
+        )
     whole("oversample", oversample, 2)
     return float((s[:rank] ** 2).sum()), float((s[rank:] ** 2).sum()), float(s[rank] / s[rank - 1])
 
@@ -439,7 +458,7 @@ def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, fl
 def _divisor(s: np.ndarray, given: float | None) -> float:
     divisor = float(np.linalg.norm(s)) if given is None else at_least("divisor", given)
     if divisor < s[0]:
-        raise InputError(f"divisor is {divisor}: it must be at least ||M||_op, {s[0]:g}.")
+        raise InputError(f"divisor is {divisor}, but it must be at least ||M||_op = {s[0]:g}.")
     return divisor
 
 
@@ -453,8 +472,8 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
     rho = 1 - gamma - pull * 2 * math.sqrt(math.pi) * noise.reduction * noise.sigma1
     if not rho > 0:
         raise InputError(
-            f"The noise grows too fast with the gradient for batches of {noise.batch}: choose a "
-            f"batch above {least_batch(noise, shape, gamma, nu):.6g}."
+            f"batch is {noise.batch}, but the noise grows so fast with the gradient that batch "
+            f"must be above {least_batch(noise, shape, gamma, nu):.6g}."
         )
     return rho
 
@@ -474,7 +493,7 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 def _pull(shape: tuple[int, int], gamma: float, nu: float) -> float:
     """Return 1 + sqrt(d0) (1 + nu), the factor of the momentum error in the bound."""
     if not 0 <= gamma < 1:
-        raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
+        raise InputError(f"gamma is {gamma}, but the theorem requires a gamma in [0, 1).")
     return 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
 
 
@@ -484,12 +503,23 @@ def _side(shape: tuple[int, int]) -> int:
 
 
 SPECTRALLY_SMOOTH = (
-    "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (004, Assumption 1)."
+    "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, and f is bounded below (Newton-Schulz "
+    "convergence, Assumption 1)."
 )
-VARIANCE = "Batches are independent and unbiased, E|G - grad|_F^2 <= sigma^2 each (Assumption 2)."
-AVERAGE = "M <- beta M + (1 - beta) G from M = 0; only its direction reaches a polar factor."
-POLAR = "Every step uses Z of ||Z||_op <= 1 within eps of the polar factor (Definition 3)."
-TAYLOR = "Taylor steps from M / ||M||_F keep ||Z||_op <= 1; others may not (Proposition 1)."
+VARIANCE = (
+    "Batches are independent and unbiased, and E|G - grad|_F^2 <= sigma^2 for each sample "
+    "(Assumption 2)."
+)
+AVERAGE = (
+    "M <- beta M + (1 - beta) G from M = 0. The orthogonalizer depends only on the direction of M."
+)
+POLAR = (
+    "Every step uses a Z with ||Z||_op <= 1 that is within eps of the polar factor (Definition 3)."
+)
+TAYLOR = (
+    "Taylor steps that start from M / ||M||_F keep ||Z||_op <= 1. Other steps may not "
+    "(Proposition 1)."
+)
 MEAN_NUCLEAR_NORM = "(1/T) sum_t E ||grad f(X_t)||_*"
 
 
@@ -546,7 +576,7 @@ def sgd_momentum(
     eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
     if smoothness * eta > (1 - beta) / 2 * (1 + 1e-12):
         raise InputError(
-            f"lr is {eta:g}: the theorem asks for lr <= (1 - beta)/(2 L) = "
+            f"lr is {eta:g}, but the theorem requires lr <= (1 - beta)/(2 L) = "
             f"{(1 - beta) / (2 * smoothness):g}."
         )
     squares = {

@@ -115,7 +115,8 @@ def sizes(clients: int, fan_out: int) -> list[int]:
     """Return the number of nodes of each level, from the clients to the root."""
     if not (math.inf > clients >= 1 and math.inf > fan_out >= 2):
         raise InputError(
-            f"no tree has {clients} clients and fan-out {fan_out}: give 1 or more and 2 or more"
+            f"clients is {clients} and fan_out is {fan_out}, but clients must be at least 1 and "
+            "fan_out at least 2"
         )
     found = [clients, -(-clients // fan_out)]
     while found[-1] > 1:
@@ -141,7 +142,10 @@ def additions(clients: int, fan_out: int) -> int:
 def rounding(additions: int) -> float:
     """Return gamma_h, a bound of the rounding error relative to sum_i |n_i X_i|."""
     if whole("additions", additions, 0) * UNIT >= 1:
-        raise InputError(f"after {additions} additions nothing is known: use a tree")
+        raise InputError(
+            f"the rounding error after {additions} additions has no bound. Use a tree of "
+            "aggregators."
+        )
     return additions * UNIT / (1 - additions * UNIT)
 
 
@@ -191,7 +195,8 @@ def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
     """
     if not slowdown > 1:
         raise InputError(
-            f"slowdown = {slowdown:g} is not valid: the floor is of a slower SVD, above 1"
+            f"slowdown is {slowdown:g}, but it must be above 1, because the lower bound assumes "
+            "that SVD is slower"
         )
     return (
         positive("slowdown", slowdown) * whole("steps", steps) * (whole("degree", degree) + 1) / 12

@@ -143,8 +143,8 @@ def require_classes(shards: Shards) -> None:
     """Raise an error if the targets are not class labels, which cannot carry a mark."""
     if shards.labels.dtype != torch.int64:
         raise InputError(
-            "canaries are recognized by their labels, but these targets are not classes: audit a "
-            "run whose labels are whole numbers"
+            "an audit recognizes canaries by their class labels, but the targets of this run are "
+            "not class labels. Audit a run with integer labels."
         )
 
 

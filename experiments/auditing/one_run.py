@@ -42,15 +42,15 @@ from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 
 ODDS = (
-    "The certified epsilon is refuted at that confidence. This happens to at most one in twenty "
-    "correct runs, so audit again with other coins before you search for an error."
+    "The audit refutes the certified epsilon at this confidence. This happens in at most one of "
+    "twenty correct runs. Before you search for an error, repeat the audit with new coins."
 )
 # The assumption of each bound. All bounds use the tail of the same number of right guesses, so the
 # largest bound fails no more often than a single bound may fail.
 BOUNDS = {
-    "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
-    "trade_off": "counts alone; Mahloujifar et al. 2024",
-    "declared": "the declared mechanism, where only sigma is in doubt",
+    "binomial": "only the counts of right guesses (Steinke, Nasr, Jagielski 2023)",
+    "trade_off": "only the counts of right guesses (Mahloujifar et al. 2024)",
+    "declared": "the declared mechanism, of which only sigma may be wrong",
 }
 COINS = "canaries.npz"
 LEAST = 10  # minimum number of canaries
@@ -141,24 +141,26 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     recipe = config.local.recipe
     if recipe not in PRIVATE and not is_own(recipe) and config.privacy.level != "client":
         raise InputError(
-            f"[local] recipe = '{recipe}' makes no privacy claim that an audit could refute: "
-            "choose a recipe dp-... or disk-..., or set [privacy] level = 'client'"
+            f"[local] recipe = '{recipe}' makes no privacy claim, so there is nothing to audit. "
+            "Choose a recipe dp-... or disk-..., or set [privacy] level = 'client'."
         )
     if config.engine.name != "inline":
         raise InputError(
-            f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
-            "the auditor cannot see them: set it to 'inline'"
+            f"[engine] name is '{config.engine.name}', which computes releases in other "
+            "processes, but the audit must see the releases. Set [engine] name = 'inline'."
         )
     if config.data.client_test and config.privacy.level != "client":
         raise InputError(
-            f"[data] client-test = {config.data.client_test} leaves fewer than train samples, "
-            "from which an audit draws its canaries: set it to 0"
+            f"[data] client-test is {config.data.client_test}, but an audit draws its canaries "
+            "from all training samples, and client-test removes some of them. Set [data] "
+            "client-test = 0."
         )
     most, whose = _most_canaries(config)
     if not LEAST <= canaries <= most:
         raise InputError(
-            f"{canaries} canaries are too few or too many: give at least {LEAST}, which can show "
-            f"something, and at most the {most} {whose} whose places they take"
+            f"the number of canaries is {canaries}, but it must be at least {LEAST}, because "
+            f"fewer canaries show nothing, and at most {most}, because canaries replace {whose}. "
+            "Choose another number of canaries."
         )
 
 
@@ -170,11 +172,13 @@ def _require_known_law(experiment: Experiment) -> None:
     """
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:
-        raise InputError("without noise there is no privacy to audit: set noise above 0")
+        raise InputError(
+            "the run adds no noise, so there is no privacy to audit. Set [privacy] noise above 0."
+        )
     if isinstance(released, Mechanism) and (released.fixed_order or released.quantile):
         raise InputError(
-            "the one-run audit supports only Poisson lots and a fixed clipping bound: leave "
-            "[privacy] sampling and quantile out"
+            "the one-run audit supports only Poisson lots and a fixed clipping bound. Leave "
+            "[privacy] sampling and quantile out of the config."
         )
     if isinstance(released, Mechanism):
         require_classes(experiment.shards)
@@ -281,7 +285,8 @@ def read_finished(folder: Path) -> Record:
     run = RunDirectory(folder)
     if run.summary() is None:
         raise InputError(
-            f"{folder} contains no finished run: give a config, or a run with canaries"
+            f"{folder} contains no finished audited run. Pass a config file to start an audit, "
+            "or the folder of a finished audited run."
         )
     run.require_resumable()
     raise InputError(
@@ -293,20 +298,21 @@ def read_finished(folder: Path) -> Record:
 def table(record: Record) -> Table:
     """Return the record as a table for printing."""
     noise = record["noise_at_most"]
-    sigma = "sigma may be anything" if noise is None else f"sigma is at most {number(noise)}"
+    sigma = "sigma may have any value" if noise is None else f"sigma is at most {number(noise)}"
     rows = [
         ("binomial", f">= {record['binomial']:.4f}", BOUNDS["binomial"]),
         ("trade-off", f">= {record['trade_off']:.4f}", BOUNDS["trade_off"]),
-        ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
+        ("declared", f">= {record['declared']:.4f}", f"if only sigma may be wrong: {sigma}"),
         ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
          f"by the run's ledger, {record['epsilon_adjacency']}"),
     ]  # fmt: skip
     shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
     words = [
-        f"{record['right']} of {record['guesses']} guesses about {record['canaries']} canaries are "
-        f"right, by the {record['sees']}; unit: {record['unit']}, adjacency: {record['adjacency']},"
-        f" delta = {number(record['delta'], 3)}. Each bound holds with {record['confidence']:.0%} "
-        f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
+        f"The attack saw the {record['sees']}, and {record['right']} of its {record['guesses']} "
+        f"guesses about {record['canaries']} canaries are right. Unit: {record['unit']}; "
+        f"adjacency: {record['adjacency']}; delta = {number(record['delta'], 3)}. Each bound "
+        f"holds with {record['confidence']:.0%} confidence. The audit took "
+        f"{record['seconds']:.1f} s, of which training took {record['train_seconds']:.1f} s."
     ]
     words += [*collusion(record), record.get("note", ""), "" if record["below"] else ODDS]
     shown.caption, shown.caption_justify = " ".join(filter(None, words)), "left"
@@ -318,7 +324,10 @@ def collusion(record: Record) -> list[str]:
     if "shares" not in record:
         return []
     seen, honest = record["shares_seen"], record["honest"]
-    words = f"They use sums with up to {seen} of {record['shares']} shares of noise"
+    words = f"The audit uses sums with up to {seen} of {record['shares']} shares of noise"
     if seen == honest:
-        return [f"{words}, the number that epsilon counts."]
-    return [f"{words}. Epsilon counts only {honest} of them, so these bounds are weaker for it."]
+        return [f"{words}. Epsilon counts the same number of shares."]
+    return [
+        f"{words}, but epsilon counts only {honest} shares. So the audit is a weaker test of "
+        "epsilon."
+    ]

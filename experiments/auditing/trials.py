@@ -29,10 +29,10 @@ TRIALS = {"projected": 100_000, "release": 2_000}  # default number of trials
 MOST = 4_000_000  # maximum number of released tensors, plus 2 per release: about half an hour
 MOST_TRIALS = 10**7
 MEANINGS = {
-    "counted": (">=", "counts of the trials only; up to about ln(trials)"),
+    "counted": (">=", "uses only the counts of the trials; at most about ln(trials)"),
     "tilted": (">=", "assumes the declared Gaussian noise; needs more trials than 1/delta"),
-    "joint": ("<=", "what the accountant certifies"),
-    "per_release": ("<=", "result if each block had drawn its own lot"),
+    "joint": ("<=", "epsilon that the accountant certifies"),
+    "per_release": ("<=", "epsilon if each block had drawn its own lot"),
 }
 
 
@@ -64,8 +64,8 @@ def audit(
     count = TRIALS[code] if count is None else count
     if not 1 <= count <= MOST_TRIALS or seed < 0:
         raise InputError(
-            f"{count} trials with seed {seed} are impossible: give 1 to {MOST_TRIALS:,} trials "
-            "and a seed of 0 or more"
+            f"the number of trials is {count} and the seed is {seed}, but the audit needs 1 to "
+            f"{MOST_TRIALS:,} trials and a seed that is at least 0"
         )
     require_enough(count)
     rng = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ def audit(
         if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
             raise InputError(
                 f"{count} trials of {setting.steps} steps with {setting.blocks} blocks take half "
-                "an hour or more with --code release: use fewer, or --code projected"
+                "an hour or more with --code release. Use fewer trials, or --code projected."
             )
         # This module imports torch, which `projected` does not need.
         from fedmuon.experiments.auditing import private_step
@@ -119,14 +119,16 @@ def table(record: dict[str, Any]) -> Table:
     shown = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
     hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
     words = [
-        f"{record['trials']} trials with and as many without the canary ({record['code']}), "
-        f"{record['adjacency']}, delta = {record['delta']:g}. The {hold} with "
-        f"{record['confidence']:.0%} confidence.",
+        f"The audit simulated {record['trials']} trials with the canary and {record['trials']} "
+        f"trials without it (code: {record['code']}, adjacency: {record['adjacency']}, delta = "
+        f"{record['delta']:g}). The {hold} with {record['confidence']:.0%} confidence.",
         *filter(None, [record["note"]]),
     ]
     if not record["below_joint"]:
-        words.append("The joint claim is refuted: the code releases more than it accounts for.")
+        words.append(
+            "The joint epsilon is refuted: the code releases more than the accountant counts."
+        )
     if record["refutes_per_release"]:
-        words.append("The per-release claim is refuted.")
+        words.append("The per-release epsilon is refuted.")
     shown.caption, shown.caption_justify = " ".join(words), "left"
     return shown

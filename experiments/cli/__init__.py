@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> Any:
             if not why and isinstance(error, OSError):  # a full disk, a name that is too long
                 place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
                 path = Path(error.filename) if isinstance(error.filename, str) else None
-                why = f"the system refuses {place} {why_and_remedy(error, path)}"
+                why = f"the system rejects access to {place} {why_and_remedy(error, path)}"
             elif not why and isinstance(error, MemoryError):
                 why = (
                     "this machine has too little memory for the command. Make the experiment "

@@ -321,7 +321,7 @@ def accounts(summary: Record | None) -> list[Table]:
             "at least": bracket["lower"],
             "by RDP": bracket["rdp"],
             "at delta": number(private["delta"], 3),
-            "stands on": standing(private),
+            "refers to": standing(private),
             "certified": "yes" if private["certified"] else "NO",
         }
     lines["released"] = ", ".join(private.get("released", ()))

@@ -121,7 +121,7 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
                 if logs is not None:
                     shutil.copytree(processes.logs, logs, dirs_exist_ok=True)
             except OSError:  # report the error that ended the run instead
-                logger.warning("fedmuon: the logs cannot be written to %s", logs)
+                logger.warning("fedmuon: cannot write the logs of the deployment to %s", logs)
             finally:
                 processes.stop()
 
@@ -183,7 +183,7 @@ class Deployment:
             return summary
         said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
         sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
-        last = f"the run ended without a result: {said[-300:]}"
+        last = f"the run in the deployment ended without a result. Its last output: {said[-300:]}"
         raise InputError(sentences[-1] if sentences else last)
 
     def _new_records(
@@ -198,7 +198,9 @@ class Deployment:
                 known, end = known + len(new), time.monotonic() + limit
                 yield from new
             if time.monotonic() > end:
-                raise InputError(f"the run has printed nothing for {limit:.0f} s")
+                raise InputError(
+                    f"the run in the deployment has finished no round for {limit:.0f} s"
+                )
             time.sleep(PAUSE)
 
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
@@ -245,13 +247,18 @@ class Deployment:
                 urllib.request.urlopen(url, timeout=5, context=trust).close()
                 return
             if time.monotonic() > end:
-                raise InputError(f"the SuperLink does not answer after {START:.0f} s")
+                raise InputError(
+                    f"the SuperLink of the deployment has not answered within {START:.0f} s"
+                )
             time.sleep(PAUSE)
 
     def _require_superlink(self) -> None:
         if (code := self._superlink.poll()) is not None:
             last = (self.processes.log("superlink").strip().splitlines() or ["no words"])[-1]
-            raise InputError(f"the SuperLink ended (exit code {code}): {last}")
+            raise InputError(
+                f"the SuperLink of the deployment ended with exit code {code}. Its last message: "
+                f"{last}"
+            )
 
     def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
         """Start a Flower command that knows only this SuperLink, not those of the user."""

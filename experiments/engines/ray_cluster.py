@@ -44,8 +44,8 @@ CONNECT = 3.0  # seconds within which a cluster's address must accept a connecti
 LEAST = 1 << 18  # free bytes on the disk of Ray's folder without which Ray does not start
 _driving = threading.Lock()
 TAKEN = (
-    "this program is already connected to Ray: call ray.shutdown() first, or pass that "
-    "connection to fedmuon.flower.RayGrid"
+    "this Python process is already connected to Ray. Call ray.shutdown() first, or pass the "
+    "connection to fedmuon.flower.RayGrid."
 )
 # Ray uses loopback as the address of a node only if this variable says that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -239,11 +239,14 @@ def _require_listener(address: str) -> None:
 def _unreachable(error: Exception, address: str) -> str:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     if not address:
-        return f"Ray does not start on this machine ({said}): run with --verbose for details"
+        return (
+            f"Ray cannot start on this machine ({said}). Run the command with --verbose for "
+            "details."
+        )
     return (
-        f"no Ray cluster answers at {address} ({said}). Start one with `ray start --head`, set "
-        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if it needs a token, or leave the address out to "
-        "start Ray locally."
+        f"no Ray cluster answers at {address} ({said}). Start a cluster with `ray start --head`, "
+        "set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if the cluster needs a token, or leave the "
+        "address out to start Ray on this machine."
     )
 
 
@@ -261,7 +264,7 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     try:
         if shutil.disk_usage(folder.path).free < LEAST:  # Ray itself would wait for a minute
             raise InputError(
-                f"Ray needs room for its logs and sockets {disk_full(folder.path.parent)}"
+                f"Ray needs disk space for its logs and sockets {disk_full(folder.path.parent)}"
             )
         token = folder.path / "token"
         token.touch(mode=0o600)

@@ -29,7 +29,7 @@ from fedmuon.server.ray.grid import RayGrid
 from fedmuon.server.ray.worker_pool import died, is_full, why
 
 Result = TypeVar("Result")
-STORES = "A cluster can have larger stores with `ray start --object-store-memory`."
+STORES = "To enlarge the object store of a cluster, use `ray start --object-store-memory`."
 
 
 def with_ray_grid(
@@ -95,9 +95,9 @@ def _why(error: RayError, config: Config) -> str:
     """Return an explanation of the error and the action that solves it."""
     if died(error):
         return (
-            "the Ray engine stopped because all of its workers died. The last one: "
+            "the Ray engine stopped because all of its workers died. The last error: "
             f"{why(error)}. Free memory or lower [federation] per-round, then continue with "
-            "--resume"
+            "--resume."
         )
     if is_full(error):
         place = None
@@ -107,10 +107,11 @@ def _why(error: RayError, config: Config) -> str:
     said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
     if isinstance(error, ActorUnschedulableError | TaskUnschedulableError):
         return (
-            f"Ray has no room for a worker ({said}): lower [engine] cpus-per-client = "
-            f"{engine.cpus_per_client:g} or gpus-per-client = {engine.gpus_per_client:g}"
+            f"Ray has not enough CPUs or GPUs to start a worker ({said}). Lower [engine] "
+            f"cpus-per-client = {engine.cpus_per_client:g} or gpus-per-client = "
+            f"{engine.gpus_per_client:g}."
         )
-    return f"the Ray engine stopped ({said}): run with --verbose for details"
+    return f"the Ray engine stopped ({said}). Run the command with --verbose for details."
 
 
 def machines() -> int:
@@ -134,7 +135,7 @@ class Handed:
         except Exception as error:  # pickling may run the user's code, which can raise anything
             raise InputError(
                 "the objects that were passed in Python cannot be sent to Ray's workers "
-                f"({error!s:.200}): remove open files, locks and generators from them"
+                f"({error!s:.200}). Remove open files, locks and generators from these objects."
             ) from error
 
     def __call__(self) -> Any:

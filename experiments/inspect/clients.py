@@ -74,14 +74,14 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
     """Return tables of the distribution and the worst clients. `clients` is N."""
     last = last_of_each(records)
     if not last:
-        return ["No round is finished yet, so there are no records of clients."]
+        return ["No round is finished yet, so there are no client records."]
     found = distributions(records)
     head = list(next(iter(found.values())))
     rows = [
         [word_of(name), *(_cell(name, value) for value in one.values())]
         for name, one in found.items()
     ]
-    title = f"last record of each client, {len(last)} of {clients} took part"
+    title = f"last record of each client; {len(last)} of {clients} clients took part"
     parts: list[Table | str] = [columns(title, ("", *head), rows)]
     parts.append(
         "Worst tenth: the mean of the lowest tenth for accuracies, cosines and counts, and of the "

@@ -48,6 +48,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
     ]
     return [
         columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), rates, 3),
-        columns("Data sources", ("name", "available", "where, or how to get it"), sources, 3),
+        columns(
+            "Data sources", ("name", "available", "location, or how to get the data"), sources, 3
+        ),
         columns("Versions", ("package", "version"), found["versions"].items(), 2),
     ]

@@ -181,12 +181,12 @@ class RunStatus:
         if not self.private or self.summary is not None:
             return failed
         if why := _lost(self.path, self._changed):
-            return f"{failed}; and it cannot be resumed: {why}"
+            return f"{failed}; the run cannot be resumed: {why}"
         if self.config.privacy.insecure_reproducible_noise:
-            return f"{failed}; its noise would be the same again: {AFRESH}"
+            return f"{failed}; a resumed run would draw the same noise and fail again: {AFRESH}"
         if not _is_finite(self.path, self._changed):
-            return f"{failed}; its last checkpoint is not finite either: {AFRESH}"
-        return f"{failed}; new noise is drawn, so it may succeed: resume with: {self.again}"
+            return f"{failed}; the last checkpoint is not finite either: {AFRESH}"
+        return f"{failed}; a resumed run draws new noise and may succeed, resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
         """Return the name and text of each line: the settings, and the number of rounds."""
@@ -281,14 +281,16 @@ def is_run(folder: Path) -> bool:
 def run_status(folder: Path) -> RunStatus:
     """Return the run in a folder, or raise an InputError if there is none."""
     if not is_run(folder):
-        raise InputError(f"{folder} is not a run folder: name one, or list all with `fedmuon ls`")
+        raise InputError(
+            f"{folder} is not a run folder. Pass a run folder; `fedmuon ls` lists them."
+        )
     return RunStatus(folder)
 
 
 def runs_below(folder: Path) -> list[RunStatus]:
     """Return all runs in the folder and below it, ordered by path."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: name one that contains runs")
+        raise InputError(f"{folder} is not a folder. Pass a folder that contains runs.")
     places = {
         file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
     }

@@ -41,10 +41,10 @@ ROWS = {
     "set-up": "to split samples and draw the schedule",
     "engine": "to start and stop the engine",
     "first round": "the first round",
-    "later rounds": "the others",
+    "later rounds": "all later rounds",
     "evaluations": "evaluations",
     "records": "records, checkpoints and the final files",
-    "all": "from command to prompt",
+    "all": "total, from command to prompt",
 }
 
 
@@ -206,32 +206,40 @@ def tables(record: Record) -> list[Table | str]:
         title += f", {record['workers']} workers"
     if (others := record["others"]) > BUSY:
         title += (
-            f"\nother programs used {others:.1f} cores during the trial, so the run is faster "
-            "without them"
+            f"\nother programs used {others:.1f} cores during the trial; without them, the run "
+            "is faster"
         )
     held = [("peak memory of this process", "", "", in_bytes(memory["driver"]))]
     if memory["worker"]:
-        held.append(("of a worker", "", "", in_bytes(memory["worker"])))
-    for words, way in (("sent to clients per round", "down"), ("sent back", "up")):
+        held.append(("peak memory of a worker", "", "", in_bytes(memory["worker"])))
+    for words, way in (
+        ("sent to clients per round", "down"),
+        ("sent to the server per round", "up"),
+    ):
         each_ = sent[f"a client {way}"]
         all_ = in_bytes(record["participants"] * each_)
         held.append(
             (words, in_bytes(each_), all_, in_bytes(sent[way]) if memory["worker"] else "–")
         )
-    notes = [] if memory["worker"] else ["Inline, clients are in this process."]
+    notes = (
+        []
+        if memory["worker"]
+        else ["With the inline engine, clients run in this process, so no messages are measured."]
+    )
     if record["tried"] < record["participants"]:
         notes.append(
-            f"The trial round had {record['tried']} of its {record['participants']} clients."
+            f"The trial round trained {record['tried']} of the {record['participants']} clients "
+            "of a round."
         )
     if record["engine"] == "ray":
         notes.append(
-            "Data that the clients of a round share are sent once per worker, or once per "
-            "machine if large."
+            "Data that several clients of a round share are sent once per worker, or once per "
+            "machine if the data are large."
         )
     return [
         columns(title, ("seconds of this run", "each", "in all"), rows),
         columns(
-            "memory, and bytes of messages",
+            "memory, and size of messages",
             ("", "a client's arrays", f"of {record['participants']} clients", "measured"),
             held,
         ),

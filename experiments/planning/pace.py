@@ -334,7 +334,5 @@ def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float,
             one.kill()
     seconds = time.perf_counter() - start
     if any(one.returncode for one in running):
-        raise InputError(
-            "a client's process does not answer on this machine: see its message above"
-        )
+        raise InputError("a client process failed on this machine. Its error message is above.")
     return seconds, max(map(int, said))

@@ -50,29 +50,35 @@ MAPLESS = ("fedavg", "fedavgm", "sgd")  # steps along gradients or momenta, so L
 AVERAGES = ("mean", "by-samples")
 HEAVY = "heavy-tailed"  # during a run, constant steps replace this schedule
 WHY = {
-    "adamw": "AdamW divides by the root of a second moment, which the recursion does not have",
-    "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
+    "adamw": (
+        "AdamW divides by the root of a second moment, which the recursion of the Stability note "
+        "does not have"
+    ),
+    "normalized-sgd": "the direction D / ||D|| jumps where the momentum D is 0",
 }
-OTHERS = "it is not known how far apart it can move two models"
+OTHERS = "no theorem limits how far apart this recipe can move two models"
 PRIVATELY = "the recursion of the Stability note has no clipping and no Poisson lots"
 SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # keys of Newton–Schulz
 
 FAR_ABOVE = 1000.0  # a certificate is sound in float64 if it exceeds the rounding by this factor
-CALLER = "The caller gave {} = {:g}, which is not checked."
+CALLER = "The value {} = {:g} was passed by the caller and is not checked."
 CENTERED = (
-    "Samples are centered by the mean of {} public samples. These are neither trained nor tested "
-    "on, and are the same for both data sets."
+    "Samples are centered by the mean of {} public samples. The public samples are used neither "
+    "for training nor for testing, and are the same for both data sets."
 )
-ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
+ALIGNED = (
+    "The model X, the momentum M and the global direction follow the three-state recursion of "
+    "Remark 3.2."
+)
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no Lipschitz constant and no "
-    "bound. The neighbours of one run can still have certificates, computed from its momenta "
-    "(Lemma D.12). This needs a finished run on the matrix task, without alignment, in float64, "
-    "on its schedule as drawn."
+    "bound. The neighbours of one run can still have certificates, computed from the momenta of "
+    "the run (Lemma D.12). These certificates need a finished run of the matrix task in float64, "
+    "without alignment, with the schedule that the run drew."
 )
 PRINTED = (
-    "The printed tube (Lemma D.12) covers only FedMuon as in the Stability note: set [stability] "
-    "lipschitz = 'sharp', which is proved for other forms, too."
+    "The published tube (Lemma D.12) covers only FedMuon as in the Stability note. Set "
+    "[stability] lipschitz = 'sharp', which is proved for other forms, too."
 )
 EXACT = (
     "The bound assumes exact arithmetic and does not count rounding. In float32, or in float64 "
@@ -81,23 +87,23 @@ EXACT = (
 )
 BEFORE = (
     "[stability] c-hp = 'variance' needs the training losses of a finished run of the matrix "
-    "task: give the run's folder, or set c-hp to explicit or sharp."
+    "task. Pass the run folder, or set c-hp to explicit or sharp."
 )
 UNPROVED = (
-    "The constants of a network (B, L_loss, Lg, G_max) are not proved. Make the run, whose "
-    "folder then has estimates, or set [task] name = 'matrix'."
+    "The constants of a network (B, L_loss, Lg, G_max) are not proved. Run the experiment and "
+    "pass its run folder, from which the constants are estimated, or set [task] name = 'matrix'."
 )
 STOPPED = (
-    "The run ended early because of its data, which a schedule drawn in advance does not cover: "
-    "run without early stopping."
+    "The data decided when the run ended, but the bound covers only schedules that are drawn in "
+    "advance. Run without early stopping."
 )
 DROPPED = (
-    "A participant dropped out of some round, which a schedule drawn in advance does not cover: "
-    "run with [faults] policy strict."
+    "A participant dropped out of a round, but the bound covers only schedules that are drawn in "
+    "advance. Run with [faults] policy strict."
 )
 AUTHOR = (
-    "The author of the given orthogonalizer claims L_orth = {:g}. No drawn pair of matrices "
-    "exceeded it, which proves nothing."
+    "The author of the given orthogonalizer claims L_orth = {:g}. No random pair of matrices "
+    "contradicts this value, but this is not a proof."
 )
 
 
@@ -128,29 +134,30 @@ def method_of(config: Config) -> Method:
     if config.compression.uplink != "none" or config.compression.downlink != "none":
         raise Uncertified(
             "A run with compressed messages has no certificate, because the recursion of the "
-            "Stability note averages exact models and momenta. Leave [compression] out."
+            "Stability note averages exact models and momenta. Remove [compression] from the "
+            "config."
         )
     if has_map(config):
         _require_plain_steps(config)
     if local.schedule == HEAVY:
         raise Uncertified(
-            "The step size of the heavy-tailed schedule is known only in a run: make the run, or "
-            "set [local] schedule to another one."
+            "The step size of the heavy-tailed schedule is known only in a run. Run the "
+            "experiment and pass its run folder, or set [local] schedule to another schedule."
         )
     if local.epochs and reads(config, "local.epochs"):
         raise Uncertified(
-            "The recursion needs the same number of steps for all clients: set [local] steps, "
+            "The bound needs the same number of local steps for all clients. Set [local] steps, "
             "and leave epochs out."
         )
     if config.federation.aggregate not in AVERAGES:
         raise Uncertified(
-            "The recursion follows weighted means of the participants' replies: set [federation] "
+            "The bound covers only weighted means of the participants' replies. Set [federation] "
             "aggregate = 'mean' or 'by-samples'."
         )
     if config.task.name != "matrix" and local.weight_decay and has_map(config):
         raise Uncertified(
-            "The two step sizes of a network decay its parameters differently, which the "
-            "recursion does not follow: set [local] weight-decay = 0."
+            "With two step sizes, the parameters of a network decay differently, which the bound "
+            "does not cover. Set [local] weight-decay = 0."
         )
     if local.recipe in ("fedavg", "fedavgm"):
         server = local.server_momentum if local.recipe == "fedavgm" else 0.0
@@ -389,15 +396,16 @@ def map_constant(case: CertifiedSetting) -> float:
     if is_own(table.name):
         if case.l_map is None:
             raise Uncertified(
-                "Your orthogonalizer comes without a Lipschitz constant, so there is no bound: "
-                "give fedmuon.Orthogonalizer(apply, lipschitz=L) if you can prove one."
+                "Your orthogonalizer has no Lipschitz constant, so there is no bound. If you can "
+                "prove a constant L, pass fedmuon.Orthogonalizer(apply, lipschitz=L)."
             )
         return case.l_map
     if table.name == "exact-sign":
         raise Uncertified(JUMPS)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError(
-            "The Lipschitz constant of the smoothed sign depends on the model's shape: give L_orth."
+            "The Lipschitz constant of the smoothed sign depends on the model's shape, which is "
+            "not known. Pass L_orth."
         )
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K
@@ -411,8 +419,8 @@ def map_constant(case: CertifiedSetting) -> float:
     found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
     if not math.isfinite(found):
         raise Uncertified(
-            "The printed constant of this orthogonalizer overflows: use [stability] lipschitz = "
-            "'sharp'."
+            "The published constant of this orthogonalizer overflows. Set [stability] lipschitz "
+            "= 'sharp'."
         )
     return found
 
@@ -607,8 +615,15 @@ def _note(case: CertifiedSetting, certificate: Certificate) -> str:
             f"The bound is vacuous (eps_i = B for {lost} of {clients} clients), because {OVERFLOW}"
         )
     if lost:
-        return f"{lost} of {clients} clients count with the trivial eps_i = B, because {OVERFLOW}"
-    return f"The bound is vacuous: no gap exceeds B = {top:g}." if found.value >= top else ""
+        return (
+            f"For {lost} of {clients} clients, the bound uses the trivial eps_i = B, because "
+            f"{OVERFLOW}"
+        )
+    return (
+        f"The bound is vacuous, because no gap can exceed B = {top:g}."
+        if found.value >= top
+        else ""
+    )
 
 
 def constant_of(record: dict[str, Any]) -> str:
@@ -626,4 +641,4 @@ def table(record: dict[str, Any]) -> Table:
             value = "-" if other["value"] is None else number(other["value"], 6)
             rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
     rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
-    return facts(f"bound with {constant_of(record)}", [*rows, ("why", record["refusal"])])
+    return facts(f"bound with {constant_of(record)}", [*rows, ("no bound", record["refusal"])])

@@ -68,15 +68,15 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
         axes.hlines(promised[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
                     lw=1.6, label="certificate")  # fmt: skip
     if idle:  # a log axis has no zero, so zeros are marked at the bottom
+        label = f"{(moved == 0).sum()} of {len(moved)} are 0 (not on the log axis)"
         axes.plot(idle, [0.02] * len(idle), "x", color=style.RED, ms=5,
-                  transform=axes.get_xaxis_transform(),
-                  label=f"0, off the log axis: {(moved == 0).sum()} of {len(moved)}")  # fmt: skip
+                  transform=axes.get_xaxis_transform(), label=label)  # fmt: skip
     style.log_y(axes)
     axes.set_xlim(0.3, len(clients) + 0.7)
     if len(clients) <= 20:  # with more clients, the numbers would overlap
         turn = 90 if len(clients) > 10 else 0
         axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
-        axes.set_xlabel("client, in rising order of exposure $Y_i(C)$")
+        axes.set_xlabel("client, in increasing order of exposure $Y_i(C)$")
     else:
-        axes.set_xlabel("clients in rising order of exposure $Y_i(C)$")
+        axes.set_xlabel("clients in increasing order of exposure $Y_i(C)$")
     axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")

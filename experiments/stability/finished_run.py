@@ -52,10 +52,12 @@ from fedmuon.tasks.networks import NetworkTask
 CENSUS = "neighbours.csv"
 SAMPLES, POWERS, REACH = 128, 12, 1e-3
 OBSERVED = (
-    "B, L_loss, G_max and Lg are the largest loss, gradient norm and curvature seen at the first "
-    "and the last model on {} samples. They may be larger elsewhere."
+    "B, L_loss, G_max and Lg are estimates: the largest loss, gradient norm and curvature at the "
+    "first and the last model on {} samples. Their true values may be larger."
 )
-ROUTED = "Orth and the auxiliary step together have the larger of their two constants."
+ROUTED = (
+    "The orthogonalizer and the auxiliary step together have the larger of their two constants."
+)
 DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 Found = TypeVar("Found")
@@ -99,8 +101,8 @@ class FinishedRun:
             raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None
         if dealt != partition_digest(data.train_index, data.client):
             raise InputError(
-                f"the partition gives another result than in {out}: let it use only the random "
-                "generator that it receives"
+                f"the partition now differs from the partition in {out}. Your partition function "
+                "must use only the random generator that it receives."
             )
         experiment = build_experiment(config, data)
         plan, _ = fingerprints.with_factors(experiment.plan, config, there)
@@ -123,7 +125,7 @@ def from_directory(
         given: Objects that the caller passed in Python.
     """
     if not (folder / "config.toml").exists():
-        raise InputError(f"{folder} has no config.toml, so it is not a run folder: check the path")
+        raise InputError(f"{folder} has no config.toml, so it is not a run folder. Check the path.")
     run = RunDirectory(folder)
     run.require_sound()
     config = load(folder / "config.toml", changes).with_objects(given)
@@ -138,7 +140,9 @@ def from_directory(
         start = read_tensors(folder / "initial.safetensors")[0]
         shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
     except DAMAGE as error:
-        raise InputError(f"{folder} is damaged ({error}): make the run again") from None
+        raise InputError(
+            f"{folder} is damaged ({error}). Run the experiment again in another folder."
+        ) from None
     moved = None
     if CENSUS in files.sums_of(folder):  # the checksum is written after all neighbours have run
         files.require_sound(folder, [CENSUS])
@@ -188,9 +192,10 @@ def _require_objects(config: Config, folder: Path) -> None:
     ]
     if held:
         raise InputError(
-            f"{' and '.join(held)} of {folder} was passed in Python, so this command cannot load "
-            "it. In Python, use fedmuon.bound(result) with the result of fedmuon.run. Repeat "
-            "fedmuon.run with resume=True and the same objects to get that result again."
+            f"the run in {folder} used objects that were passed in Python ({', '.join(held)}), "
+            "so this command cannot load them. In Python, call fedmuon.bound(result) with the "
+            "result of fedmuon.run. To get the result again, call fedmuon.run with resume=True "
+            "and the same objects."
         )
 
 
@@ -232,7 +237,8 @@ def measured_losses(
     shards, clients = experiment.shards, len(data.sizes)
     if not len(data.test_labels):
         raise InputError(
-            "no sample is held out, so the gap is unknown: lower [data] train, or set [data] test"
+            "no sample is held out, so the gap cannot be measured. Lower [data] train, or set "
+            "[data] test."
         )
     owner = np.repeat(np.arange(clients), data.sizes)
     shares = label_shares(classes_of(data.labels), owner, clients, max(1, classes))
@@ -334,8 +340,9 @@ def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
 
 
 OF_BATCHES = (
-    "BatchNorm lets a sample change the gradients of all others in its batch, and its running "
-    "statistics are not a gradient step. No bound covers this network: use GroupNorm."
+    "With BatchNorm, a sample changes the gradients of all other samples in its batch, and the "
+    "running statistics do not follow gradient steps. So no bound covers this network. Use "
+    "GroupNorm."
 )
 
 # Constants of a network. The supremum over all models and samples is unknown. The maximum is
@@ -415,7 +422,13 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
     table = build_recipe.routes(task.module, local.route, local.qkv)
     scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]
     if local.aux == "adamw" and len(scales) < len(table):
-        return {"refusal": "AdamW's step has no Lipschitz constant: set [local] aux = 'sgd'."}
+        return {
+            "refusal": (
+                "The step of AdamW has no Lipschitz constant, so there is no bound. Set [local] "
+                "aux "
+                "= 'sgd'."
+            )
+        }
     auxiliary = aux_rate(local) / local.lr if len(scales) < len(table) else 0.0
     try:
         bare = map_constant(case) if case.l_orth is None else case.l_orth

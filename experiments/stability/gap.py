@@ -24,23 +24,25 @@ from fedmuon.federated.rounds import risk, sample_weights
 from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # above this share of the full range, a shorter interval is not worth a note
-ANY = "The gap's interval uses the range 1, which holds for any loss 1 − p_y: {}."
-NO_BALL = "no ball is known that {} cannot leave; {}raise [data] test"
+ANY = "The interval of the gap uses the range 1, which is valid for any loss 1 − p_y, because {}."
+NO_BALL = "no ball is known that {} cannot leave. For a shorter interval, {}raise [data] test"
 FAR = (
-    "with steps this large, the ball that contains the models gives no smaller range; lower "
-    "[local] lr or the number of rounds"
+    "the step sizes are so large that the ball around the models gives no smaller range. For a "
+    "shorter interval, lower [local] lr or the number of rounds"
 )
 REFUSED = (
-    "the smaller range of a ball is proved only for runs with certificates, and this run has "
-    "none (the bound says why); raise [data] test"
+    "a smaller range is proved only for runs with certificates, and this run has no certificate "
+    "(the bound states the reason). For a shorter interval, raise [data] test"
 )
 EXCEEDED = (
-    "a neighbour exceeds its certificate, so the proof covers neither this run nor the smaller "
-    "range of a ball; {}raise [data] test"
+    "a neighbour exceeds its certificate, so no smaller range is proved for this run. For a "
+    "shorter interval, {}raise [data] test"
 )
-SHORTER = "the smaller range of the ball around X⁰ is proved {}; set {}"
+SHORTER = (
+    "the smaller range of the ball around X⁰ is proved only {}. For a shorter interval, set {}"
+)
 IN_DOUBLES = "for arithmetic in float64", "engine.dtype=float64"
-MAYBE_ROUNDING = "set engine.dtype=float64, if rounding caused it, or "
+MAYBE_ROUNDING = "set engine.dtype=float64 (if rounding is the cause), or "
 ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 
@@ -92,17 +94,15 @@ def start_words(record: Record) -> list[tuple[str, str]]:
     if before is None or certified is None:
         return []
     better = certified < before
-    said = (
-        f"yes, by {number(before - certified, 3)}" if better else "no: X⁰ itself has a smaller one"
-    )
+    said = f"yes, by {number(before - certified, 3)}" if better else "no: the loss of X⁰ is smaller"
     decrease = before - (certified - record["value"])
     share = f" = {number(decrease / record['value'], 3)}" if record["value"] > 0 else ""
     quotient = f"{number(decrease, 3)} / {number(record['value'], 3)}{share}"
     return [
         ("train loss of X⁰", number(before, 6)),
         ("certified population loss: train loss + bound", number(certified, 6)),
-        ("decrease of the train loss, over the bound", quotient),
-        ("certified to be below that of X⁰", said),
+        ("decrease of the train loss / bound", quotient),
+        ("population loss certified to be below the loss of X⁰", said),
     ]
 
 

@@ -56,7 +56,7 @@ PREDICTED = "predicted.csv"
 LEAST = 1e-6  # share of the largest perturbation; smaller perturbations are rounding errors
 CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estimated)",
                "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
-               "spearman": "Spearman's rho of predicted and exact",
+               "spearman": "Spearman's rho of predicted and exact perturbations",
                "largest_error": "largest relative error of a prediction"}  # fmt: skip
 
 
@@ -79,8 +79,8 @@ class Candidates:
             most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
             raise InputError(
-                "no held-out sample has the class label of a participant's sample, so there are no "
-                "samples to replace with: lower [data] train to hold out more samples"
+                "no held-out sample has the same class label as a participant's sample, so no "
+                "sample can be replaced. Lower [data] train to hold out more samples."
             )
         if len(index) > most:
             rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)
@@ -222,8 +222,8 @@ def predictions(
             blocks = [_slopes(experiment, start, part, some, heard) for part in parts]
         except RuntimeError as error:  # autograd may fail in the user's own objects
             raise InputError(
-                f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
-                "neighbours to own, any or all"
+                f"torch cannot differentiate this run ({plain(str(error), 200)}). Set "
+                "[stability] neighbours to own, any or all."
             ) from error
         for client in blocks[0]:
             if not len(place := some.admitted[client]):
@@ -291,26 +291,26 @@ def require_smooth(
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
         why = "a private run clips its gradients, and its noise hides single samples"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
-        why = f"{jumps} jumps where a singular value is 0, or is sketched"
+        why = f"{jumps} jumps where a singular value is 0, or uses a random sketch"
     elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
         why = "rounding of products in bfloat16 is larger than the effect of one sample"
     elif of not in ("mean", "by-samples"):
-        why = f"aggregate {of} selects among replies, and so jumps"
+        why = f"[federation] aggregate = '{of}' selects among replies, so its result jumps"
     elif any("adamw" in name for name in (config.local.recipe, *links)) or (
         config.local.recipe in ("diloco", "fedyogi")
     ):
-        why = "AdamW's step, like Yogi's, has no derivative where a gradient is 0"
+        why = "the steps of AdamW and Yogi have no derivative where a gradient is 0"
     elif keeping or config.local.recipe in KEEPING:
-        why = "states of clients carry derivatives past the rounds that are repeated here"
+        why = "client states carry derivatives into rounds that the ranking does not repeat"
     elif compressed or config.local.recipe == "fedmuon-svd":
-        why = "a momentum of low rank jumps where singular values are equal"
+        why = "a low-rank momentum jumps where singular values are equal"
     elif config.compression.uplink != "none" or config.compression.downlink != "none":
         why = "compressed messages jump where another entry is selected, or where rounding changes"
     else:
         return
     raise InputError(
-        f"the worst neighbours are ranked by derivatives, but {why}: set [stability] neighbours "
-        "to own, any or all"
+        f"[stability] neighbours = 'worst' ranks replacements by derivatives, but {why}. Set "
+        "[stability] neighbours to own, any or all."
     )
 
 

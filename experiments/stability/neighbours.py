@@ -53,15 +53,16 @@ HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 PREDICTED_HEADER = "client,index,replacement,predicted,perturbation\n"
 PROGRESS = ".neighbours.progress"
 ONE_MODEL = (
-    "neighbours need [engine] name = 'inline' or 'ray', because a deployment runs only one model"
+    "runs on neighbouring data sets need [engine] name = 'inline' or 'ray', because a deployment "
+    "runs only one model"
 )
 SECRET_COHORTS = (
-    "neighbours of a run share its participants, but [privacy] cohorts = 'poisson' draws them in "
-    "secret, round by round: set cohorts = 'fixed'"
+    "runs on neighbouring data sets need the same participants in each round, but [privacy] "
+    "cohorts = 'poisson' draws secret participants. Set cohorts = 'fixed'."
 )
 GAP = "population gap"  # at the clients' label shares; the test gap uses the held-out samples
 MEMORY, MOST = 1 << 30, 256  # maximum bytes and maximum number of neighbours of one stack
-INCONCLUSIVE = Text("inconclusive: its interval reaches above the bound", style="yellow")
+INCONCLUSIVE = Text("inconclusive: the interval of the gap reaches above the bound", style="yellow")
 
 
 def execute(
@@ -223,7 +224,9 @@ def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.nda
         ends = run_neighbours(run.experiment, neighbours, table.federation.seed, engine)
         moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
-        raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")
+        raise NonFinite(
+            "a model that was trained on a neighbouring data set is not finite. Lower [local] lr."
+        )
     return moved
 
 
@@ -268,13 +271,14 @@ def verdict_table(out: Path, record: Record) -> Table:
     used, value, hidden = promised > 0, record["value"], ""
     if load(out / "config.toml").engine.dtype == "float32":
         hidden = (
-            "the certificates do not count its rounding, which can hide perturbations: use float64"
+            "the certificates ignore the rounding of float32, which can hide perturbations: use "
+            "float64"
         )
     rows: list[tuple[str, object]] = [
         ("float32", hidden),
         ("largest perturbation", moved.max()),
         ("mean perturbation", moved.mean()),
-        ("refused", record["refusal"]),
+        ("no bound", record["refusal"]),
         ("violated" if record["status"] == "violated" else "note", record["note"]),
     ]
     if not np.isnan(promised).any():
@@ -288,9 +292,9 @@ def verdict_table(out: Path, record: Record) -> Table:
     rows += gap.start_words(record)
     if after := record.get("realized"):
         rows += [("certificates after the run", after["status"]),
-                 ("largest share of one", after["largest_share"]),
-                 ("certificate over it, at most", after["certified_over_realized"]),
-                 ("above it", after["exceeded"])]  # fmt: skip
+                 ("largest share of such a certificate", after["largest_share"]),
+                 ("certificate / certificate after the run", after["certified_over_realized"]),
+                 ("perturbations above it", after["exceeded"])]  # fmt: skip
     if record["gap"] is None:
         rows += [(GAP, record["gap_refusal"])]
     else:

@@ -112,7 +112,7 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
 def _note(record: Mapping[str, Any]) -> str:
     """Return why there is no bound, how it is violated, or that it is vacuous."""
     if record["refusal"]:
-        return f"Refused: {record['refusal']}"
+        return f"No bound: {record['refusal']}"
     note = str(record.get("note", ""))
     return f"Violated: {note}" if record["status"] == "violated" else note
 
@@ -124,7 +124,8 @@ def account(private: Mapping[str, Any] | None) -> str:
     spent = "Epsilon is infinite."
     if (most := private["epsilon"]) is not None:
         spent = (
-            f"Spent: ε = {number(most)} at δ = {number(private['delta'], 3)} ({standing(private)})."
+            f"The run spent ε = {number(most)} at δ = {number(private['delta'], 3)} "
+            f"({standing(private)})."
         )
     return f"{spent} {private['note']}"
 
@@ -151,7 +152,7 @@ def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
     named = isinstance(c_hp := record["c_hp"], str)
     constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which is not proved"
     return (
-        f"Status: {record['status']}. The bound is that of the Stability note, Theorem 4.1, at δ = "
-        f"{record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant "
-        "of the orthogonalizer. It assumes:"
+        f"Status: {record['status']}. The bound is that of the Stability note, Theorem 4.1, at δ "
+        f"= {record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant of "
+        "the orthogonalizer. The bound assumes:"
     )

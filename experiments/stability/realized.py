@@ -51,8 +51,8 @@ def require_covered(config: Config) -> None:
     for one, there in wanted.items():
         if not there:
             raise InputError(
-                f"[stability] realized supports only FedMuon with full batches: set {one}, or "
-                "leave realized out"
+                "[stability] realized supports only FedMuon with full batches, and this config "
+                f"needs {one}. Change the config, or leave [stability] realized out."
             )
 
 

@@ -57,7 +57,7 @@ def test_it_draws_in_axes_of_the_caller(result: fedmuon.Result) -> None:
     assert result.plot("test-accuracy", ax=mine) is mine
     assert len(mine.lines) == 2
     assert result.plot(ax=mine) is mine and len(mine.lines) > 2  # all losses
-    with pytest.raises(fedmuon.InputError, match="no effect on axes of yours"):
+    with pytest.raises(fedmuon.InputError, match="no effect if you pass ax"):
         result.plot("loss", ax=mine, width="text")  # pyright: ignore
 
 

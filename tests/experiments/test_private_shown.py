@@ -57,7 +57,7 @@ def test_neighbours_of_a_private_run_come_with_its_account(kind: str, tmp_path: 
     page = f"{of_page.title} {of_page.note}"
     for words in (terminal, page, fedmuon.StabilityResult(out)._repr_html_()):
         assert ("not released" in words) == marked, words
-    assert (" epsilon " in terminal) == ("Spent: ε = " in page) == marked
+    assert (" epsilon " in terminal) == ("The run spent ε = " in page) == marked
     for words in (terminal, page) if marked else ():
         assert standing(fedmuon.Result(out).summary["privacy"]).split(",")[1] in words
 
@@ -153,10 +153,10 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
             ("--sampling", "shuffle", "--adjacency", "add-remove"),
             "moves other samples to other lots",
         ),
-        (("--sampling", "shuffle", "--band", "4"), "add --sampling cyclic"),
-        (("--sampling", "cyclic", "--mode", "per-release"), "is for Poisson lots"),
+        (("--sampling", "shuffle", "--band", "4"), "Add --sampling cyclic"),
+        (("--sampling", "cyclic", "--mode", "per-release"), "supports only Poisson lots"),
         (("--sampling", "cyclic", "--lot", "9.5"), "Set lot to an integer"),
-        (("--band", "4"), "add --sampling cyclic"),
+        (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
         (("--sampling", "fixed"), "shuffle, cyclic"),
     ],

@@ -130,7 +130,7 @@ def test_files_are_scored_by_the_command(
 @pytest.mark.parametrize("references", ["", "a\nb\n", "a\n\nb\n\nc"])
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, references: str) -> None:
     one, other = files(tmp_path, "a\nb\n", references)
-    with pytest.raises(InputError, match="Write one line per group of references"):
+    with pytest.raises(InputError, match="Write one line per sentence"):
         scores_of_files(one, other)
     with pytest.raises(InputError, match="cannot be read as UTF-8"):
         scores_of_files(tmp_path / "none.txt", other)

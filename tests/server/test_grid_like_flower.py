@@ -223,7 +223,7 @@ def unloadable() -> ActorDiedError:
     (DEAD, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
     (AWAY, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
     (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
-    (ActorUnschedulableError("no node"), "no room.*cpus-per-client = 1", "--resume"),
+    (ActorUnschedulableError("no node"), "not enough CPUs.*cpus-per-client = 1", "--resume"),
     (OutOfDiskError(), "store is full.*No space left on device.*free space there and run the "
      "command again, with --resume.*--object-store-memory", "another place"),
 ])  # fmt: skip

@@ -57,7 +57,7 @@ def test_a_gap_over_its_bound_is_seen() -> None:
     bad = gap_within_bound(changed(above, "gap_low", 7, 8.9))
     assert bad.verdict == "refuted" and "17 of 18" in bad.detail and bad.worst == 7
     one = gap_within_bound(changed(above, "gap_low", 7, runs["bound"][7] + 1e-9))
-    assert one.verdict == "inconclusive" and "one of many" in one.why  # of 18, by chance
+    assert one.verdict == "inconclusive" and "one interval of many" in one.why  # of 18, by chance
     assert gap_within_bound(above).verdict == "inconclusive"  # its interval has values below
     high = gap_within_bound(changed(runs, "gap_high", 3, runs["bound"][3] + 1e-9))
     assert high.verdict == "inconclusive" and "(17 even" in high.detail
@@ -78,7 +78,9 @@ def test_a_perturbation_over_its_certificate_is_seen() -> None:
 def test_a_client_that_took_no_part_and_still_moved_is_seen() -> None:
     _, neighbours = made(per_round=[2, 5])
     good, still = within_certificate(neighbours), np.flatnonzero(neighbours["certificate"] == 0)
-    assert good.holds and f"{len(still)} of clients that never took part" in good.detail
+    assert (
+        good.holds and f"for {len(still)} neighbours, whose clients never took part" in good.detail
+    )
     moving = changed(neighbours, "perturbation", still[0], 1e-300)
     assert within_certificate(moving).holds is False and share(moving)[still[0]] == math.inf
 
@@ -135,7 +137,7 @@ def test_one_pair_out_of_order_is_seen(factor: str, quantity: str) -> None:
         bad = changed(bad, quantity, int(place), -99.0)
     assert monotone(bad, factor, quantity).verdict == "refuted"
     flat = monotone({**runs, quantity: np.ones(len(top))}, factor, quantity)
-    assert flat.holds is False and "ties counted against it" in flat.detail
+    assert flat.holds is False and "ties counted against the claim" in flat.detail
 
 
 def test_seeds_are_averaged_and_not_compared() -> None:
@@ -221,7 +223,7 @@ def test_the_expected_maximum_of_ten_by_simulation_and_by_hand() -> None:
 def test_ten_random_neighbours_miss_a_rare_worst_case() -> None:
     rare = {"perturbation": np.append(np.ones(999), 5.0)}
     found = census_needed(rare)
-    assert found.holds and "largest of all 1000 neighbours 5" in found.detail
+    assert found.holds and "largest of all 1000 neighbours is 5" in found.detail
     assert census_needed({"perturbation": np.linspace(0.95, 1, 500)}).holds is False
 
 

@@ -38,9 +38,9 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     claim = terminal("good", "bad", "train_loss", runs)
     assert claim.verdict == "inconclusive"
     assert claim.detail.startswith("0.35 against 0.4 (−0.05 ± 1.9); ± is half of a 95%")
-    assert claim.detail.endswith("0 of 1 clear of 0")
+    assert claim.detail.endswith("0 of 1 intervals exclude 0")
     sure, _ = columns(good=[[0.2], [0.21]], bad=[[0.4], [0.41]])
-    assert terminal("good", "bad", "train_loss", sure).detail.endswith("1 of 1 clear of 0")
+    assert terminal("good", "bad", "train_loss", sure).detail.endswith("1 of 1 intervals exclude 0")
     ahead = terminal("good", "bad", "train_loss", sure)
     assert ahead.holds and ahead.effect.unit == "loss"
     assert terminal("bad", "good", "train_loss", sure).holds is False
@@ -77,12 +77,13 @@ def test_models_near_chance_are_counted() -> None:
     """Up to half above a guess's accuracy, or three standard deviations of few samples; diverged
     runs are not counted, which is said, nor is anything said of a task without classes."""
     found = np.array([0.1, 0.149, 0.151, np.nan])
-    end = "ended near chance, with an accuracy of 0.1 to 0.149: a guess among 10 classes has 0.1."
-    assert near_chance(found, 10, 5000) == f"2 of 3 runs that lasted {end}"
+    end = "ended near chance, with an accuracy of 0.1 to 0.149. A guess "
+    end += "among 10 classes has an accuracy of 0.1."
+    assert near_chance(found, 10, 5000) == f"2 of 3 runs that did not diverge {end}"
     assert near_chance(found[:3], 10, 5000) == f"2 of 3 runs {end}"
-    assert near_chance(found, 10, 100).startswith("Every run that lasted ended")
+    assert near_chance(found, 10, 100).startswith("Every run that did not diverge ended")
     lone = near_chance(np.array([0.1, np.nan, np.nan]), 10, 5000)
-    assert lone.startswith("Every run that lasted")
+    assert lone.startswith("Every run that did not diverge")
     assert near_chance(found[:2], 10, 5000) == f"Every run {end}"  # of which none diverged
     assert near_chance(found[2:], 10, 5000) == "" == near_chance(found, 1, 5000)
     assert near_chance(np.array([0.6]), 2, 5000) == "" != near_chance(np.array([0.54]), 2, 5000)
@@ -142,7 +143,7 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
     runs, curves = columns(good=good, slow=slow)
     claim = sooner("good", "slow", runs, curves)
     assert claim.effect.unit == "s"
-    assert claim.holds and claim.detail == "2 of 2 runs get there, after 2 s against 6 s"
+    assert claim.holds and claim.detail == "2 of 2 runs reach this loss, after 2 s against 6 s"
     assert sooner("slow", "good", runs, curves).holds is False  # never gets there
     runs, curves = columns(slow=[[0.5, 0.3]], other=[[0.5, 0.4, 0.3]])  # 2 rounds of 2 s each
     assert sooner("slow", "other", runs, curves).verdict == UNTESTED  # of one seed

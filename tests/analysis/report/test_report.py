@@ -218,7 +218,7 @@ def test_a_command_is_named_where_it_decides(test: int, decides: bool, tmp_path:
     command = f"{words} --out float32-shorter"
     assert first.holds is None and (second.holds is not None) == decides
     assert first.command == (command if decides else "") and not second.command
-    assert first.also.endswith("may not decide.") != decides
+    assert first.also.endswith("may not decide the claim.") != decides
     assert records["float32"]["gap_then"] == [second.verdict] and not records["float64"]["gap_then"]
     assert "may not decide" not in second.also
 
@@ -265,7 +265,7 @@ def test_a_suite_names_a_change_where_its_runs_would_decide(
             f"--out runs/A1-{end}"
         )
         assert ("may not decide" in of_gap.also) != decides
-        assert ("no shipped suite can decide it" in of_gap.also) != named
+        assert ("no built-in suite can decide this claim" in of_gap.also) != named
         assert not any("so wide" in one.also or "dtype" in one.command for one in others)
 
 
@@ -274,7 +274,7 @@ def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
     assert "0 of 3 claims hold on synthetic; 3 are not tested here" in text
-    assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
+    assert "No bound:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -311,19 +311,19 @@ def without_last_line(text: str) -> str:
 
 DAMAGES = {
     "a column is missing": (cut("runs.csv", lambda t: t.replace("gap_low", "low", 1)), "gap_low"),
-    "cut within a line": (cut("neighbours.csv", lambda t: t[:-9]), "cut off"),
-    "cut within a row": (cut("runs.csv", lambda t: t[:-30] + "\n"), "cut off in line"),
-    "cut between lines": (cut("neighbours.csv", without_last_line), "do not belong together"),
-    "a run is missing": (cut("runs.csv", without_last_line), "do not belong together"),
+    "cut within a line": (cut("neighbours.csv", lambda t: t[:-9]), "is truncated"),
+    "cut within a row": (cut("runs.csv", lambda t: t[:-30] + "\n"), "is truncated in line"),
+    "cut between lines": (cut("neighbours.csv", without_last_line), "not from the same experiment"),
+    "a run is missing": (cut("runs.csv", without_last_line), "not from the same experiment"),
     "a header alone": (cut("runs.csv", lambda t: t.splitlines()[0] + "\n"), "no rows"),
-    "empty": (cut("neighbours.csv", lambda t: ""), "cut off"),
-    "not a number": (cut("runs.csv", lambda t: t.replace("0.005", "abc")), "no number"),
+    "empty": (cut("neighbours.csv", lambda t: ""), "is truncated"),
+    "not a number": (cut("runs.csv", lambda t: t.replace("0.005", "abc")), "is not a number"),
     "a nan perturbation": (
-        cut("neighbours.csv", lambda t: re.sub(r"[^,]+((,[^,]+){4})\n$", r"nan\1\n", t)), "a nan"),
+        cut("neighbours.csv", lambda t: re.sub(r"[^,]+((,[^,]+){4})\n$", r"nan\1\n", t)), " NaN"),
     "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)), "contradicts"),
     "no csv": (lambda folder: (folder / "neighbours.csv").unlink(), "missing"),
     "no json": (lambda folder: (folder / "suite.json").unlink(), "missing"),
-    "broken json": (cut("suite.json", lambda t: t[:-5]), "no JSON"),
+    "broken json": (cut("suite.json", lambda t: t[:-5]), "not valid JSON"),
     "a list": (cut("suite.json", lambda t: "[]"), "not a JSON object"),
     "a key is missing": (cut("suite.json", lambda t: t.replace('"delta"', '"d"')), "lacks delta"),
 }  # fmt: skip
@@ -379,7 +379,7 @@ def test_plain_runs_are_on_the_page(census: Path, tmp_path: Path) -> None:
     first = run(small(), tmp_path / "plain")
     assert [one.title for one in gather(tmp_path / "plain")] == ["fedmuon on synthetic"]
     text = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "fedmuon on synthetic" in text and "; nothing is claimed" in text
+    assert "fedmuon on synthetic" in text and "; there are no claims" in text
     assert "N = 6, K = 3, R = 8, E = 1" in text and f"{first['test_loss']:.4g}" in text
     assert "data:image/svg" in text and "claims hold" not in text
     run(small(federation={"seed": 4}), tmp_path / "seed")
@@ -400,11 +400,11 @@ def test_the_heading_names_the_data_of_what_is_claimed(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "A1")
     run(small(), tmp_path / "again")
     heading = write_report(tmp_path).read_text(encoding="utf-8").partition("</title>")[0]
-    assert heading.endswith("Measured on synthetic; nothing is claimed")
+    assert heading.endswith("Measured on synthetic; there are no claims")
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a finished suite nor a run"):
         write_report(tmp_path)
-    with pytest.raises(InputError, match="no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         write_report(tmp_path / "nowhere")

@@ -230,7 +230,7 @@ def test_of_many_places_a_true_claim_seldom_fails() -> None:
     open_one = next(one for one in found if rule.refuses(one.low, one.high).any()
                     and Claim("", one, rule).verdict == INCONCLUSIVE)  # fmt: skip
     claim = Claim("", open_one, rule)
-    assert "one of many" in claim.why and times_as_many(claim, seeds) > 1
+    assert "one interval of many" in claim.why and times_as_many(claim, seeds) > 1
     lone = Claim("", Effect.around("", -1.0, 0.9), rule)
     assert lone.verdict == REFUTED and lone.effect.longer == 1.0 and not lone.why
     exact = Claim("", Effect.exact("", [-1.0, 1.0]), rule)
@@ -273,7 +273,10 @@ def test_there_is_no_command_where_none_would_decide() -> None:
     none.append(with_command(replace(open_claim(), effect=held), ABOUT))
     assert [claim.command for claim in none] == [""] * 6
     for at, why in {1: "100 times", 2: "could not be", 3: "shorten", 5: "shorten"}.items():
-        assert none[at].also.startswith("no shipped suite can decide it") and why in none[at].also
+        assert (
+            none[at].also.startswith("no built-in suite can decide this claim")
+            and why in none[at].also
+        )
     assert not any(none[at].also for at in (0, 4))
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
     assert " --seeds 5 " in one.command

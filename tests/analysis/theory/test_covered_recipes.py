@@ -121,7 +121,7 @@ def test_what_overflows_is_infinite_and_nonsense_is_refused() -> None:
     assert np.isinf(huge[0]).all() and not np.isnan(huge).any()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"beta": 1.5}, "beta"), ({"decay": -1.0}, "decay"), ({"server": -0.5}, "server"),
-        ({"form": "heavy"}, "use one of ema"), ({"alignment": 2.0}, "a share"),
+        ({"form": "heavy"}, "must be one of ema"), ({"alignment": 2.0}, "a share"),
     ]  # fmt: skip
     for given, why in wrong:
         with pytest.raises(InputError, match=why):
@@ -247,7 +247,7 @@ def test_what_stays_refused_says_why(tables: dict[str, Any], why: str) -> None:
 def test_weighted_averages_need_the_schedule() -> None:
     config = small(federation={"aggregate": "by-samples"})
     case = certificates.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01))
-    assert "hang on who else takes part" in certificates.certify(case).refusal
+    assert "depends on the other participants" in certificates.certify(case).refusal
     drawn = np.array([[0, 1, 2]] * 8)
     known = replace(case, participation=analysis.Realized(drawn))
     alike = [

@@ -128,7 +128,7 @@ def test_theorem_6s_condition_is_not_enough() -> None:
         return 1 - (1 - k) ** 2 * (1 + k + 8 * (1 + 1 / k) * rate**2)
 
     assert 0.09 > 8 * 0.1**2 and denominator(0.09, 0.1) < 0 < denominator(0.3, 0.1)
-    with pytest.raises(InputError, match="follows too slowly"):
+    with pytest.raises(InputError, match="filter is too slow"):
         disk(Disk(0.1, 100, 0.09, 0.5), 1.0, 1.0)
     assert disk(Disk(0.1, 100, 0.5, 0.5), 1.0, 1.0).value > 0
 
@@ -171,9 +171,11 @@ def test_theorem_5_does_not_depend_on_t_and_falls_with_n() -> None:
 
     assert value(10**5) == pytest.approx(value(10**7), rel=1e-4)
     assert value(10**6, 4000) == pytest.approx(value(10**6) / 4, rel=1e-4)
-    with pytest.raises(InputError, match=r"Theorem 5 asks for \d+ or more") as caught:
+    with pytest.raises(
+        InputError, match=r"Theorem 5 of DiSK requires at least \d+ steps"
+    ) as caught:
         value(50)
-    least = int(str(caught.value).split("asks for ")[1].split()[0])
+    least = int(str(caught.value).split("requires at least ")[1].split()[0])
     assert value(least) > 0
     with pytest.raises(InputError, match="Theorem 5"):
         value(least - 2)
@@ -200,7 +202,7 @@ def test_theorem_5_as_printed_does_not_follow_from_corollary_4() -> None:
 def test_what_is_refused(change: dict[str, float], why: str) -> None:
     with pytest.raises(InputError, match=why):
         disk(Disk(**{"lr": 0.1, "steps": 5, "gain": 0.5, **change}), 1.0, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="smoothness keeps it below"):
+    with pytest.raises(InputError, match="smoothness implies slope"):
         corollary_4(1000, 1.0, 1.0, 2.0, 1.0)
 
 

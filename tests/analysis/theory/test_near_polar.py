@@ -351,7 +351,9 @@ def test_neighbours_stay_in_the_norm_tube(kind: Any) -> None:
         after, seen = train(other, flat_newton_schulz)
         assert np.linalg.norm(seen, axis=(-2, -1)).min() >= tube.gamma
         assert np.linalg.norm(after - reference) <= tube.perturbation[c]
-    with pytest.raises(Uncertified, match=r"\|M\|_F in the place of s_q: No tube"):
+    with pytest.raises(
+        Uncertified, match=r"\|M\|_F instead of the smallest singular value s_q: There is no tube"
+    ):
         norm_tube(norms, SCHEDULE, 500 * moved, LR, BETA, 1.0, STEPS, kind, steps=2)
 
 

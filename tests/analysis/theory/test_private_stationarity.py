@@ -136,7 +136,10 @@ def test_the_command_gives_the_numbers() -> None:
     assert found["value"] == wanted.value and found["terms"] == wanted.terms
     assert found["clip"] == clip and "Corollary 3.5" in found["assumptions"][-1]
     own = answer(*given, "--clip", "0.5", "--excess", "0", "--lr", "0.001", "--beta", "0.5")
-    assert own["terms"]["clipping"] == 0 and "nothing here proves" in own["assumptions"][-1]
+    assert (
+        own["terms"]["clipping"] == 0
+        and "passed by the caller and is not proved" in own["assumptions"][-1]
+    )
     assert (own["lr"], own["beta"], own["rule"]) == (0.001, 0.5, "given")
 
 
@@ -213,7 +216,7 @@ def test_the_clip_scale_balances() -> None:
 
 @pytest.mark.parametrize(("formula", "given", "why"), [
     (Release, (0.0, 1.0, 10, (2, 2)), "above 0"), (rates.second_moment, (1,), "at least 2"),
-    (dp_muon, (Schedule(0.1, 0.5, 10, ""), Release(1, 1, 10, (2, 2)), 1, 1, 1.0), "a degree more"),
+    (dp_muon, (Schedule(0.1, 0.5, 10, ""), Release(1, 1, 10, (2, 2)), 1, 1, 1.0), "higher degree"),
     (rates.moment_excess, (1.0, 0.0), "clip"),
     (rates.probe_error, ("quintic", 5, (2, 3), 0.1, 0), "pairs"),
 ])  # fmt: skip

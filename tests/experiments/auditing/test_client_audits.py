@@ -215,8 +215,8 @@ def test_an_audit_by_removing_one_client(quiet: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("changes", "more", "said"), [
-    ({}, {"count": 41}, "at most the 40 clients whose places"),
-    ({"privacy": {"noise": 0.0}}, {}, "set noise above 0"),
+    ({}, {"count": 41}, "at most 40, because canaries replace clients"),
+    ({"privacy": {"noise": 0.0}}, {}, "Set \\[privacy\\] noise above 0"),
 ])  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
@@ -235,7 +235,7 @@ def test_the_command_audits_clients(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, arguments)
     said = " ".join(done.output.split())
     assert done.exit_code == 0 and "10 canaries" in said, done.output + str(done.exception)
-    assert "unit: client, adjacency: add-remove" in said
+    assert "Unit: client; adjacency: add-remove" in said
 
 
 # Audits and accounts under distributed trust: of a cohort's shares of noise, those that count.
@@ -321,7 +321,7 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     assert record == json.loads((tmp_path / "run" / one_run.AUDIT).read_text())
     caption = str(one_run.table(record).caption)
     assert f"up to {seen} of 80 shares of noise" in caption
-    assert ("Epsilon counts only 40" in caption) == (sees == "model")
+    assert ("epsilon counts only 40" in caption) == (sees == "model")
     plain = audited(given({"cohorts": "fixed"}, **ONCE), tmp_path / "plain", 30)
     assert "shares" not in plain and "shares of noise" not in str(one_run.table(plain).caption)
 

@@ -337,7 +337,7 @@ def test_logs_that_cannot_be_kept_hide_nothing(
     (tmp_path / "logs").touch()
     with pytest.raises(InputError, match="the news"), deployed(1, logs=tmp_path / "logs") as one:
         raise InputError("the news")
-    assert "logs cannot be written" in caplog.text
+    assert "cannot write the logs" in caplog.text
     assert not one.processes.folder.exists()
 
 

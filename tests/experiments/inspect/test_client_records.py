@@ -91,7 +91,7 @@ def test_the_command_prints_tables_of_80_columns_and_draws(
         main(["show", str(run), "--clients", "--figure", str(tmp_path / "clients.png")])
     said = capfd.readouterr().out
     assert not end.value.code and (tmp_path / "clients.png").stat().st_size > 10_000
-    assert "worst clients by test accuracy" in said and "of 12 took part" in said
+    assert "worst clients by test accuracy" in said and "of 12 clients took part" in said
     lines = said.split("The figure")[0].splitlines()
     assert max(map(len, lines)) <= 80 and sum("│" in one for one in lines) == 8 + 5
     with pytest.raises(SystemExit) as end:
@@ -116,5 +116,5 @@ def test_pages_have_the_picture(run: Path) -> None:
 
 def test_before_the_first_round_there_is_a_sentence() -> None:
     assert looked.client_tables([], 3) == [
-        "No round is finished yet, so there are no records of clients."
+        "No round is finished yet, so there are no client records."
     ]

@@ -437,7 +437,9 @@ def test_a_page_that_cannot_be_written_names_no_option_of_others(
 
 def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
     private, plain = (of_run(RunStatus(runs / name)) for name in ("p", "a0"))
-    assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
+    assert (
+        "The run spent ε = " in private.note and "not released" in f"{private.title} {private.note}"
+    )
     assert plain.note == "" and "released" not in plain.title
 
 

@@ -382,5 +382,5 @@ def test_a_process_that_cannot_answer_is_an_error(
     fails.write_text("#!/bin/sh\nexit 1\n")
     fails.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fails))
-    with pytest.raises(InputError, match="process does not answer"):
+    with pytest.raises(InputError, match="a client process failed"):
         pace.probed(["a message"], 1, tmp_path)

@@ -107,8 +107,8 @@ def test_an_overflow_is_a_vacuous_bound_with_its_reason() -> None:
     assert record["refusal"] == ""
     assert record["note"] == (
         "The bound is vacuous (eps_i = B for 50 of 50 clients), because the amplification exceeds "
-        "1e308: shorten the horizon, lower lr, or use an orthogonalization with a smaller "
-        "Lipschitz constant."
+        "1e308. Use fewer steps, a smaller lr, or an orthogonalizer with a smaller Lipschitz "
+        "constant."
     )
 
 
@@ -116,7 +116,7 @@ def test_what_is_merely_large_is_given() -> None:
     """Negative control: a finite exposure is a number, and a bound below B has no note."""
     large = record_of("--rounds", "40", "--clients", "50", "--size", "100", "--lr", "1")
     assert 1e10 < large["max_exposure"] < 1e308
-    assert large["note"] == "The bound is vacuous: no gap exceeds B = 1."
+    assert large["note"] == "The bound is vacuous, because no gap can exceed B = 1."
     small = record_of(*MILLION, "--lambda", "0.1")
     assert small["note"] == "" and small["value"] < 1
     shown = CliRunner().invoke(app, ["bound", "--rounds", "10000", "--lr", "1"])
@@ -141,7 +141,7 @@ def test_clients_of_the_last_rounds_keep_their_certificate(aligned: bool) -> Non
     verdict = certificates.certify(case)
     assert verdict.bound is not None and verdict.bound.value < 0.1
     note = certificates.report(case, verdict)["note"]
-    assert note.startswith("2 of 6 clients count with the trivial")
+    assert note.startswith("For 2 of 6 clients, the bound uses the trivial")
 
 
 def test_an_overflow_does_not_stop_the_neighbours(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     values = torch.linalg.svdvals(gradient["weight"][0])
     assert values[-1] <= 1e-14 * values[0] < values[-2]
     case = setting_of(None, ["orthogonalizer.name=exact-sign"], {})
-    assert "from its momenta (Lemma D.12)" in certificates.certify(case).refusal
+    assert "from the momenta of the run (Lemma D.12)" in certificates.certify(case).refusal
 
 
 def test_sizes_and_chances_that_are_none_are_refused() -> None:
@@ -236,7 +236,7 @@ def test_the_bound_of_a_network_is_estimated_and_says_so(tmp_path: Path) -> None
     case = finished_run.from_directory(tmp_path / "a")
     found = certificates.certify(case)
     assert found.bound is not None and found.bound.status == "estimated"
-    assert any("may be larger elsewhere" in line for line in found.bound.assumptions)
+    assert any("true values may be larger" in line for line in found.bound.assumptions)
     assert not any("proved" in line for line in found.bound.assumptions)
     assert case.l_orth == pytest.approx(1 / np.sqrt(0.1))  # not the auxiliary step, which is 1
     assert certificates.report(case, found)["status"] == "estimated"
@@ -256,13 +256,13 @@ def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: 
 def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:
     run(small(**network(aux="adamw")), tmp_path / "a")
     verdict = certificates.certify(finished_run.from_directory(tmp_path / "a"))
-    assert verdict.bound is None and "AdamW's step" in verdict.refusal
+    assert verdict.bound is None and "The step of AdamW" in verdict.refusal
 
 
 def test_parameters_alone_say_nothing_of_a_network() -> None:
     config = resolve(small(**network()))
     verdict = certificates.certify(certificates.from_parameters(config, 30))
-    assert "Make the run" in verdict.refusal
+    assert "Run the experiment" in verdict.refusal
 
 
 # The adversary against certificates: it finds none too small, and those that are made so.

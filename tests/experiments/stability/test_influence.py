@@ -166,7 +166,7 @@ SKETCHED = {"name": "randomized-polar", "rank": 1, "oversample": 1}
 @pytest.mark.parametrize(("said", "tables"), [
     ("exact-sign jumps", {"orthogonalizer": {"name": "exact-sign"}}),
     ("randomized-polar jumps", {"orthogonalizer": SKETCHED}),
-    ("AdamW's step", {"local": {"recipe": "adamw"}}),
+    ("the steps of AdamW", {"local": {"recipe": "adamw"}}),
 ])  # fmt: skip
 def test_what_has_no_derivative_is_refused(said: str, tables: dict, tmp_path: Path) -> None:
     there = opened(tmp_path / "a", **tables)

@@ -298,7 +298,7 @@ def test_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
     ({"local": {"recipe": "adamw"}}, "adamw has no certificate: AdamW divides by the root"),
     ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
     ({"federation": {"aggregate": "median"}}, "weighted means"),
-    ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
+    ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may leave the tube"),
     ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
     ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
 ])  # fmt: skip
@@ -432,8 +432,8 @@ def test_a_bound_is_shown_beside_not_training(tmp_path: Path, weighting: str) ->
     assert record["start_loss"] == pytest.approx(losses[0], rel=1e-12)
     assert record["certified_loss"] == pytest.approx(losses[1] + record["value"], rel=1e-12)
     assert losses[0] < losses[1] + record["value"]
-    assert gap.start_words(record)[-1][1] == "no: X⁰ itself has a smaller one"
-    quotient = float(dict(gap.start_words(record))["decrease of the train loss, over the bound"]
+    assert gap.start_words(record)[-1][1] == "no: the loss of X⁰ is smaller"
+    quotient = float(dict(gap.start_words(record))["decrease of the train loss / bound"]
                      .rpartition("= ")[2])  # fmt: skip
     assert quotient == pytest.approx((losses[0] - losses[1]) / record["value"], rel=5e-3)
     better = gap.start_words(record | {"certified_loss": losses[0] - 0.125})

@@ -354,8 +354,8 @@ def test_the_whole_space_and_long_steps_have_no_tube(tmp_path: Path) -> None:
     gaps = smallest_singular_values(tmp_path / "a", NOTHING)
     none = dataclasses.replace(case, gaps=lambda: 0 * gaps)
     wide = calm(local={"lr": 1.0}, federation={"rounds": 8})
-    assert gaps.min() > 1e-4 and "no full rank" in certificates.certify(none).refusal
-    assert "may lose the gap" in execute(wide, tmp_path / "b")["refusal"]
+    assert gaps.min() > 1e-4 and "not have full rank" in certificates.certify(none).refusal
+    assert "may leave the tube" in execute(wide, tmp_path / "b")["refusal"]
     alone = {"data": {"train": 6000}, "federation": {"clients": 1, "per-round": 1}}
     printed = execute(calm(**alone, stability={"lipschitz": "paper"}), tmp_path / "c")
     assert printed["status"] == "realized"
@@ -376,7 +376,7 @@ def test_only_a_whole_run_in_doubles_has_a_tube(tmp_path: Path) -> None:
     printed = dataclasses.replace(case, config=other)
     assert "FedMuon as in the Stability note" in certificates.certify(printed).refusal
     for other in (law, alone, single, aligned):
-        assert "from its momenta (Lemma D.12)" in certificates.certify(other).refusal
+        assert "from the momenta of the run (Lemma D.12)" in certificates.certify(other).refusal
         assert certificates.certify(other).status == "refused"
     assert certificates.certify(dataclasses.replace(case, l_g=0.1)).status == "estimated"
     jumped = dataclasses.replace(case, moved=np.full(3, 1.0))

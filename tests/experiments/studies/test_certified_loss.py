@@ -160,7 +160,7 @@ def test_by_variance_needs_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["bound", "--json", "--c-hp", "variance", "--size", "1000"])
     record = json.loads(capsys.readouterr().out)
-    assert record["value"] is None and "give the run's folder" in record["refusal"]
+    assert record["value"] is None and "Pass the run folder" in record["refusal"]
 
 
 def test_by_variance_reads_the_losses_of_the_run(tmp_path: Path) -> None:

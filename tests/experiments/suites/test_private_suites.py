@@ -168,7 +168,7 @@ def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path
         spent(tmp_path)
     (tmp_path / "config.toml").unlink()
     (tmp_path / "ledger.jsonl").write_bytes(held)
-    with pytest.raises(InputError, match="give --delta"):
+    with pytest.raises(InputError, match="Add --delta"):
         spent(tmp_path)
     with pytest.raises(InputError, match="no ledger"):
         spent(tmp_path / "nowhere")

@@ -244,7 +244,7 @@ def test_a_sweep_can_be_shown_again(
         capsys.readouterr().err
     )
     assert command("report", out) == 2
-    assert "is a sweep: see" in plain(capsys.readouterr().err)
+    assert "is a sweep, which has no report page" in plain(capsys.readouterr().err)
     (out / "sweep.json").write_text("{}")
     assert command("show", out) == 2
 

@@ -424,7 +424,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "below-0": ({"data": (X, CLASSES - 1)}, "renumber the labels from 0 to 1"),
     "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove this sample"),
     "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has shape .1,.*one shape"),
-    "test-alone": ({**NOTHING, "test": (X, Y)}, "give data, too"),
+    "test-alone": ({**NOTHING, "test": (X, Y)}, "Pass data, too"),
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({"test": (X[:, :2], Y)}, "pass samples of the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
@@ -607,8 +607,8 @@ def test_a_bound_of_given_objects(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as ended:
         main(["bound", str(tmp_path / "a")])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "was passed in Python" in said
-    assert "use fedmuon.bound(result)" in said
+    assert ended.value.code == 2 and "were passed in Python" in said
+    assert "call fedmuon.bound(result)" in said
 
 
 def test_python_is_told_of_keywords(tmp_path: Path) -> None:

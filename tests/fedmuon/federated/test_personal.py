@@ -301,11 +301,11 @@ def test_personal_models_are_kept(tmp_path: Path, recipe: str) -> None:
     for i in range(N):
         found = {name: one[None] for name, one in result.personal_model(i).items()}
         assert apart(found, X | mine[i]) < 1e-12
-    with pytest.raises(InputError, match="client 5 is none of the run's"):
+    with pytest.raises(InputError, match="client is 5, but the run has only clients 0 to 4"):
         result.personal_model(N)
     plain = config(local={"recipe": "fedavg", "personal": ""}, federation={"rounds": 2})
     execute(plain, tmp_path / "plain")
-    with pytest.raises(InputError, match="holds no personal models"):
+    with pytest.raises(InputError, match="contains no personal models"):
         fedmuon.Result(tmp_path / "plain").personal_model(0)
 
 

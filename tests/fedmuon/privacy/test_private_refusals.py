@@ -187,7 +187,7 @@ def test_a_followed_bound_stays_a_bound() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (private("fedmuon", **CLIENT), "share its participants.* cohorts = 'fixed'"),
+        (private("fedmuon", **CLIENT), "need the same participants.* cohorts = 'fixed'"),
         (small(stability={"realized": True}, local={"recipe": "fedavg"}), "supports only FedMuon"),
         (small(stability={"neighbours": "worst"}, orthogonalizer={"name": "exact-sign"}), "jumps"),
         (
@@ -405,7 +405,7 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
         patch.setattr("fedmuon.runs.loop._finish", interrupted)
         with pytest.raises(Interrupted):
             fedmuon.run(tables, recipe=own, out=out)
-    with pytest.raises(InputError, match="give --delta"):
+    with pytest.raises(InputError, match="Add --delta"):
         spent(out)
     assert spent(out, 1e-6)["delta"] == 1e-6
     done = fedmuon.run(tables, recipe=own, out=out, resume=True)

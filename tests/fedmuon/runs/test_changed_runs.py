@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "neighbours.csv": without_last_line,
     "bound.json": lambda text: text.replace("5", "6", 1),
 }
-TO_COME = "its neighbours are not all run yet"
+TO_COME = "the runs on neighbouring data sets are not finished"
 OF_NEIGHBOURS = ("neighbours.csv", "bound.json")
 
 
@@ -176,14 +176,14 @@ def test_a_run_whose_neighbours_are_to_come_is_unfinished_and_drawn(begun: Path)
     """Stopped, in another terminal just now, or failed; and left out only if it is damaged."""
     again = f"fedmuon stability --out {begun} --resume"
     said, above, below = told_of(begun)
-    assert said == f"fedmuon: unfinished: {begun}: {TO_COME}: go on with {again}"
+    assert said == f"fedmuon: unfinished: {begun}: {TO_COME}, resume with: {again}"
     assert "Unfinished</h3>" in above and again in above and "Left out" not in above
     assert "begun" in below and ", unfinished, 8 of 8 rounds" in below
     with held(begun):
         said, above, below = told_of(begun)
-    assert "is running it: wait until it has ended" in said and "Left out" not in above
+    assert "is still running them. Wait until it ends" in said and "Left out" not in above
     assert ", running, " in below
-    with pytest.raises(InputError, match=f"{TO_COME}: go on with"):
+    with pytest.raises(InputError, match=f"{TO_COME}, resume with:"):
         write_report(begun)
     (begun / "failed.txt").write_text("a neighbour is not finite: lower lr")
     assert "begun: failed: a neighbour is not finite: lower lr" in told_of(begun)[0]

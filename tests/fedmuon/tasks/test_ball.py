@@ -465,7 +465,7 @@ def test_every_neighbour_is_within_the_certificate_of_its_ball(
     assert record["gap"] <= record["value"] and record["share"] * record["range"] == pytest.approx(
         record["value"]
     )
-    pixels = "No sample, the replaced one included, has a negative entry."
+    pixels = "No sample has a negative entry, and neither has the replaced sample."
     assert (pixels in record["assumptions"]) == ("data" in tables)
     assert any(f"<= {record['radius']:.4g}" in one for one in record["assumptions"])
 
@@ -545,7 +545,7 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         moved=np.zeros(6),
     )  # fmt: skip
     kinds = {
-        "these iterates cannot leave; raise [data] test": {"start": None},
+        "these iterates cannot leave. For a shorter interval, raise [data] test": {"start": None},
         "set [local] weight-decay = 0, or raise": {
             "config": small(local={"lr": 0.01, "weight-decay": 0.1})
         },
@@ -557,7 +557,7 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         },
         "only for runs with certificates": {"dropped": True},
         "exceeds its certificate": {"moved": np.ones(6)},
-        "set engine.dtype=float64, if rounding": {
+        "set engine.dtype=float64 (if rounding": {
             "config": small(local={"lr": 0.01}, **single),
             "moved": np.ones(6),
         },

@@ -484,7 +484,7 @@ def test_a_run_with_batch_norm_resumes_bit_identically(tmp_path: Path) -> None:
 def test_batch_norm_is_measured_but_has_no_bound_and_no_private_run() -> None:
     config = settings() | {"stability": {"trials": 2}}
     found = fedmuon.stability(config, data=(X, Y), task=batch_normed())
-    assert found.bound["status"] == "refused" and "use GroupNorm" in str(found.bound)
+    assert found.bound["status"] == "refused" and "Use GroupNorm" in str(found.bound)
     assert max(one["perturbation"] for one in found.neighbours) > 0
     private = settings(recipe="dp-sgd", batch=0) | {"privacy": {"noise": 1.0, "lot": 8}}
     for tables in (private, settings() | {"privacy": {"level": "client", "noise": 1.0}}):
