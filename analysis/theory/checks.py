@@ -61,7 +61,8 @@ def whole(name: str, value: int, floor: int = 1) -> int:
     """Return an integer that is at least the floor."""
     if not floor <= value <= LARGEST or int(value) != value:
         raise InputError(
-            f"{name} is {value}, but it must be an integer that is at least {floor} and at most 10^18."
+            f"{name} is {value}, but it must be an integer that is at least {floor} and at most "
+            "10^18."
         )
     return int(value)
 

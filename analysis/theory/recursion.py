@@ -334,7 +334,7 @@ class Method:
         if self.form not in FORMS:
             raise InputError(f"form is {self.form!r}, but it must be one of {', '.join(FORMS)}.")
         if not 0 <= self.alignment <= 1:
-            raise InputError(f"alignment is {self.alignment}, but it must be in [0, 1].")
+            raise InputError(f"alignment is {self.alignment}, but it must be a share in [0, 1].")
 
     @property
     def fresh(self) -> float:

@@ -106,7 +106,8 @@ def deploy(
             with deployed(config.federation.clients, secure, out / LOGS) as deployment:
                 return deployment.execute(config, out, on_round_end, on_start)
         except InputError as error:
-            raise InputError(f"{error} (the output of each process is in {out / LOGS})") from None
+            said = str(error).removesuffix(".")
+            raise InputError(f"{said}. The output of each process is in {out / LOGS}.") from None
 
 
 @contextlib.contextmanager

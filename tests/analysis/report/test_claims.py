@@ -180,11 +180,11 @@ def test_exposure_ranks_the_perturbations() -> None:
     assert len(runs) == 6 and found.effect.high - found.effect.value == pytest.approx([half])
     assert found.verdict == ("holds" if rho - half >= 0.87 else INCONCLUSIVE) and rho + half >= 0.87
     alone = spearmanr(x[active], y[active])
-    assert f"{alone:.3f} without the {(~active).sum()} of clients" in found.detail
+    assert f"{alone:.3f} without the {(~active).sum()} neighbours" in found.detail
     other = neighbours["old_label"] != neighbours["new_label"]
     for said, part in (("another", other), ("the same", ~other)):
         alone = spearmanr(x[part], y[part])
-        assert f"{alone:.3f} over the {part.sum()} with {said} label" in found.detail
+        assert f"{alone:.3f} over the {part.sum()} neighbours with {said} label" in found.detail
     ranked = exposure_ranks({**neighbours, "perturbation": x})
     assert ranked.holds and "ρ = 1.000" in ranked.detail
     mixed = {**neighbours, "perturbation": np.random.default_rng(0).permutation(y)}

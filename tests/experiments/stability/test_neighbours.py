@@ -298,7 +298,7 @@ def test_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
     ({"local": {"recipe": "adamw"}}, "adamw has no certificate: AdamW divides by the root"),
     ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
     ({"federation": {"aggregate": "median"}}, "weighted means"),
-    ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may leave the tube"),
+    ({"orthogonalizer": {"name": "exact-sign"}}, "a momentum without full rank"),
     ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
     ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
 ])  # fmt: skip
