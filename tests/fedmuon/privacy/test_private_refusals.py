@@ -238,7 +238,7 @@ def test_neighbours_that_were_broken_off_say_how_to_go_on(
             neighbours.execute(config, out)
     with pytest.raises(InputError) as refusal:
         gather(tmp_path)
-    command = re.search(r"go on with (fedmuon .*)$", str(refusal.value))
+    command = re.search(r"resume with: (fedmuon .*)$", str(refusal.value))
     assert command and not ended(shlex.split(command[1])[1:])
     assert len(gather(tmp_path)) == 1
 
