@@ -464,8 +464,9 @@ class Data(Table):
     )
     folder: Text = key(
         "",
-        "Folder that contains the files of the source. For npz, csv and parquet, set the path of "
-        "the file instead. If empty, the usual folders are searched.",
+        "Folder that contains the files of the source. If empty, the usual folders of "
+        "fashion-mnist, mnist, cifar10, e2e, dart and the GLUE tasks are searched. For npz, csv "
+        "and parquet, set the path of the file.",
         read_if=FILE_SOURCE,
         values="a path",
     )
@@ -789,8 +790,8 @@ class OrthogonalizerTable(Table):
     products: Literal["full", "bfloat16"] = key(
         "full",
         "Precision of the matrix products in Newton–Schulz. full: the precision of the run. "
-        "bfloat16: as in torch.optim.Muon, which is faster on GPUs and on processors with AMX. "
-        "The relative error of bfloat16 is about 0.01. With bfloat16 there is no Lipschitz "
+        "bfloat16: faster on GPUs and on processors with AMX, as in torch.optim.Muon. The "
+        "relative error of bfloat16 is about 0.01. With bfloat16, there is no Lipschitz "
         "constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
@@ -946,9 +947,9 @@ class Privacy(Table):
     trust: Literal["central", "local", "distributed"] = key(
         "central",
         "Who adds the noise. central: the server. local: each client adds all of the noise. "
-        "distributed: each client adds a share of the noise, and masks that cancel let the "
-        "server learn only the noisy sum of updates. distributed needs cohorts = fixed. On ray "
-        "and deployment, it also needs [faults] policy = strict and retries = 0.",
+        "distributed: each client adds a share of the noise, and masks that cancel in the sum "
+        "hide the single updates from the server. distributed needs cohorts = fixed. On ray and "
+        "deployment, distributed also needs [faults] policy = strict and retries = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
@@ -1224,7 +1225,7 @@ class Devices(Table):
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "K′, the number of clients that receive the model in a round. The first `per-round` "
+        "K′, the number of clients that receive the model in a round. Only the first `per-round` "
         "replies are used. 0 means `per-round`.",
         values="0, or `per-round` to `clients`",
         read_if=DEADLINE,

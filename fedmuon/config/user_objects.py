@@ -123,7 +123,7 @@ def make_named(
             return found
         result = make(found, facts_for(config, kind) | dict(facts or {}), values)
         if result is None and own is not None:  # None means that no object was given
-            raise TypeError("it returns None")
+            raise TypeError("the function returns None")
         return result
 
 

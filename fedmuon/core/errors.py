@@ -226,7 +226,8 @@ def mapping(found: Any) -> dict[str, Any]:
     """Convert a mapping to a dictionary; raise TypeError for another type."""
     if not isinstance(found, Mapping):
         raise TypeError(
-            f"it returns a {type(found).__name__}, but a mapping of names to tensors is required"
+            f"the function returns a {type(found).__name__}, but a mapping of names to tensors "
+            "is required"
         )
     return dict(found)
 

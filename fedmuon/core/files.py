@@ -72,7 +72,7 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
             free = f"; {folder} has {shutil.disk_usage(folder).free:,} bytes free"
     return (
         f"({error.strerror}{free}): {FULL[error.errno]} and run the command again, with --resume "
-        f"if it began a run{other}"
+        f"if a run had begun{other}"
     )
 
 

@@ -150,7 +150,7 @@ def _parts_of_items(
     for number, one in enumerate(items):
         if dicts:
             sound = isinstance(one, Mapping) and {*keys, label} <= one.keys()
-            wanted = f"a dict with {_listed([*keys, label])}, as sample 0 is"
+            wanted = f"a dict with the entries {_listed([*keys, label])}, like sample 0"
         else:
             sound = _is_pair(one)
             wanted = "a pair: let the dataset return (input, label), or a dict"

@@ -239,7 +239,7 @@ def test_a_full_place_for_logs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pass
     said = str(full.value)
     assert re.search(r"No space left on device; /tmp has [\d,]+ bytes free\): free space", said)
-    assert said.endswith("with --resume if it began a run") and "\n" not in said
+    assert said.endswith("with --resume if a run had begun") and "\n" not in said
 
 
 class Hired(worker_pool.WorkerPool):
