@@ -64,7 +64,7 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
     """
     other = ", or choose another place" if elsewhere else ""
     if error.errno not in FULL:
-        return f"({error.strerror}): choose another place that is writable and has free space"
+        return f"({error.strerror}): choose another place that is writable and has enough room"
     free = ""
     with contextlib.suppress(OSError, StopIteration):
         if path is not None and error.errno != errno.EFBIG:
