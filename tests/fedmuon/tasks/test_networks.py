@@ -220,7 +220,7 @@ def test_a_device_that_is_full_gets_smaller_chunks() -> None:
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (nn.BatchNorm2d(4, track_running_stats=False), "Use GroupNorm"),
+        (nn.BatchNorm2d(4, track_running_stats=False), "use GroupNorm"),
         (nn.BatchNorm2d(4, momentum=None), "give it a momentum"),
         (nn.RReLU(), "use nn.ReLU"),
     ],
