@@ -20,7 +20,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "srcset"}
-WIDTHS = 390, 1280
+WIDTHS = 390, 768, 1280, 1600
 # Opens every page in a frame of one width, one after the other. At the end, the body contains the
 # list of pages that are wider than the frame.
 FRAMES = """<body></body><script>

@@ -149,7 +149,7 @@ CONTROLLED = {
 @drawing(
     "Twenty neighbours of one run. In each neighbour, one sample is replaced, and all random "
     "draws are the same. Blue: the distance of the neighbour's model from the run's model, by "
-    "number of rounds. Black: the largest certificate of the clients whose samples were "
+    "number of rounds. Thick line: the largest certificate of the clients whose samples were "
     "replaced, proved before the run. Linear model, 1,000 MNIST digits, 20 clients, η = 0.01, λ "
     "= 0.1."
 )
