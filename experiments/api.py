@@ -313,9 +313,10 @@ def stability(
             {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         trials: Number of neighbours, 10 by default. Leave it out with `neighbours="all"`.
         neighbours: How a neighbouring data set is chosen. "own": a random sample of a random client
-            is replaced by another sample of the same client. "any": by a sample of any client.
-            "worst": the replacement that moves the model most, estimated from derivatives. "all":
-            each sample is replaced once.
+            is replaced by a held-out sample, whose label is drawn from the client's labels.
+            "any": the label is drawn from the labels of all clients. "worst": the pairs of a sample
+            and a replacement that move the model most, estimated from derivatives. "all": each
+            sample is replaced once.
         data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
             tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
             pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a

@@ -6,10 +6,12 @@ and says whether they would decide if the gap is within its bound.
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedmuon.analysis import MeasuredGap
 from fedmuon.analysis.report.claims import gap_within_bound
@@ -69,7 +71,7 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
 
 
 def beside_start(run: FinishedRun, value: float | None) -> Record:
-    """Return the train loss before the first round, and a certified bound on the population loss.
+    """Return losses and the distance of the model from X0, and certify the population loss.
 
     The bound certifies F <= F_hat + bound. If this value is below the loss of X0, the run is
     certified to have learned.
@@ -78,14 +80,19 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
     shards = experiment.shards
     shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
 
-    def loss(name: str) -> float:
-        model = read_tensors(run.out / name)[0]
+    def loss(model: Mapping[str, Tensor]) -> float:
         params = {name: one[None].to(shards.inputs.device) for name, one in model.items()}
         given = shards.inputs, shards.labels, shares.to(shards.labels.device)
         return float(risk(experiment.task, params, *given).loss[0])
 
-    certified = None if value is None else loss("model.safetensors") + value
-    return {"start_loss": loss("initial.safetensors"), "certified_loss": certified}
+    start, end = (read_tensors(run.out / f"{name}.safetensors")[0] for name in ("initial", "model"))
+    moved = [(end[name].double() - start[name].double()).norm() for name in end]
+    certified = None if value is None else loss(end) + value
+    return {
+        "start_loss": loss(start),
+        "certified_loss": certified,
+        "model_moved": float(torch.stack(moved).norm()),
+    }
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:

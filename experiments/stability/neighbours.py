@@ -171,6 +171,7 @@ def measure(
     done, mark = _cut_back(file, heads)
     on_start(done, len(drawn))
     promised = certificate.exposures, certificate.certificates
+    largest = float(read_census(file, usecols=(4,)).max()) if done else 0.0
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
@@ -184,7 +185,8 @@ def measure(
         done, mark = done + len(lines), files.crc("".join(lines), mark)
         noted = files.sealed({"lines": done, "crc": mark})
         files.write_bytes(file.with_name(PROGRESS), noted.encode())
-        on_round_end({"done": done, "largest": float(moved.max())})
+        largest = max(largest, float(moved.max()))
+        on_round_end({"done": done, "largest": largest})
     return ranking
 
 
@@ -269,6 +271,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     """Return a table that compares perturbations with certificates, and the gap with the bound."""
     moved, promised = read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
+    travel = record.get("model_moved")  # missing in folders of version 0.1
     if load(out / "config.toml").engine.dtype == "float32":
         hidden = (
             "the certificates ignore the rounding of float32, which can hide perturbations: use "
@@ -278,6 +281,8 @@ def verdict_table(out: Path, record: Record) -> Table:
         ("float32", hidden),
         ("largest perturbation", moved.max()),
         ("mean perturbation", moved.mean()),
+        ("distance of the model from X⁰", travel),
+        ("largest perturbation / this distance", moved.max() / travel if travel else None),
         ("no bound", record["refusal"]),
         ("violated" if record["status"] == "violated" else "note", record["note"]),
     ]

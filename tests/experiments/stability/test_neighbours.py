@@ -424,13 +424,15 @@ def test_a_bound_is_shown_beside_not_training(tmp_path: Path, weighting: str) ->
         train, client = split["train_index"], split["client"]
     sizes = np.bincount(client)
     shares = np.full(len(sizes), 1 / len(sizes)) if weighting == "uniform" else sizes / sizes.sum()
-    losses = []
+    losses, models = [], []
     for name in ("initial", "model"):
-        scores = np.exp(inputs[train] @ load_file(tmp_path / "a" / f"{name}.safetensors")["weight"])
+        models.append(load_file(tmp_path / "a" / f"{name}.safetensors")["weight"])
+        scores = np.exp(inputs[train] @ models[-1])
         each = 1 - scores[np.arange(len(train)), labels[train]] / scores.sum(1)
         losses.append(float(shares @ (np.bincount(client, each) / sizes)))
     assert record["start_loss"] == pytest.approx(losses[0], rel=1e-12)
     assert record["certified_loss"] == pytest.approx(losses[1] + record["value"], rel=1e-12)
+    assert record["model_moved"] == pytest.approx(np.linalg.norm(models[1] - models[0]), rel=1e-12)
     assert losses[0] < losses[1] + record["value"]
     assert gap.start_words(record)[-1][1] == "no: the loss of X⁰ is smaller"
     quotient = float(dict(gap.start_words(record))["decrease of the train loss / bound"]
