@@ -1,6 +1,7 @@
 """Results for notebooks: finished runs as Python objects, and tables that compare runs."""
 
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -18,9 +19,9 @@ from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
-from fedmuon.core.errors import InputError, in_python
+from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
-from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of
+from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of, record_name
 from fedmuon.runs.directory import (
     PERSONAL_MODELS,
     RunDirectory,
@@ -524,6 +525,59 @@ class Comparison:
         """Names of all measures in the rows. `NAME ±` is the standard deviation over seeds."""
         names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
         return list(dict.fromkeys(names))
+
+    @in_python()
+    def differences(self, metric: str = "accuracy") -> list[Record]:
+        """Subtract the final measures of two rows seed by seed, for every pair of rows.
+
+        Runs with the same seed share clients and initial weights. Pairing removes the variation
+        that both rows share. Seeds that only one row has are ignored.
+
+        Args:
+            metric: A measure that every run has at its end, such as "accuracy" or "test_loss".
+
+        Returns:
+            One record per pair: `first` and `second` are the names of the rows. `seeds` is the
+            number of seeds that both rows have. `mean` is the mean of `first` minus `second`.
+            `low` and `high` are the ends of Student's 95% interval of the mean. `first higher` is
+            the number of seeds for which the value of `first` is higher.
+
+        Raises:
+            InputError: If there are fewer than two rows, if two rows share fewer than two seeds, or
+                if a run does not record the metric.
+        """
+        from fedmuon.analysis.report.verdicts import paired  # imports scipy
+
+        if len(self.folders) < 2:
+            raise InputError(
+                "The comparison has only one row, so there is no difference. Compare runs that "
+                "differ in a setting, or give the runs labels: compare({'a': runs, 'b': others})."
+            )
+        held = {name: [RunDirectory(one).finished() for one in folders]
+                for name, folders in self.folders.items()}  # fmt: skip
+        every, wanted = [*itertools.chain(*held.values())], record_name(metric)
+        known = [
+            name for name in every[0] if all(isinstance(one.get(name), float) for one in every)
+        ]
+        if wanted not in known:
+            raise InputError(f"metric = {metric!r} is not in every run: {instead(metric, known)}")
+        values = {name: {one["seed"]: one[wanted] for one in runs} for name, runs in held.items()}
+        found: list[Record] = []
+        for (first, mine), (second, others) in itertools.combinations(values.items(), 2):
+            pairs = [(mine[seed], others[seed]) for seed in mine if seed in others]
+            if len(pairs) < 2:
+                raise InputError(
+                    f"The rows {first!r} and {second!r} share {len(pairs)} of the seeds "
+                    f"{sorted({*mine, *others})}, but an interval needs at least 2. Run both with "
+                    "the same seeds (federation.seed)."
+                )
+            mean, half = paired(pairs)
+            found.append({
+                "first": first, "second": second, "seeds": len(pairs), "mean": mean,
+                "low": mean - half, "high": mean + half,
+                "first higher": sum(one > other for one, other in pairs),
+            })  # fmt: skip
+        return found
 
     def to_frame(self) -> "DataFrame":
         """Return the rows as a pandas DataFrame.

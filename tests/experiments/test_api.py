@@ -222,6 +222,32 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
         fedmuon.compare([])
 
 
+def test_rows_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """The means of differences, with Student's interval, of the seeds that both rows have."""
+    runs: dict[str, list[fedmuon.Result]] = {}
+    for recipe, seeds in (("fedmuon", (3, 1, 2)), ("fedavg", (0, 1, 2, 3))):
+        runs[recipe] = [
+            fedmuon.run({**BARE, "federation": {**TINY["federation"], "seed": seed}}, recipe=recipe)
+            for seed in seeds
+        ]
+    (row,) = fedmuon.compare(runs).differences("test-loss")
+    ends = {name: {one.config.federation.seed: one.summary["test_loss"] for one in held}
+            for name, held in runs.items()}  # fmt: skip
+    away = np.array([ends["fedmuon"][seed] - ends["fedavg"][seed] for seed in (1, 2, 3)])
+    half = 4.302652729911275 * away.std(ddof=1) / 3**0.5  # the t quantile at 0.975, from a table
+    assert (row["first"], row["second"], row["seeds"]) == ("fedmuon", "fedavg", 3)
+    assert row["mean"] == pytest.approx(away.mean())
+    assert [row["low"], row["high"]] == pytest.approx([away.mean() - half, away.mean() + half])
+    assert row["first higher"] == (away > 0).sum()
+    with pytest.raises(fedmuon.InputError, match=r"'accurac'.* did you mean accuracy"):
+        fedmuon.compare(runs).differences("accurac")
+    one = {name: held[:2] for name, held in runs.items()}  # seeds 3 and 1, and seeds 0 and 1
+    with pytest.raises(fedmuon.InputError, match=r"share 1 of the seeds \[0, 1, 3\].*same seeds"):
+        fedmuon.compare(one).differences()
+    with pytest.raises(fedmuon.InputError, match="only one row"):
+        fedmuon.compare(runs["fedavg"]).differences()
+
+
 def test_a_run_can_end_early(tmp_path: Path) -> None:
     told = []
 
