@@ -66,7 +66,8 @@ class Clients(ClientApp):
         first = messages[0]
         if any(one.content is not first.content for one in messages[1:]):
             raise InputError(
-                "the messages of this round differ in their settings: send the same to every client"
+                "the messages of this round have different settings. Send the same settings to "
+                "every client."
             )
         if first.metadata.message_type != MessageType.TRAIN:
             return [self(*pair) for pair in zip(messages, contexts, strict=True)]

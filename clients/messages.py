@@ -35,14 +35,14 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
     dealt = plain(flat.pop("dealt", ""), 60)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
-        raise InputError("the message has no valid round and number of replicas")
+        raise InputError("the message has no valid round or no valid number of replicas")
     factor = flat.pop("factor", None)
     if factor is not None and not (isinstance(factor, float) and 0 <= factor < math.inf):
-        raise InputError("the message has no valid factor for step sizes")
+        raise InputError("the message has no valid factor for the step sizes")
     if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
-        raise InputError(f"the message's {plain(odd[0], 60)} is not a single value")
+        raise InputError(f"the entry {plain(odd[0], 60)} of the message must be a single value")
     if rows is not None and len(rows) != 3 * stack:
-        raise InputError("the message does not name one data set per replica")
+        raise InputError("the message must name one data set per replica")
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
     return tuple(sorted(flat.items())), round, stack, held, factor, dealt
 
@@ -51,7 +51,8 @@ def partition(context: Context) -> int:
     """Return the partition of this node."""
     if "partition-id" not in context.node_config:
         raise InputError(
-            "this SuperNode has no partition-id: start it with --node-config 'partition-id=0'"
+            "this SuperNode has no partition-id. Start it with --node-config 'partition-id=0', "
+            "or the number of its client instead of 0."
         )
     return int(context.node_config["partition-id"])
 

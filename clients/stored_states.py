@@ -69,9 +69,9 @@ class Memory:
             return self._store().read(self.client, round)
         except InputError as error:
             raise InputError(
-                f"the node of client {self.client} has lost the client's state of round "
+                f"the node of client {self.client} has lost the state of the client after round "
                 f"{self._last} ({error}). Start the node with its previous folder, --node-config "
-                f"'{FOLDER}=\"PATH\"', or begin the run again."
+                f"'{FOLDER}=\"PATH\"', or start a new run."
             ) from None
 
     def keep(self, own: States) -> None:

@@ -64,17 +64,21 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     """
     assert recipe.client_level is not None
     if KEPT not in context.state:
-        raise InputError("this client has no key for a mask: request its public key first")
+        raise InputError(
+            "this client has no key for its mask. Request the public key of the client first."
+        )
     kept: Any = context.state.pop(KEPT)
     private, cohort = kept["private"], recipe.client_level.cohort
     held: dict[str, Any] = dict(message.content.config_records["roster"])
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
         raise InputError(
-            f"the message does not contain one public key for each of {cohort} clients"
+            f"the message must contain one different public key for each of the {cohort} clients"
         )
     if keys.get(reply.client) != distributed.public_of(private):
-        raise InputError("the message's public keys belong to another round: request new ones")
+        raise InputError(
+            "the public keys in the message belong to another round. Request new keys."
+        )
     vectors = {"model": reply.params, **reply.states}
     count = sum(one.numel() for held in vectors.values() for one in held.values())
     states = distributed.masked(vectors, distributed.mask(private, reply.client, keys, count))
@@ -159,13 +163,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     client = _client(config, number, fetch())
     if client.setup.recipe.private:
         raise InputError(
-            "a private client reports no measurements of its samples, because they would have no "
-            "noise"
+            "a client of a private run does not report measurements of its samples, because they "
+            "would have no noise"
         )
     if client.setup.recipe.personal:
         raise InputError(
-            "a part of this model never leaves a client, and the message does not name its "
-            "round: set [data] client-test to measure personal models"
+            "part of this model never leaves a client, so the server cannot request its loss. To "
+            "measure personal models, set [data] client-test."
         )
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
@@ -206,6 +210,6 @@ def _arrays(
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
-        raise InputError(f"the message's arrays do not fit {plain(stack, 20)} replicas")
+        raise InputError(f"the arrays of the message are too small for {plain(stack, 20)} replicas")
     params, template = client.template(stack)
     return received(arrays, params, template if states else {})

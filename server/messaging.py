@@ -140,18 +140,20 @@ def public_keys(
     """
     refusal = (
         "client {} sent no key for its mask ({}), but the sum needs the masks of all clients. "
-        "Fix the cause, then continue with --resume."
+        "Fix this cause, then continue with --resume."
     )
     for client in clients:
         if client not in nodes:
-            raise InputError(refusal.format(client, "no node has its partition"))
+            raise InputError(
+                refusal.format(client, "no connected node has the partition of this client")
+            )
     content = RecordDict()
     questions = [Message(content, nodes[client], KEY, ttl=deadline) for client in clients]
     replies, keys = exchange(grid, questions, deadline), []
     for number, client in enumerate(clients):
         reply = replies.get(number)
         if reply is None or reply.has_error():
-            why = "no answer" if reply is None else reason(reply)
+            why = "the client did not answer" if reply is None else reason(reply)
             raise InputError(refusal.format(client, why))
         with distrusted():
             who: dict[str, Any] = dict(reply.content.config_records["who"])
@@ -165,7 +167,7 @@ def public_keys(
 
 def reason(reply: Message) -> str:
     """Return the reason of an error reply, without the text that Flower and Ray add."""
-    text = (reply.error.reason or "").strip() or "it failed"
+    text = (reply.error.reason or "").strip() or "the client failed without a reason"
     inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
     most = SENTENCE if OWN in inner else 200
     return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"), most)
@@ -219,5 +221,7 @@ class Failures:
     def close(self) -> None:
         """Log the number of later errors."""
         if self._count > 1:
-            logging.getLogger("fedmuon").warning("%d more replies were errors", self._count - 1)
+            logging.getLogger("fedmuon").warning(
+                "%d more replies of clients were errors", self._count - 1
+            )
         self._count = 0

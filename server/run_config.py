@@ -35,8 +35,8 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
             flat |= {f"{table}.{OPTIONS}.{name}": value for name, value in options.items()}
     except (ValueError, AttributeError, RecursionError):
         raise InputError(
-            f'options = {text!r:.200} is not a JSON object of tables: write \'{{"local": '
-            '{"name": 1}}\', or leave it empty'
+            f'options = {text!r:.200} is not a JSON object of tables. Write \'{{"local": '
+            '{"name": 1}}\', for example, or leave options empty.'
         ) from None
     return unflatten({**flat, "engine.name": engine})
 
@@ -48,6 +48,6 @@ def require_noise(config: Config, folder: Path) -> None:
     """
     if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
-            f"{noise_advice(config)} Under Flower, noise = 0 counts as not set, because the run "
-            "config always has every key."
+            f"{noise_advice(config)} Under Flower, the run config contains every key, so noise = "
+            "0 counts as not set."
         )

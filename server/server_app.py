@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     except InputError as error:
         log(ERROR, "fedmuon: %s", error)
         raise
-    log(INFO, "fedmuon: results are in %s", run.directory.path.resolve())
+    log(INFO, "fedmuon: the results are in %s", run.directory.path.resolve())
 
 
 def await_nodes(config: Config, grid: Grid) -> None:
@@ -51,15 +51,15 @@ def await_nodes(config: Config, grid: Grid) -> None:
     wanted, patience = config.federation.clients, config.faults.patience
     if config.faults.policy != "strict":
         return
-    advice = f"start {wanted} SuperNodes"
+    advice = f"Start {wanted} SuperNodes"
     if isinstance(grid, InMemoryGrid):
-        advice = f"run with --federation-config num-supernodes={wanted}"
+        advice = f"Run with --federation-config num-supernodes={wanted}"
         patience = min(patience, SIMULATED_PATIENCE)
     end = time.monotonic() + patience
     while (found := len(list(grid.get_node_ids()))) < wanted:
         if time.monotonic() > end:
             raise InputError(
-                f"[federation] clients = {wanted}, but the federation has {found} SuperNodes: "
-                f"{advice}, or lower federation.clients"
+                f"[federation] clients = {wanted}, but only {found} SuperNodes are connected. "
+                f"{advice}, or lower [federation] clients."
             )
         stopping.pause(PAUSE)

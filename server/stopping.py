@@ -57,7 +57,7 @@ def on_signals() -> Iterator[None]:
             yield
     except Interrupted:
         raise InputError(
-            "the run was stopped on request: run the same command again to resume"
+            "the run was stopped on request. To resume, run the same command again."
         ) from None
     finally:
         ended.set()

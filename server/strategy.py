@@ -70,8 +70,8 @@ class FedMuonStrategy(Strategy):
         lacking = recipe.keeps_states and not self.keeps_states
         if lacking and tests_personal_models(self.config, recipe):
             raise RoundFailed(
-                "[data] client-test would test each client's own model, but that model stays on "
-                "its SuperNode: set client-test = 0, or [engine] name = 'inline' or 'ray'"
+                "[data] client-test needs the model of each client, but this model stays on the "
+                "client's SuperNode. Set client-test = 0, or [engine] name = 'inline' or 'ray'."
             )
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
@@ -96,18 +96,21 @@ class FedMuonStrategy(Strategy):
         """Return the messages of a round. Flower counts rounds from 1, and the plan from 0."""
         if self.experiment.recipe.keeps_states:
             raise InputError(
-                "this recipe stores states of clients, which Flower's own round loop does not "
-                "support: use `fedmuon run`, or the ServerApp of this package"
+                "this recipe stores states of clients, but the round loop of Flower's own "
+                "strategies does not support this. Use `fedmuon run`, or the ServerApp of "
+                "fedmuon."
             )
         if self.experiment.measured:
             raise InputError(
-                "[output] clients = true writes records of clients, which Flower's own round "
-                "loop does not support: use `fedmuon run`, or the ServerApp of this package"
+                "[output] clients = true writes records of clients, but the round loop of "
+                "Flower's own strategies does not support this. Use `fedmuon run`, or the "
+                "ServerApp of fedmuon."
             )
         if self.config.devices.mode == "fedbuff":
             raise InputError(
-                "[devices] mode = 'fedbuff' sends older models, which Flower's own round loop "
-                "does not support: use `fedmuon run`, or the ServerApp of this package"
+                "[devices] mode = 'fedbuff' sends older models, but the round loop of Flower's "
+                "own strategies does not support this. Use `fedmuon run`, or the ServerApp of "
+                "fedmuon."
             )
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
@@ -228,7 +231,7 @@ class FedMuonStrategy(Strategy):
         table, found = self.config.faults, {}
         self._meet(grid, clients)
         asked = [client for client in clients if client in self.nodes]
-        why = {client: f"no node has partition {client}" for client in clients}
+        why = {client: f"no connected node has partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
         if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
             memory, round = self.experiment.client_states, self.state.round
@@ -281,13 +284,13 @@ class FedMuonStrategy(Strategy):
         if message.has_error():
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
-            raise InputError("the reply came from a node that was not asked")
+            raise InputError("the reply came from another node than the one of this client")
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
             who = content.config_records["who"]
             if (who["round"], who["partition"]) != (self.state.round, client):
                 about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
-                raise InputError(f"it answers for {about}")
+                raise InputError(f"the reply is for {about}")
             like = returned_like(recipe, self.state.params, self.state.states)
             record = content.array_records["arrays"]
             params, states = received({name: one.data for name, one in record.items()}, *like)
@@ -295,10 +298,10 @@ class FedMuonStrategy(Strategy):
             # Clipping replaces values that are not finite by 0. An error would reveal them.
             clipped = recipe.client_level is not None
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
-                raise InputError("it returned values that are not finite")
+                raise InputError("the reply contains NaN or infinity")
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
-                raise InputError("it did not return one loss per replica")
+                raise InputError("the reply does not contain one loss per replica")
             if recipe.compression is not None and recipe.compression.up:
                 learned, _ = split_statistics(self.state.params)  # decoding rejects bad positions
                 decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
@@ -312,15 +315,20 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
     """Read and check the measurements in a client's reply."""
     if MEASURED not in content.metric_records:
         raise InputError(
-            "it sent no measurements, which [output] clients = true needs: install the same "
-            "version of fedmuon on every node"
+            "the reply contains no measurements, but [output] clients = true needs them. Install "
+            "the same version of fedmuon on every node."
         )
     found = dict(content.metric_records[MEASURED])
     for name, value in found.items():
         if not isinstance(value, float) or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise InputError(f"it sent {plain(name, 60)}, which is not a name with a number")
+            raise InputError(
+                f"the reply contains the measurement {plain(name, 60)}, which has no valid name "
+                "or is not a number"
+            )
     if len(found) > MOST_METRICS or not {"loss_before", "loss_after", "drift"} <= set(found):
-        raise InputError("it did not return its losses and its drift")
+        raise InputError(
+            "the reply contains too many measurements, or lacks loss_before, loss_after or drift"
+        )
     return found  # type: ignore[return-value]
 
 

@@ -64,12 +64,16 @@ from fedmuon.tasks.base import Params
 MOST_DELTA = 1e-5
 AIMED = 1e-4  # share of a target epsilon that is left for lots that are cut
 LOW_BITS = (
-    "The noise has floating-point values. Epsilon does not cover what their low bits can reveal."
+    "The noise has floating-point values. Epsilon does not cover information that the low bits "
+    "of these values can reveal."
 )
-BEYOND = "More than [privacy] epsilon = {:g}, because interrupted rounds were released again."
+BEYOND = (
+    "The spent epsilon is more than [privacy] epsilon = {:g}, because interrupted rounds were "
+    "released again."
+)
 DIAGNOSTICS = (
-    "Losses and accuracies of this simulation are measured on the data themselves and are not "
-    "released. Publishing them would cost privacy that the ledger does not count."
+    "Losses and accuracies are measured on the data without noise and are not part of the "
+    "release. If you publish them, you spend privacy that the ledger does not count."
 )
 # Only these files may be published, because they contain noise or follow from files that do.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
@@ -120,7 +124,7 @@ class PerExample:
         if not mechanism.public_rate and mechanism.lot > self.sizes.max():
             raise InputError(
                 f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of "
-                "the largest client: lower lot, or raise [data] train"
+                "the largest client. Lower lot, or raise [data] train."
             )
         if mechanism.fixed_order is not None and mechanism.fixed_order.correlated:
             if self.config.engine.name != "inline":
@@ -193,9 +197,9 @@ class PerExample:
             return []
         have = "has" if few == 1 else "have"
         return [
-            f"{few} of {len(self.sizes)} clients {have} fewer samples than a lot. Each of their "
-            "lots contains all their samples, and their sums are still divided by "
-            f"{self.released.lot:g}."
+            f"{few} of {len(self.sizes)} clients {have} fewer samples than lot = "
+            f"{self.released.lot:g}. Each lot of such a client contains all its samples, but "
+            f"their sum is still divided by {self.released.lot:g}."
         ]
 
 
@@ -304,7 +308,8 @@ def with_noise(
         if most > privacy.epsilon:
             raise InputError(
                 f"[privacy] noise = {privacy.noise:g} spends epsilon {most:.4g} ({adjacency}), "
-                f"more than epsilon = {privacy.epsilon:g}: leave one of noise and epsilon out"
+                f"which is more than [privacy] epsilon = {privacy.epsilon:g}. Set only one of "
+                "noise and epsilon."
             )
         return config
     target = privacy.epsilon * (1 - AIMED if cut else 1)
@@ -370,8 +375,8 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
         helps = ", or the noise" if 4 * cut < delta else ""  # at best, epsilon = 0
         raise InputError(
             f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with "
-            f"probability up to {cut:.2g}. With {at}, this uses up more than half of delta = "
-            f"{delta:.2g}: raise max-lot{helps}"
+            f"probability up to {cut:.2g}. With {at}, these cuts use up more than half of delta "
+            f"= {delta:.2g}. Raise max-lot{helps}."
         )
     return left
 
@@ -403,19 +408,19 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
     """Return the message for too little noise: the keys that set it, and sufficient values."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
-            f"[privacy] noise = {released.noise:g} is too small for the accountant: set noise = "
-            f"{LEAST_NOISE:g} or more, or 0"
+            f"[privacy] noise = {released.noise:g} is too small for the accountant. Set noise = "
+            f"{LEAST_NOISE:g} or more, or noise = 0."
         )
     wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares
     share = rounded_up(wanted / released.cohort)
     few = (
-        f", because only {released.shares} of {released.cohort} shares of it count (honest = "
-        f"{released.honest:g})"
+        f", because only {released.shares} of {released.cohort} noise shares are counted (honest "
+        f"= {released.honest:g})"
     ) * (released.shares < released.cohort)
     honest = f", or honest = {share}{' or more' * (share != '1')}" * (wanted <= released.cohort)
     return (
-        f"[privacy] noise = {released.noise:g} is too small for the accountant{few}: set noise = "
-        f"{rounded_up(LEAST_NOISE / released.counted)} or more{honest}"
+        f"[privacy] noise = {released.noise:g} is too small for the accountant{few}. Set noise = "
+        f"{rounded_up(LEAST_NOISE / released.counted)} or more{honest}."
     )
 
 

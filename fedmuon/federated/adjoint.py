@@ -73,9 +73,10 @@ class Differentiable:
     def __post_init__(self) -> None:
         if self.task.keyed or getattr(self.task, "statistics", ()):
             raise InputError(
-                "derivatives with respect to sample weights need a network without dropout and "
-                "BatchNorm. A replacement sample has no dropout mask, and BatchNorm makes its "
-                "gradient depend on other samples: set dropout to 0, and use GroupNorm"
+                "derivatives with respect to sample weights do not support dropout and "
+                "BatchNorm. A replacement sample has no dropout mask, and BatchNorm makes the "
+                "gradient of a sample depend on other samples. Set dropout to 0, and use "
+                "GroupNorm."
             )
 
     def __getattr__(self, name: str) -> Any:

@@ -66,7 +66,7 @@ ROUNDING = 1e-9  # tolerance for the squared norm of a row in the unit ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 ResolvedConfig = NewType("ResolvedConfig", Config)
-"""A config with the settings that a run really uses, as stored in config.toml; never rewritten."""
+"""The complete config of a run. It is stored as config.toml and never changes."""
 
 
 # Settings that a config leaves open
@@ -118,13 +118,13 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, ValueError):
-        raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
+        raise InputError(f"[engine] device = '{name}' is unknown. Use auto, cpu or cuda.") from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"[engine] device = '{name}' is not supported: use auto, cpu or cuda")
+        raise InputError(f"[engine] device = '{name}' is not supported. Use auto, cpu or cuda.")
     count = 1 if device.type == "cpu" else torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise InputError(
-            f"[engine] device = '{name}' is not available on this machine: use auto or cpu"
+            f"[engine] device = '{name}' is not available on this machine. Use auto or cpu."
         )
     return device
 
@@ -149,8 +149,8 @@ def _kernel(config: Config, device: torch.device) -> str:
         kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
     if kernel not in usable:
         raise InputError(
-            f"[engine] kernel = '{kernel}' does not support {config.engine.dtype} on "
-            f"{device.type}: choose one of {', '.join(usable)}, or auto"
+            f"[engine] kernel = '{kernel}' does not support dtype {config.engine.dtype} on "
+            f"device {device.type}. Choose one of {', '.join(usable)}, or auto."
         )
     return kernel
 
@@ -187,9 +187,9 @@ def build_experiment(
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # also rejects NaN
                 raise InputError(
-                    "the constants of the matrix task hold for samples in the unit ball, but one "
-                    f"sample has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = "
-                    "'unit'"
+                    "[task] name = 'matrix' needs samples of norm 1 or less, because its "
+                    "constants are proved only for them, but one sample has norm "
+                    f"{math.sqrt(squares.max()):.4g}. Set [data] normalize = 'unit'."
                 )
     stacks = [len(one) for one in (lr, regularization) if isinstance(one, Tensor)]
     require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
@@ -261,8 +261,8 @@ def build_task(
         return _user_task(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
-            f"the labels are real numbers, but [task] name = '{table.name}' predicts classes: "
-            "number the classes from 0 with integers, or give your own task"
+            f"the labels are real numbers, but [task] name = '{table.name}' predicts classes. "
+            "Number the classes with integers from 0, or pass your own task."
         )
     if table.name != "network":
         width = math.prod(shape)
@@ -344,8 +344,8 @@ def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> For
     positions = table.positions or length
     if positions < length:
         raise InputError(
-            f"[task] positions = {positions} is smaller than a window of {length} tokens: raise "
-            "positions, or lower [data] context"
+            f"[task] positions = {positions} is smaller than a text window of {length} tokens. "
+            "Raise positions, or lower [data] context."
         )
     sizes = vocabulary, positions, table.width, table.depth, table.heads
     padded = config.data.name in TABLES and config.data.pad_token
@@ -386,8 +386,9 @@ class LocalClient:
         """Reject a partition that differs between this process and the server."""
         if self.setup.partition_digest != digest:
             raise InputError(
-                "your partition gives a different result in each process, but this engine has "
-                "several: use only the random generator that it receives"
+                "your partition function returned a different result in another process, but all "
+                "processes of this engine must agree. Use only the random generator that the "
+                "function receives."
             )
 
     def with_neighbours(self, rows: np.ndarray) -> Shard:
@@ -395,7 +396,11 @@ class LocalClient:
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
         most = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
-            raise InputError(f"client {self.client} has no such sample to replace")
+            raise InputError(
+                f"a message replaces a sample of client {self.client} that does not exist. The "
+                f"client has {most[0]} samples and the data source has {most[1]}, both numbered "
+                "from 0."
+            )
         neighbours = Neighbours.of(source, rows, self.setup.normalize)
         return Shard.among(self.shard.data, neighbours, self.client)
 
@@ -436,8 +441,8 @@ def _worker_setup(config: Config) -> WorkerSetup:
     told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
     if told and told != here:
         raise InputError(
-            "your data function returns different samples in each process, but this engine has "
-            "several: set its seed, or let it read a file"
+            "your data function returned different samples in another process, but all processes "
+            "of this engine must agree. Use a fixed seed in the function, or let it load a file."
         )
     source = read_source(resolved, mapped=True)
     dealt = deal(resolved, source)

@@ -58,16 +58,17 @@ MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which t
 AGGREGATE = "federation.aggregate"
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
 LINK = (
-    "update(direction, state, context) returns (direction, state), and that of links.stateless, "
-    "update(direction, context), a direction: mappings of names to tensors"
+    "A link needs an update(direction, state, context) that returns (direction, state). With "
+    "links.stateless, update(direction, context) returns a direction. Directions and states are "
+    "mappings of names to tensors."
 )
 CLIENT_RULE = (
-    "the clients' rule takes (received model, model, states, steps) and returns (model, states), "
-    "mappings like those that it takes"
+    "The clients' rule must take (received model, model, states, steps) and return (model, "
+    "states), mappings like its arguments."
 )
 RULE = (
-    "the server's rule takes (old, mean, states) and returns (model, states), mappings like old "
-    "and states"
+    "The server's rule must take (old, mean, states) and return (model, states), mappings like "
+    "old and states."
 )
 
 
@@ -104,14 +105,16 @@ def build_recipe(
     hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
     if hidden and task.keyed:
         raise InputError(
-            "[privacy] adjacency = 'add-remove' does not hold for a model with dropout. Its "
-            "masks depend on the position of a sample in its client's data, and removing one "
-            "sample moves the others. Set adjacency = 'zero-out', or remove the dropout."
+            "[privacy] adjacency = 'add-remove' is not valid for a model with dropout. The "
+            "dropout mask of a sample depends on the sample's position in its client's data, and "
+            "removing one sample moves the others. Set adjacency = 'zero-out', or remove the "
+            "dropout."
         )
     if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, but "
-            "this aggregate may reveal it: use the plain mean, or adjacency = 'zero-out'"
+            "the aggregate of this recipe may reveal this number. Use the plain mean, or "
+            "adjacency = 'zero-out'."
         )
     found = _with_compression(config, found)
     _require_countable(config, found, hidden)
@@ -122,20 +125,21 @@ def build_recipe(
         return found
     if found.keeps_states or found.client is not None or found.counted:
         raise InputError(
-            "[privacy] level = 'client' clips what a client returns and adds noise to it, but "
-            "this recipe also stores or sends other data, which is not clipped: choose "
-            "fedavg, fedavgm, local-muon or fedmuon"
+            "[privacy] level = 'client' clips only the model update of a client and adds noise "
+            "to it, but this recipe also stores or sends other data. Choose recipe fedavg, "
+            "fedavgm, local-muon or fedmuon."
         )
     for name in found.returned:
         if name not in found.sent:  # then its change is unknown and cannot be clipped
             raise InputError(
-                f"[privacy] level = 'client' clips the change of the state {name!r}, but your "
-                "recipe returns this state without sending it: name it in sent, too"
+                f"[privacy] level = 'client' clips the change of the state {name!r}, which your "
+                "recipe returns. This needs the state that the server sent, but `sent` does not "
+                f"list {name!r}. Add {name!r} to `sent`."
             )
     if not found.aggregate.averages:
         raise InputError(
-            "[privacy] level = 'client' releases the plain mean of clipped updates, so it cannot "
-            "use another aggregate: remove the aggregate of your recipe"
+            "[privacy] level = 'client' releases the plain mean of clipped updates, but your "
+            "recipe has its own aggregate. Remove the aggregate of your recipe."
         )
     level = ClientLevel(
         privacy.bound,
@@ -160,14 +164,14 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
         return recipe
     if recipe.codecs:
         raise InputError(
-            "[compression] has no place, because the codecs of your recipe already compress the "
-            "messages: leave one of them out"
+            "[compression] cannot be combined with your recipe, because the codecs of the recipe "
+            "already compress the messages. Remove the [compression] table or the codecs."
         )
     feedback = table.feedback if reads(config, "compression.feedback") else "none"
     if feedback == "ef21" and not recipe.aggregate.averages:
         raise InputError(
             "[compression] feedback = 'ef21' needs the plain mean, but your recipe has another "
-            "aggregate: set feedback = 'error'"
+            "aggregate. Set feedback = 'error'."
         )
     uplink, downlink = (
         compressor(name, table.share, table.levels, table.rank, table.iterations)
@@ -178,9 +182,9 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
     if found.keeps and recipe.private:
         choice = f"feedback = '{feedback}'" if feedback != "none" else f"uplink = '{table.uplink}'"
         raise InputError(
-            f"[compression] {choice} stores a client's state between rounds, which the ledger of "
-            "a private recipe does not account for: set feedback = 'none', and an uplink other "
-            "than 'power'"
+            f"[compression] {choice} stores a state of each client between rounds, but the "
+            "ledger of a private recipe does not account for stored states. Set feedback = "
+            "'none', and use an uplink other than 'power'."
         )
     return replace(recipe, compression=found)
 
@@ -238,8 +242,8 @@ def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str
     if not any(found.values()):
         vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
         raise InputError(
-            f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network has "
-            f"only vectors, norms and scalars: set {vectors}recipe = 'fedavg'"
+            f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network "
+            f"has only vectors, norms and scalars. Set {vectors}recipe = 'fedavg'."
         )
     return found
 
@@ -252,24 +256,24 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
     aggregate = config.federation.aggregate
     if recipe.counted and hidden:
         raise InputError(
-            "the server's rule of this recipe counts local steps, which [privacy] adjacency = "
-            "'add-remove' hides: set adjacency = 'zero-out'"
+            "the server's rule of this recipe needs the number of local steps, but [privacy] "
+            "adjacency = 'add-remove' hides this number. Set adjacency = 'zero-out'."
         )
     if recipe.counted and recipe.aggregate.shares is None:
         raise InputError(
-            "the server's rule of this recipe counts replies by their weights, but [federation] "
-            f"aggregate = '{aggregate}' has no weights: set aggregate to 'mean' or 'by-samples'"
+            "the server's rule of this recipe needs a weight for each reply, but [federation] "
+            f"aggregate = '{aggregate}' has no weights. Set aggregate to 'mean' or 'by-samples'."
         )
     if recipe.counted and recipe.persistent and not recipe.aggregate.averages:
         raise InputError(
-            f"[federation] aggregate = '{aggregate}' weights clients, but the server's state of "
-            "this recipe is the plain mean of its clients' states: set aggregate = 'mean'"
+            f"[federation] aggregate = '{aggregate}' weights clients, but the server of this "
+            "recipe stores the plain mean of the states of clients. Set aggregate = 'mean'."
         )
     own = user_objects(config).recipe is not None  # the config checks built-in recipes
     if own and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
             "[local] epochs lets clients take different numbers of steps, but this recipe needs "
-            "the same number for all: set steps instead"
+            "the same number for all clients. Set [local] steps instead."
         )
 
 
@@ -279,15 +283,15 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     if built_in and config.local.recipe == "fedper" and not recipe.personal:
         raise InputError(
             "[local] recipe = 'fedper' needs to know which part of the model stays with each "
-            "client: set [local] personal, such as personal = 'head.*'"
-            + (", and [task] name = 'network', because the model of 'matrix' is one parameter")
+            "client. Set [local] personal, for example personal = 'head.*'."
+            + " Also set [task] name = 'network', because the model of 'matrix' has one parameter."
             * isinstance(task, MatrixTask)
         )
     if PERSONAL in recipe.persistent and getattr(task, "statistics", ()):
         raise InputError(
-            f"[local] recipe = '{config.local.recipe}' has a second model per client, which "
-            "cannot store the running statistics of BatchNorm: use GroupNorm, or recipe = "
-            "'fedper'"
+            f"[local] recipe = '{config.local.recipe}' trains a second model per client, which "
+            "cannot store the running statistics of BatchNorm. Use GroupNorm, or set recipe = "
+            "'fedper'."
         )
     if not recipe.personal:
         return
@@ -295,19 +299,20 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     if len(names) == 1:
         raise InputError(
-            f"[local] personal splits a model, but this one has a single parameter, {some}: set "
-            "[task] name = 'network', or another recipe"
+            f"[local] personal splits the model, but this model has only one parameter, {some}. "
+            "Set [task] name = 'network', or leave personal out."
         )
     for pattern in recipe.personal:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                f"the pattern {pattern!r} of [local] personal matches no parameter of the model, "
-                f"which has {some}: use patterns of these names"
+                f"the pattern {pattern!r} in [local] personal matches no parameter of the model. "
+                f"The parameters are {some}. Use patterns that match some of these names."
             )
     if all(map(recipe.is_personal, names)):
         raise InputError(
-            f"the patterns {', '.join(recipe.personal)} of [local] personal match every "
-            f"parameter ({some}), so clients would share nothing: leave some parameters out"
+            f"[local] personal = {', '.join(recipe.personal)} matches every parameter of the "
+            f"model ({some}), so clients would share nothing. Use patterns that leave out at "
+            "least one parameter."
         )
 
 
@@ -324,17 +329,18 @@ def _require_public(config: Config, recipe: Recipe) -> None:
         )
         raise InputError(
             f"[output] fine-tune = {tuned} tunes the final model for each client, but this "
-            f"recipe {why}: leave fine-tune out"
+            f"recipe {why}. Leave fine-tune out."
         )
     if recipe.keeps_states and recipe.private:
         raise InputError(
-            "a private recipe must not store a client's state between rounds, because the ledger "
-            "does not account for it: leave `persistent` and `personal` out"
+            "a private recipe must not store a state of a client between rounds, because the "
+            "ledger does not account for stored states. Leave `persistent` and `personal` out."
         )
     if recipe.codecs and (recipe.private or config.privacy.level == "client"):
         raise InputError(
-            "this recipe compresses what a client returns, and compression can undo the clipping "
-            "that the privacy account relies on: choose a recipe without codecs, such as fedmuon"
+            "this recipe compresses the updates of clients, and compression can undo the "
+            "clipping that the privacy guarantee needs. Choose a recipe without codecs, such as "
+            "fedmuon."
         )
 
 
@@ -349,13 +355,14 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
     if recipe.direction:
         raise InputError(
             "[devices] mode = 'fedbuff' adds up changes of models, but the clients of this "
-            "recipe return directions: choose another mode, or a recipe such as fedmuon"
+            "recipe return directions. Choose another mode, or a recipe such as fedmuon."
         )
     if others := {*recipe.returned} & {*recipe.sent} - {"momentum"}:
         raise InputError(
-            "[devices] mode = 'fedbuff' adds weighted changes of what clients send back, which "
-            f"can break the state {min(others)!r} of this recipe (a second moment can become "
-            "negative). Return changes of a state that you do not send, or set mode = 'deadline'."
+            "[devices] mode = 'fedbuff' adds weighted changes of states, which can make the "
+            f"state {min(others)!r} of this recipe invalid: a second moment, for example, can "
+            "become negative. Set mode = 'deadline', or let clients return changes of a state "
+            "that the server does not send."
         )
 
 
@@ -387,20 +394,20 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
             if all(torch.equal(one[name], other[name]) for name in start):
                 raise InputError(
                     f"[local] schedule = '{local.schedule}' has no effect, because no link of "
-                    "your recipe reads `context.factor`: end the chain with links.descend(lr), "
-                    "or leave schedule out"
+                    "your recipe uses `context.factor`. End the chain with links.descend(lr), or "
+                    "leave schedule out."
                 )
         if found.steps and found.steps != local.steps:
             raise InputError(
-                f"[local] steps = {local.steps}, but your recipe was made with "
-                f"steps={found.steps}: make it with steps={local.steps}, or set steps = "
-                f"{found.steps}"
+                f"[local] steps = {local.steps}, but your recipe was created with "
+                f"steps={found.steps}. Create the recipe with steps={local.steps}, or set steps "
+                f"= {found.steps}."
             )
         if found.clients and found.clients != config.federation.clients:
             raise InputError(
-                f"[federation] clients = {config.federation.clients}, but your recipe was made "
-                f"with clients={found.clients}: make it with "
-                f"clients={config.federation.clients}, or set clients = {found.clients}"
+                f"[federation] clients = {config.federation.clients}, but your recipe was "
+                f"created with clients={found.clients}. Create the recipe with "
+                f"clients={config.federation.clients}, or set clients = {found.clients}."
             )
         entries = sum(one.numel() for one in start.values())
         require_round(found, start)
@@ -425,7 +432,7 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
         for name in keys:
             raise InputError(
                 f"[orthogonalizer] {name} has no effect, because your recipe has no parameter "
-                f"`orthogonalizer`: add that parameter, or leave {name} out"
+                f"`orthogonalizer`. Add that parameter, or leave {name} out."
             )
         return {}
     if (brought := make_named(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
@@ -450,9 +457,9 @@ def _require_apart(chain: Chain, start: Params) -> None:
         alone = _trial_steps(chain, start, (client,))
         if any(differ(alone[name], together[name][client : client + 1]) for name in start):
             raise InputError(
-                "your recipe gives a client another result when it trains in one batch with "
-                "others, so engines would differ. Take norms and means over the last axes, "
-                "separately per replica, and draw random numbers only from context.draws."
+                "your recipe gives a client another result when the client trains in one batch "
+                "with others, so engines would differ. Take norms and means over the last axes, "
+                "separately for each replica, and draw random numbers only from context.draws."
             )
 
 
@@ -502,21 +509,25 @@ def _require_held(recipe: Recipe) -> None:
     for name in recipe.returned:
         if name not in links and recipe.client is None:
             raise InputError(
-                f"the recipe returns the state {name!r}, but no link of its chain has it: name "
-                f"some of {', '.join(links)}, or leave it out"
+                f"the recipe returns the state {name!r}, but no link of its chain has this name. "
+                f"Use names from {', '.join(links)}, or remove {name!r} from `returned`."
             )
     for name in recipe.persistent:
         if name not in links or name in recipe.sent:
             raise InputError(
-                f"the recipe has a persistent state {name!r}, but "
-                + ("its server sends" if name in recipe.sent else "no link of its chain has it")
-                + f": name some of {', '.join(links)} that are not sent"
+                f"the recipe declares the persistent state {name!r}, but "
+                + (
+                    "the server sends this state"
+                    if name in recipe.sent
+                    else "no link of its chain has this name"
+                )
+                + f". Use names from {', '.join(links)} that are not in `sent`."
             )
     for name in recipe.sent:
         if name not in recipe.kept:
             raise InputError(
-                f"the recipe sends the state {name!r}, but its server does not store it: name it "
-                "in kept, too"
+                f"the recipe sends the state {name!r}, but its server does not store this state. "
+                f"Add {name!r} to `kept`."
             )
 
 
@@ -530,8 +541,9 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
             )
             if fresh != after:
                 raise InputError(
-                    f"the persistent state {link.name!r} has other tensors after a round than "
-                    "its init returned, so it could not be resumed: let init create all of them"
+                    f"the persistent state {link.name!r} has other tensors after a round than at "
+                    "its start, so a run could not be resumed. Let init of the link create all "
+                    "tensors with their final shapes."
                 )
 
 
@@ -552,8 +564,8 @@ def require_round(recipe: Recipe, start: Params) -> None:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
         if lost := [name for name in params if name not in direction]:
             raise InputError(
-                f"the chain ends without a direction for {lost[0]}: begin the chain with "
-                "links.gradient()"
+                f"the chain ends without a direction for the parameter {lost[0]}. Begin the "
+                "chain with links.gradient()."
             )
         params = {name: one + direction[name] for name, one in params.items()}
     factor = {"factor": 1.0} if recipe.scaled else {}
@@ -561,11 +573,13 @@ def require_round(recipe: Recipe, start: Params) -> None:
         rule = partial(recipe.client, **factor)
         made = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
         if not _are_mappings(made):
-            raise InputError(f"the clients' rule returns a {type(made).__name__}: {CLIENT_RULE}")
+            raise InputError(f"the clients' rule returns a {type(made).__name__}. {CLIENT_RULE}")
         params, states = made
         _require_alike("the clients' rule", CLIENT_RULE, start, params)
         if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
-            raise InputError(f"the clients' rule returns no state {lost[0]}: {CLIENT_RULE}")
+            raise InputError(
+                f"the clients' rule does not return the state {lost[0]}. {CLIENT_RULE}"
+            )
     _require_resumable(recipe, start, states)
     given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
     counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
@@ -573,12 +587,13 @@ def require_round(recipe: Recipe, start: Params) -> None:
     start, params = shared_part(recipe, start), shared_part(recipe, params)
     found = _tried("the server's rule", RULE, rule, start, params, given)
     if not _are_mappings(found):
-        raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
+        raise InputError(f"the server's rule returns a {type(found).__name__}. {RULE}")
     model, after = found
     _require_alike("the server's rule", RULE, start, model)
     if lost := [name for name in recipe.kept if name not in after]:
         raise InputError(
-            f"the server's rule returns no state {lost[0]}, which the server must store: {RULE}"
+            f"the server's rule does not return the state {lost[0]}, which the server must "
+            f"store. {RULE}"
         )
 
 
@@ -587,7 +602,9 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
     for name, tensor in start.items():
         mine = made.get(name)
         if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
-            raise InputError(f"{what} returns no tensor that fits {name} of the model: {rule}")
+            raise InputError(
+                f"{what} returns no tensor with the shape and dtype of the parameter {name}. {rule}"
+            )
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -598,16 +615,17 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     what = f"update of the link {link.name}"
     found = _tried(what, LINK, link.update, direction, state, context)
     if not _are_mappings(found):
-        raise InputError(f"the link {link.name} returns a {type(found).__name__}, but {LINK}")
+        raise InputError(f"the link {link.name} returns a {type(found).__name__}. {LINK}")
     if lost := [name for name in before[0] if name not in found[0]]:
         raise InputError(
-            f"the link {link.name} drops the direction of {lost[0]}: return one for each parameter"
+            f"the link {link.name} returns no direction for the parameter {lost[0]}. Return one "
+            "direction for each parameter."
         )
     for held, one in zip(before, given, strict=True):
         if any(not same(tensor, one.get(name)) for name, tensor in held.items()):
             raise InputError(
-                f"the link {link.name} changes its input in place, which other links also use: "
-                "return new tensors"
+                f"the link {link.name} changes its input tensors in place, but other links use "
+                "these tensors too. Return new tensors."
             )
     return found
 
@@ -619,7 +637,7 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
         raise
     except Exception as error:  # the user's function may raise any error
         why = plain(f"{type(error).__name__}: {error}")
-        raise InputError(f"{what} ends in {why}: {mend}") from error
+        raise InputError(f"{what} failed with {why}. {mend}") from error
 
 
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
@@ -653,11 +671,11 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     first, _, again = made(0), made(1), made(0)
     if any(not same(one, again[name]) for name, one in first.items()):
         raise InputError(
-            "the aggregate returns a different model for the same replies at each call, so a "
-            "resumed run would differ. Let it draw no random numbers. Declare what it stores as "
-            "a state, fedmuon.Aggregator(apply, init=init) with init(params) -> state and "
-            "apply(replies, state) -> (params, state), or as a state of the recipe that its "
-            "server's rule changes."
+            "your aggregate returns a different model when it is called again with the same "
+            "replies, so a resumed run would differ. Draw no random numbers in the aggregate. If "
+            "the aggregate stores anything, use fedmuon.Aggregator(apply, init=init) with "
+            "init(params) -> state and apply(replies, state) -> (params, state), or store it in "
+            "a state of the recipe that the server's rule updates."
         )
 
 

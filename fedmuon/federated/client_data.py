@@ -190,14 +190,16 @@ def _dealt(config: Config, source: Source) -> Dealt:
     if federation.partition == "column":
         if source.owner is None:
             raise InputError(
-                "[federation] partition = 'column' needs data with a column of client numbers: "
-                "read npz, csv or parquet with [data.options] client = 'NAME OF THE COLUMN'"
+                "[federation] partition = 'column' needs data with a column of client numbers, "
+                "but [data] names no such column. Use npz, csv or parquet data, and set "
+                "[data.options] client = 'NAME OF THE COLUMN'."
             )
         client = source.owner[train]
         if client.max() >= federation.clients:
             raise InputError(
-                f"the column has {int(source.owner.max()) + 1} clients: set [federation] clients "
-                "to that number"
+                f"[federation] clients = {federation.clients}, but the client column of the data "
+                f"has {int(source.owner.max()) + 1} clients. Set clients = "
+                f"{int(source.owner.max()) + 1}."
             )
     else:
         with _partition_guard(config):
@@ -230,8 +232,8 @@ def _partition(config: Config) -> Any:
             found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
         except Exception as error:  # the partitioner's own checks
             raise InputError(
-                f"{kind.__name__} cannot be created ({one_line(error)}): set its arguments in "
-                "[federation.options]"
+                f"{kind.__name__} cannot be created ({one_line(error)}). Set its arguments in "
+                "[federation.options]."
             ) from error
     else:
         found = make_named(config, "partition", PARTITIONS)
@@ -261,8 +263,8 @@ def with_user_sizes(config: Config) -> Config:
     if count is not None:
         if "clients" in given and federation.clients != count:
             raise InputError(
-                f"[federation] clients = {federation.clients}, but the partition has {count} "
-                "clients: leave clients out"
+                f"[federation] clients = {federation.clients}, but your partition has {count} "
+                "clients. Leave clients out."
             )
         changed["clients"] = count
     if parts is not None:
@@ -291,8 +293,8 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
         asked = getattr(config.data, name)
         if name in config.data.model_fields_set and asked != size:
             raise InputError(
-                f"[data] {name} = {asked}, but the partition's index arrays have {size} samples: "
-                f"leave {name} out"
+                f"[data] {name} = {asked}, but the index arrays of your partition need {name} = "
+                f"{size}. Leave {name} out."
             )
     return found
 

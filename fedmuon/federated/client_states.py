@@ -144,7 +144,8 @@ class ClientStates:
         for client, last in expected.items():
             if self.last_round(client, round) != last:
                 raise InputError(
-                    f"{self.folder} lacks the state of client {client} after round {last}: {AFRESH}"
+                    f"{self.folder} does not contain the state of client {client} after round "
+                    f"{last}: {AFRESH}"
                 )
         for key in [key for key in self._place if key[1] >= round]:  # written after the checkpoint
             self._rounds[key[0]].remove(key[1])
@@ -165,7 +166,7 @@ class ClientStates:
             if about.pop("digest", "") != digest_of_arrays(arrays, about):
                 raise InputError(f"{file} is damaged: {AFRESH}")
             if about.get("run") != self.run:
-                raise InputError(f"{file} is of another run: {AFRESH}")
+                raise InputError(f"{file} belongs to another run: {AFRESH}")
             self._count[number] = 0
             found = zip(arrays["client"].tolist(), arrays["round"].tolist(), strict=True)
             for row, key in enumerate(found):

@@ -169,8 +169,8 @@ def timetable(
     now, selected, answered, ends, unused = 0.0, [], [], [], [0] * federation.rounds
     if (fastest := float(devices.needed.min())) > deadline:
         raise InputError(
-            f"[devices] deadline = {deadline:g} s is too short for all {len(steps)} clients: the "
-            f"fastest needs {fastest:.4g} s, so raise deadline"
+            f"[devices] deadline = {deadline:g} s is too short for all {len(steps)} clients, "
+            f"because the fastest client needs {fastest:.4g} s. Raise deadline."
         )
     if table.mode == "fedbuff":
         return buffered(devices, federation.rounds, many, table.buffer or many)
@@ -184,8 +184,8 @@ def timetable(
             unused[round] += len(chosen)
         else:
             raise InputError(
-                f"round {round + 1} has no reply after {ATTEMPTS} attempts: raise [devices] "
-                "available, deadline or select, or lower dropout"
+                f"round {round + 1} has received no reply after {ATTEMPTS} attempts. Raise "
+                "[devices] available, deadline or select, or lower [devices] dropout."
             )
         selected.append(chosen)
         answered.append(used)
@@ -208,8 +208,8 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     while len(ends) < rounds:
         if starts - least > 10 * ATTEMPTS * many:
             raise InputError(
-                f"update {len(ends) + 1} has too few replies after {starts - least} attempts: "
-                "raise [devices] available, or lower dropout"
+                f"update {len(ends) + 1} has received too few replies after {starts - least} "
+                "attempts. Raise [devices] available, or lower [devices] dropout."
             )
         busy = [client for _, client, _, _ in working]
         then, chosen = devices.choose(
@@ -275,9 +275,9 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
     if not (needed <= LONGEST).all():
         slow = int(np.argmax(~(needed <= LONGEST)))
         raise InputError(
-            f"[devices]: client {slow} needs {needed[slow]:.3g} s for a round, more than the "
-            f"maximum of {LONGEST:g} s: raise speeds and bandwidths (also in a trace), or lower "
-            "their spread"
+            f"[devices]: client {slow} needs {needed[slow]:.3g} s for a round, but the maximum "
+            f"is {LONGEST:g} s. Raise the speeds and bandwidths (also in a trace), or lower "
+            "their spread."
         )
     devices = Devices(seed, needed, table.dropout)
     if table.availability == "bernoulli":
@@ -318,17 +318,21 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
     where, rows = f"[devices] {key}", []
     if not path:
         raise InputError(
-            f"{where} does not name a file: set it to a CSV file with the columns "
-            f"{', '.join(columns)}"
+            f"{where} does not name a file. Set {where} to the path of a CSV file with the "
+            f"columns {', '.join(columns)}."
         )
     try:
         lines = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
     except OSError as error:
-        raise InputError(f"{where}: cannot read {path} ({error}): check the path") from None
+        raise InputError(f"{where}: cannot read {path} ({error}). Check the path.") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{where}: {path} is not CSV text ({error}): save it as UTF-8") from None
+        raise InputError(
+            f"{where}: {path} is not a CSV text file ({error}). Save the file as UTF-8."
+        ) from None
     if not lines or [cell.strip() for cell in lines[0]] != list(columns):
-        raise InputError(f"{path} does not begin with the line {','.join(columns)}: add it")
+        raise InputError(
+            f"{path} does not begin with the header line {','.join(columns)}. Add this line."
+        )
     for number, cells in enumerate(lines[1:], 2):
         if not any(map(str.strip, cells)):
             continue
@@ -339,8 +343,8 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
         sound = len(values) == len(columns) - 1 and all(map(math.isfinite, values))
         if not sound or client < 0 or not client.is_integer():
             raise InputError(
-                f"{path}, line {number}: {','.join(cells)!r} is not a client's number and "
-                f"{len(columns) - 1} finite numbers ({','.join(columns)}): fix the line"
+                f"{path}, line {number}: {','.join(cells)!r} must be a client number and "
+                f"{len(columns) - 1} finite numbers ({','.join(columns)}). Fix the line."
             )
         rows.append((number, int(client), values))
     return rows
@@ -351,7 +355,7 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
     if missing := [client for client in range(clients) if client not in seen]:
         raise InputError(
             f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients "
-            f"are missing): add lines for all clients from 0 to {clients - 1}"
+            f"are missing). Add lines for all clients from 0 to {clients - 1}."
         )
 
 
@@ -361,12 +365,13 @@ def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
         if client in seen:
             raise InputError(
-                f"{path}, line {line}: client {client} already has an earlier line: remove one"
+                f"{path}, line {line}: client {client} already has an earlier line. Remove one "
+                "of the two lines."
             )
         if min(values) <= 0:
             raise InputError(
                 f"{path}, line {line}: {min(values):g} is not a valid speed or bandwidth for "
-                f"client {client}: give numbers above 0"
+                f"client {client}. Use numbers above 0."
             )
         seen[client] = values
     _require_all(path, seen, clients)
@@ -380,13 +385,16 @@ def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
     for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
         if not 0 <= start < end:
             raise InputError(
-                f"{path}, line {line}: client {client} is available from {start:g} to {end:g} s: "
-                "give a start of 0 or more, and a later end"
+                f"{path}, line {line}: client {client} is available from {start:g} to {end:g} s, "
+                "but the start must be 0 or more and the end must be later. Fix the line."
             )
         seen.setdefault(client, []).append([start, end])
     _require_all(path, seen, clients)
     found = tuple(np.array(sorted(seen[client])) for client in range(clients))
     for client, spans in enumerate(found):
         if (spans[1:, 0] < spans[:-1, 1]).any():
-            raise InputError(f"{path}: intervals of client {client} overlap: merge them")
+            raise InputError(
+                f"{path}: the intervals of client {client} overlap. Merge overlapping intervals "
+                "into one line."
+            )
     return found

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedmuon.federated.clock import Timetable
 
 BIASED = (
-    "[devices] availability, dropout, deadline, select or fedbuff decide who takes part, but the "
-    "theorems and neighbours need clients that are sampled uniformly: set availability = "
-    "'always', dropout = 0 and mode = 'synchronous' or 'none'"
+    "the [devices] settings of this run decide which clients take part, but the theorems and "
+    "neighbours need clients that are sampled uniformly. Set availability = 'always', dropout = "
+    "0, and mode = 'synchronous' or 'none'."
 )
 
 
@@ -75,7 +75,8 @@ class RandomnessPlan:
         number = as_factor(self.factor(round))
         if not isinstance(number, float) or not 0 <= number < math.inf:
             raise InputError(
-                f"[local] schedule gives {number} in round {round}: return a number of 0 or more"
+                f"[local] schedule returned {number} for round {round}. Return a number of 0 or "
+                "more."
             )
         return number
 
@@ -112,8 +113,8 @@ class RandomnessPlan:
         """Return the participants of all rounds [R, K], drawn once."""
         if self.poisson:
             raise InputError(
-                "[privacy] cohorts = 'poisson' draws the clients of each round only when it "
-                "begins, so there is no schedule in advance: set cohorts = 'fixed'"
+                "[privacy] cohorts = 'poisson' draws the clients of a round only when the round "
+                "begins, so no list of all rounds exists in advance. Set cohorts = 'fixed'."
             )
         if self.biased:
             raise InputError(BIASED)

@@ -551,8 +551,8 @@ def compressed(
         tensors = [one for tree in returned.values() for one in tree.values()]
         if not all(is_finite(one.sum()) for one in tensors):
             raise NonFinite(
-                f"the update of client {reply.client} is not finite (round {sent.round}): lower "
-                "[local] lr"
+                f"the update of client {reply.client} is not finite (round {sent.round}). Lower "
+                "[local] lr."
             )
         memory = own.get(reply.client, {}).get(FEEDBACK, {})
         trees, memory = recipe.compression.message(
@@ -692,7 +692,7 @@ def _context(
             elif not is_finite(loss.sum()):
                 where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
                 raise NonFinite(
-                    f"the loss is not finite ({where}): lower [local] lr or fix the data"
+                    f"the loss is not finite ({where}). Lower [local] lr or fix the data."
                 )
             return loss, slope
 

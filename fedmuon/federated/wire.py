@@ -43,7 +43,7 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
     if odd := sorted(wanted ^ set(tensors)):
         names = ", ".join(plain(name, 60) for name in odd[:3])
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise InputError(f"the arrays {names}{more} are missing or not expected")
+        raise InputError(f"the arrays {names}{more} are missing, or are present but not expected")
     found: States = {}
     for tree, values in trees.items():
         found[tree] = {}
@@ -51,8 +51,8 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
             tensor = tensors[f"{tree}.{name}"]
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
                 raise InputError(
-                    f"the array {name} is {tuple(tensor.shape)} {tensor.dtype}, not the expected "
-                    f"{tuple(like.shape)} {like.dtype}"
+                    f"the array {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}, "
+                    f"but {tuple(like.shape)} and {like.dtype} were expected"
                 )
             # Copy to the memory order and the device of the expected tensor.
             found[tree][name] = torch.empty_like(like).copy_(tensor)
@@ -79,11 +79,11 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
     expected = torch.empty(0, dtype=like.dtype).numpy().dtype
     if shape != tuple(like.shape) or dtype != expected:
         raise InputError(
-            f"the array {name} is {plain(shape)} {plain(dtype)}, not the expected "
-            f"{tuple(like.shape)} {expected}"
+            f"the array {name} has shape {plain(shape)} and dtype {plain(dtype)}, but "
+            f"{tuple(like.shape)} and {expected} were expected"
         )
     if len(data) - start != like.nbytes:
-        raise InputError(f"the array {name} is truncated, or has more bytes than its header says")
+        raise InputError(f"the array {name} is truncated, or is longer than its header says")
     values = np.frombuffer(data, dtype, offset=start)
     return torch.from_numpy(values.reshape(shape, order="F" if columns else "C").copy())
 
@@ -106,4 +106,4 @@ def distrusted() -> Iterator[None]:
         raise InputError(plain(error, 500)) from None
     except Exception as error:
         said = f"{type(error).__name__}: {plain(error)}"
-        raise InputError(f"its message is malformed ({said})") from None
+        raise InputError(f"the message is malformed ({said})") from None

@@ -63,12 +63,13 @@ class Aggregator:
         for name in ("apply", "shares", "init"):
             if (one := getattr(self, name)) is not None and not callable(one):
                 raise InputError(
-                    f"{name} of an Aggregator has type {type(one).__name__}: give a function"
+                    f"{name} of an Aggregator has type {type(one).__name__}, but it must be a "
+                    "function. Pass a function."
                 )
         if self.init is not None and self.averages:
             raise InputError(
-                "an Aggregator with averages = True is the plain mean, which has no state: leave "
-                "init out, or set averages = False"
+                "an Aggregator with averages = True is the plain mean, which has no state, but "
+                "`init` is set. Leave init out, or set averages = False."
             )
 
     def __call__(self, replies: Sequence[Any], *state: Mapping[str, Tensor]) -> Any:
@@ -128,8 +129,9 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
     """Reject a result that differs in form from the clients' models, or from the last state."""
     if not isinstance(found, Mapping) or set(found) != set(like):
         raise InputError(
-            f"[federation] aggregate returns no tensor for {what}: return a mapping of "
-            f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors"
+            f"[federation] aggregate must return one tensor for {what}, but its result has other "
+            "names or is not a mapping. Return a mapping of "
+            f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors."
         )
     for name, value in found.items():
         held = like[name]
@@ -139,8 +141,9 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
         )
         if not alike:
             raise InputError(
-                f"[federation] aggregate returns for {name} what is not {tuple(held.shape)} "
-                f"{held.dtype} on {held.device}: return tensors like those of the replies"
+                f"the tensor that [federation] aggregate returns for {name} must be "
+                f"{tuple(held.shape)} {held.dtype} on {held.device}, as in the replies. Return "
+                "tensors of the same shape, dtype and device."
             )
     # Drop a graph that the function created. Keep the graph of the replies, for the adjoint.
     return {
@@ -160,7 +163,8 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     if not isinstance(found, Aggregator):
         if not callable(found):
             raise InputError(
-                f"an aggregate of type {type(found).__name__} is none: give a function"
+                f"the aggregate has type {type(found).__name__}, but it must be a function or a "
+                "fedmuon.Aggregator. Pass a function of the replies."
             )
         found = Aggregator(cast(Function, found))
     if guard is None:
@@ -173,14 +177,14 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
         if found.init is None:
             made = dict(made) if isinstance(made, Mapping) else None
         elif not isinstance(made, tuple | list) or len(made) != 2:
-            raise TypeError(f"it returns a {type(made).__name__} and no pair (params, state)")
+            raise TypeError(f"it returned a {type(made).__name__}, not a pair (params, state)")
         if name := held.changed():
             raise InputError(
-                f"your aggregate {object_name(apply)} changes {name} when it is called, and a "
-                "resumed run would begin without that: declare it as a state, "
-                "fedmuon.Aggregator(apply, init=init) with init(params) -> state and "
-                "apply(replies, state) -> (params, state), or keep it in a state of the recipe, "
-                "which its server's rule changes"
+                f"your aggregate {object_name(apply)} changes {name} when it is called, but a "
+                "resumed run would not have this change. Use fedmuon.Aggregator(apply, "
+                "init=init) with init(params) -> state and apply(replies, state) -> (params, "
+                "state), or store the value in a state of the recipe that the server's rule "
+                "updates."
             )
         return made if found.init is None else (mapping(made[0]), mapping(made[1]))
 
@@ -304,7 +308,10 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
         {'w': tensor([[2.]])}
     """
     if not 0 <= trim < 0.5:
-        raise InputError(f"[federation.options] trim = {trim} is not valid: give a share below 0.5")
+        raise InputError(
+            f"[federation.options] trim = {trim} is not valid. Use a share of 0 or more and "
+            "below 0.5."
+        )
 
     def trimmed(values: Tensor) -> Tensor:
         cut = int(trim * len(values))
@@ -338,8 +345,9 @@ def krum(faulty: int = 1) -> Aggregator:
         count = len(replies) - faulty - 2
         if faulty < 0 or count < 1:
             raise InputError(
-                f"krum with faulty = {faulty} needs more than {faulty + 2} replies a round and has "
-                f"{len(replies)}: raise [federation] per-round or lower faulty"
+                f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round. It "
+                "needs faulty = 0 or more, and at least faulty + 3 replies. Raise [federation] "
+                "per-round, or change faulty."
             )
         flat = torch.stack(
             [torch.cat([value.flatten() for value in one.params.values()]) for one in replies]

@@ -27,7 +27,10 @@ PERSONAL = "personal"  # name of the state with a client's own model, or its per
 
 
 def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
-    raise InputError("this chain is private, but its step was given no release")
+    raise InputError(
+        "this chain is private, but its step received no release. Pass the function that "
+        "Mechanism.releases returns as `released` of the Context."
+    )
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,13 @@ class Link:
             functions.append(self.averaged)
         if not all(map(callable, functions)) or not isinstance(self.lasting, bool):
             raise InputError(
-                "a Link has a name, functions init(params) and update(direction, state, context), "
-                "and lasting = True or False: give these"
+                f"the link {plain(self.name, 60)} is not valid. A Link needs functions "
+                "init(params) and update(direction, state, context), and lasting = True or False."
             )
         if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise InputError(
-                f"a link cannot be called {plain(self.name, 60)}: give a word without a dot"
+                f"a link has the name {plain(self.name, 60)!r}, which is not valid. Use a name "
+                "without a dot."
             )
 
 
@@ -142,7 +146,7 @@ class Chain:
     def __post_init__(self) -> None:
         given = self.links
         if not isinstance(given, tuple | list) or not all(isinstance(x, Link) for x in given):
-            raise InputError("a Chain is made of links alone: give it a tuple of fedmuon.Link")
+            raise InputError("a Chain accepts only links. Pass a tuple of fedmuon.Link.")
         named: dict[str, Link] = {}
         for link in given:
             name, place = link.name, 2

@@ -91,13 +91,19 @@ def _positions(indices: Tensor, size: int) -> Tensor:
     """Return the positions in a message, after a check, because a message may contain anything."""
     found = indices.long()
     if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
-        raise InputError(f"a compressed tensor names entries outside its {size}")
+        raise InputError(
+            f"a compressed tensor in a message has positions outside the {size} entries of the "
+            "tensor"
+        )
     return found
 
 
 def _require_share(name: str, share: float) -> None:
     if not 0 < share <= 1:
-        raise InputError(f"the share of {name} is {share}: give a number above 0, at most 1")
+        raise InputError(
+            f"the share of {name} is {share}, but it must be above 0 and at most 1. Use a share "
+            "such as 0.1."
+        )
 
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
@@ -303,7 +309,9 @@ def qsgd(levels: int) -> Compressor:
         levels: The number s of levels.
     """
     if not isinstance(levels, int) or not 1 <= levels < 1 << 15:
-        raise InputError(f"qsgd has {levels} levels: give a whole number from 1 to {(1 << 15) - 1}")
+        raise InputError(
+            f"qsgd has {levels} levels, but the number must be an integer from 1 to {(1 << 15) - 1}"
+        )
     bits = (2 * levels).bit_length()
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -375,7 +383,9 @@ def power(rank: int, iterations: int = 1) -> Compressor:
         iterations: Number of iterations per message.
     """
     if not isinstance(iterations, int) or iterations < 1:
-        raise InputError(f"power has {iterations} iterations: give a whole number of 1 or more")
+        raise InputError(
+            f"power has {iterations} iterations, but the number must be an integer of 1 or more"
+        )
 
     def encode(value: Tensor, rng: np.random.Generator, kept: Tensor | None = None) -> Parts:
         if (size := factors_fit(value, rank)) is None:
@@ -399,7 +409,7 @@ def power(rank: int, iterations: int = 1) -> Compressor:
 def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
     """Make a compressor that sends factors [S, m, r] and [S, r, n] of matrices [S, m, n]."""
     if not isinstance(rank, int) or rank < 1:
-        raise InputError(f"the rank of {name} is {rank}: give a whole number of 1 or more")
+        raise InputError(f"the rank of {name} is {rank}, but it must be an integer of 1 or more")
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         if WHOLE in parts:
@@ -435,7 +445,7 @@ def compressor(
         "power": lambda: power(rank, iterations),
     }
     if name not in makers:
-        raise InputError(f"there is no compressor {name!r}: name one of {', '.join(makers)}")
+        raise InputError(f"the compressor {name!r} is unknown. Use one of {', '.join(makers)}.")
     return makers[name]()
 
 

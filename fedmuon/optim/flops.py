@@ -74,9 +74,12 @@ class Sketch:
 
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "kaczmarz"):
-            raise InputError(f"No sketch is called {self.kind!r}: use gaussian or kaczmarz.")
+            raise InputError(f"The sketch {self.kind!r} is unknown. Use gaussian or kaczmarz.")
         if min(self.rank - 1, self.oversample, self.power) < 0:
-            raise InputError("A sketch needs rank >= 1, oversample >= 0 and power >= 0.")
+            raise InputError(
+                f"The sketch has rank {self.rank}, oversample {self.oversample} and power "
+                f"{self.power}. Use rank >= 1, oversample >= 0 and power >= 0."
+            )
 
     @property
     def width(self) -> int:
@@ -102,7 +105,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.name not in ENTRYWISE:
             raise InputError(
-                f"No optimizer is called {self.name!r}: use one of {', '.join(ENTRYWISE)}."
+                f"The optimizer {self.name!r} is unknown. Use one of {', '.join(ENTRYWISE)}."
             )
         schedule(self.coefficients, self.steps)
 

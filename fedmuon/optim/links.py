@@ -423,7 +423,8 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
     """
     if not isinstance(link, Link) or not callable(chosen):
         raise InputError(
-            "links.only takes a function of a name and a Link: give links.only(chosen, link)"
+            "links.only needs a function of a parameter name, and a Link. Call "
+            "links.only(chosen, link)."
         )
     return _only_where(lambda name, value: chosen(name), link)
 
@@ -479,7 +480,7 @@ def orthogonalize(
                  [0., 1.]]])
     """
     if not isinstance(shards, int) or shards < 1:
-        raise InputError(f"shards is {shards!r}: give a whole number of 1 or more.")
+        raise InputError(f"shards is {shards!r}, but it must be an integer of 1 or more.")
     apply = map_of_value(as_orthogonalizer(orthogonalizer))
     link = map_matrices(apply, adjust, True, routes, shards)
     if routes is None:
@@ -520,8 +521,8 @@ def map_matrices(
         for name, value in direction.items():
             if value.ndim < 3:
                 raise InputError(
-                    f"{name} is a vector, and only matrices are orthogonalized: give routes with "
-                    f"{name!r}: 0, so that the auxiliary step takes it"
+                    f"the parameter {name} is a vector, but only matrices can be orthogonalized. "
+                    f"Pass routes with {name!r}: 0, so that the auxiliary step updates {name}."
                 )
             longer[name], cut = _matrices(value, counts.get(name, 1), shards)
             pieces |= {(name, place): piece for place, piece in enumerate(cut)}
@@ -586,7 +587,7 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
     """
 
     if not isinstance(period, int) or period < 1:
-        raise InputError(f"period is {period!r}: give a whole number of 1 or more.")
+        raise InputError(f"period is {period!r}, but it must be an integer of 1 or more.")
 
     def init(params: Params) -> State:
         first = next(iter(params.values()))
@@ -636,7 +637,7 @@ def normalize_rows(
         True
     """
     if not 0 <= memory < 1:
-        raise InputError(f"memory is {memory!r}: give a number from 0 to below 1.")
+        raise InputError(f"memory is {memory!r}, but it must be at least 0 and below 1.")
     counts, prefix = blocks or {}, "rows "
 
     def parts(values: Params) -> Iterator[tuple[str, Tensor, int, list[Tensor]]]:

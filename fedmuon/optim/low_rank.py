@@ -59,7 +59,7 @@ def low_rank(rank: int) -> Codec:
     """
 
     if not isinstance(rank, int) or rank < 1:
-        raise InputError(f"the rank of low_rank is {rank}: give a whole number of 1 or more")
+        raise InputError(f"the rank of low_rank is {rank}, but it must be an integer of 1 or more")
 
     def encode(state: Params) -> Params:
         sent: Params = {}

@@ -241,18 +241,24 @@ class Muon(PortableOptimizer):
         for name in ("lr", "weight_decay", "momentum", "eps"):
             value = group[name]
             if isinstance(value, Tensor) and value.numel() != 1:
-                raise InputError(f"{name} is a tensor of {value.numel()} values: give one value.")
+                raise InputError(
+                    f"{name} is a tensor of {value.numel()} values, but it must be one value. "
+                    "Pass a number."
+                )
             with Guard(name, value):
                 if not float(value) >= 0:
-                    raise InputError(f"{name} is {value}: choose {name} >= 0.")
+                    raise InputError(f"{name} is {value}, but it must be 0 or more.")
         adjust, form, dtype = group["adjust_lr_fn"], group["momentum_form"], group["ns_dtype"]
         if not isinstance(adjust, str | None) or adjust not in _ADJUSTMENTS:
             names = ", ".join(repr(name) for name in _ADJUSTMENTS)
-            raise InputError(f"adjust_lr_fn is {shown(adjust)}: use one of {names}.")
+            raise InputError(f"adjust_lr_fn is {shown(adjust)}, but it must be one of {names}.")
         if not isinstance(form, str) or form not in ("ema", "polyak"):
-            raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
+            raise InputError(f"momentum_form is {shown(form)}, but it must be 'ema' or 'polyak'.")
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
+            raise InputError(
+                f"ns_dtype is {shown(dtype)}, but it must be a floating-point dtype. Use "
+                "torch.float32, for example."
+            )
         _check_row_memory(group["row_memory"], adjust)
         with Guard("ns_steps", group["ns_steps"]):
             int(group["ns_steps"])
@@ -266,14 +272,19 @@ class Muon(PortableOptimizer):
             shape, blocks = tuple(param.shape), group["blocks"]
             if param.ndim < 2:
                 raise InputError(
-                    f"Muon takes matrices, not a parameter of shape {shape}: use MuonWithAux with "
-                    "param_groups_for_muon(model), which leaves others to another optimizer."
+                    f"Muon accepts only matrices, but a parameter has shape {shape}. Use "
+                    "MuonWithAux with param_groups_for_muon(model), which passes other "
+                    "parameters to another optimizer."
                 )
             if param.is_complex():
-                raise InputError(f"A parameter of shape {shape} is complex: give Muon real ones.")
+                raise InputError(
+                    f"A parameter of shape {shape} is complex, but Muon accepts only real "
+                    "parameters."
+                )
             if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
                 raise InputError(
-                    f"A matrix of shape {shape} has no {blocks} equal blocks: set blocks to 1."
+                    f"A matrix of shape {shape} cannot be divided into {blocks} equal blocks. "
+                    "Set blocks to 1."
                 )
 
     def _update(self) -> None:
@@ -284,9 +295,9 @@ class Muon(PortableOptimizer):
                     continue
                 if gradient.layout != torch.strided:
                     raise InputError(
-                        f"A parameter of shape {tuple(param.shape)} has a sparse gradient: give it "
-                        "to another optimizer, or make its layer dense (nn.Embedding(..., "
-                        "sparse=False))."
+                        f"A parameter of shape {tuple(param.shape)} has a sparse gradient, which "
+                        "Muon does not support. Use another optimizer for this parameter, or "
+                        "make its layer dense (nn.Embedding(..., sparse=False))."
                     )
                 state = self.state[param]
                 if "momentum_buffer" not in state:
@@ -348,8 +359,8 @@ class MuonWithAux(PortableOptimizer):
         own = [dict(group) for group in groups]
         if not any(_for_muon(group) for group in own):
             raise InputError(
-                "No group has use_muon: True, so Muon would never act: pass "
-                "param_groups_for_muon(model), or set it in a group of matrices."
+                "No parameter group has use_muon = True, so Muon would update nothing. Pass "
+                "param_groups_for_muon(model), or set use_muon = True in a group of matrices."
             )
         self._parts: dict[bool, Optimizer] = {}
         self._make = {True: (Muon, dict(muon or {})), False: (auxiliary, dict(aux or {}))}
@@ -382,7 +393,9 @@ class MuonWithAux(PortableOptimizer):
 
 def _for_muon(group: Mapping[str, Any]) -> bool:
     if not isinstance(group.get("use_muon"), bool):
-        raise InputError("A group does not name its optimizer: set use_muon to True or False.")
+        raise InputError(
+            "A parameter group has no valid use_muon. Set use_muon to True or False in each group."
+        )
     return group["use_muon"]
 
 
@@ -422,8 +435,9 @@ def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
             found = given(stack)
             if not isinstance(found, Tensor) or found.shape != stack.shape or found.is_meta:
                 raise InputError(
-                    f"the orthogonalizer returns {shown(getattr(found, 'shape', found))} for a "
-                    f"stack of shape {tuple(stack.shape)}: return a stack of that shape"
+                    f"the orthogonalizer returns {shown(getattr(found, 'shape', found))} for "
+                    f"matrices of shape {tuple(stack.shape)}. Return a tensor of shape "
+                    f"{tuple(stack.shape)}."
                 )
             return found
 
@@ -476,11 +490,12 @@ def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Te
 def _check_row_memory(memory: Any, adjust: str | None) -> None:
     with Guard("row_memory", memory):
         if not 0 <= float(memory) < 1:
-            raise InputError(f"row_memory is {memory}: choose a number from 0 to below 1.")
+            raise InputError(f"row_memory is {memory}, but it must be at least 0 and below 1.")
     if memory and adjust == POLARGRAD:
         raise InputError(
-            "row_memory would average sizes that adjust_lr_fn='polargrad' changes in each step: "
-            "use another scale, or row_memory=0."
+            "row_memory cannot be combined with adjust_lr_fn = 'polargrad', because it would "
+            "average row norms whose scale changes in each step. Use another adjust_lr_fn, or "
+            "row_memory = 0."
         )
 
 
@@ -559,20 +574,25 @@ def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
     given = group["orthogonalizer"]
     if isinstance(given, str) and given not in _NAMES:
         names = ", ".join(_NAMES)
-        raise InputError(f"No orthogonalizer is called {given!r}: use a function or {names}.")
+        raise InputError(
+            f"The orthogonalizer {given!r} is unknown. Use a function, or one of {names}."
+        )
     if given is not None and not isinstance(given, str) and not callable(given):
         raise InputError(
-            f"orthogonalizer is {shown(given)}: give a function on stacks [B, m, n], or a name."
+            f"orthogonalizer is {shown(given)}, but it must be a name or a function on matrices "
+            "[B, m, n]."
         )
     if not isinstance(given, str) or given != RANDOMIZED:
         return
     if group["ns_dtype"].itemsize < 4:
         raise InputError(
-            f"ns_dtype is {group['ns_dtype']}, in which no QR factorization exists: use "
-            "torch.float32 with randomized-polar."
+            f"ns_dtype is {group['ns_dtype']}, but randomized-polar needs a QR factorization, "
+            "which does not exist for this dtype. Set ns_dtype to torch.float32."
         )
     if group["sketch"] not in ("gaussian", "kaczmarz"):
-        raise InputError(f"sketch is {group['sketch']!r}: use gaussian or kaczmarz.")
+        raise InputError(f"sketch is {group['sketch']!r}, but it must be 'gaussian' or 'kaczmarz'.")
     for name, least in (("rank", 1), ("oversample", 0), ("power", 0), ("seed", 0)):
         if not isinstance(group[name], int) or group[name] < least:
-            raise InputError(f"{name} is {group[name]!r}: choose a whole number >= {least}.")
+            raise InputError(
+                f"{name} is {group[name]!r}, but it must be an integer of {least} or more."
+            )

@@ -66,8 +66,8 @@ class Orthogonalizer:
     def __post_init__(self) -> None:
         if not callable(self.apply):
             raise InputError(
-                f"apply of an Orthogonalizer has type {type(self.apply).__name__}: give a function "
-                "on stacks [..., m, n]"
+                f"apply of an Orthogonalizer has type {type(self.apply).__name__}, but it must "
+                "be a function on matrices [..., m, n]"
             )
         found: Any = self.lipschitz
         if found is None:
@@ -79,7 +79,7 @@ class Orthogonalizer:
             number = math.nan
         if not 0 <= number < math.inf:
             shown = " ".join(repr(found).split())[:60]
-            raise InputError(f"lipschitz = {shown} is not valid: give a number of 0 or more")
+            raise InputError(f"lipschitz = {shown} is not valid. Use a finite number of 0 or more.")
         object.__setattr__(self, "lipschitz", number)
 
 
@@ -237,8 +237,8 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     }
     if table.name not in made:
         raise InputError(
-            f"[orthogonalizer] name = '{table.name}' draws at every step, but a map that is passed "
-            f"to a custom recipe cannot draw: choose one of {', '.join(made)}"
+            f"[orthogonalizer] name = '{table.name}' needs random numbers in each step, but an "
+            f"orthogonalizer of a custom recipe has none. Choose one of {', '.join(made)}."
         )
     return made[table.name]()
 
@@ -263,7 +263,7 @@ def as_map(found: Any) -> Orthogonalizer:
     """Convert as `as_orthogonalizer` does, but without a guard, for a custom recipe."""
     if isinstance(found, Orthogonalizer):
         return found
-    mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
+    mend = "a function on matrices [..., m, n], or a fedmuon.Orthogonalizer(apply, lipschitz)"
     return Orthogonalizer(require_callable(found, "map", mend))
 
 
@@ -279,9 +279,9 @@ def map_of_value(value: Orthogonalizer) -> Map:
         found = value.apply(m.clone())
         if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
             raise InputError(
-                f"the map returns {getattr(found, 'shape', type(found).__name__)} "
-                f"{getattr(found, 'dtype', '')} for {m.shape} {m.dtype}: return a stack of that "
-                "shape and dtype"
+                f"the orthogonalizer returns {getattr(found, 'shape', type(found).__name__)} "
+                f"{getattr(found, 'dtype', '')} for matrices of {m.shape} {m.dtype}. Return a "
+                "tensor with the shape and dtype of the input."
             )
         if (kind := (m.shape[-2:], m.dtype, m.device)) not in checked:
             require_sound(value, m)
@@ -306,15 +306,16 @@ def require_sound(value: Orthogonalizer, like: Tensor) -> None:
     image = value.apply(stack.clone())
     if not same(image, value.apply(stack.clone())):
         raise InputError(
-            "the map returns different images of the same matrices at each call: remove its random "
-            "draws, or seed them at each call"
+            "the orthogonalizer returns different results for the same matrices at each call. "
+            "Remove its random draws, or use the same seed in each call."
         )
     for place in range(len(stack)):
         alone = value.apply(stack[place : place + 1].clone())
         if differ(alone, image[place : place + 1]):
             raise InputError(
-                "the map returns a different image of a matrix in a stack than of it alone: map "
-                "each matrix [..., m, n] by itself, with norms and means over the last two axes"
+                "the orthogonalizer returns another result for a matrix when other matrices are "
+                "in the same tensor [..., m, n]. Treat each matrix separately: take norms and "
+                "means over the last two axes only."
             )
     if value.lipschitz is None:
         return
@@ -328,9 +329,10 @@ def require_sound(value: Orthogonalizer, like: Tensor) -> None:
         if moved > value.lipschitz * distance * (1 + unit) + rounding:
             size = " x ".join(map(str, matrices.shape[-2:]))
             raise InputError(
-                f"lipschitz = {value.lipschitz:g} is too small: the map moves two matrices of "
-                f"shape {size} apart by {moved / distance:.3g} times their distance, so give a "
-                "constant that holds for all, or none"
+                f"lipschitz = {value.lipschitz:g} is too small, because the results for two "
+                f"matrices of shape {size} differ by {moved / distance:.3g} times the distance "
+                "of the matrices. Set a larger constant that holds for all matrices, or "
+                "lipschitz = None."
             )
 
 

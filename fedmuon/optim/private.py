@@ -112,7 +112,7 @@ class Private(Optimizer):
     ) -> None:
         _require_arguments(model, population, seed, loss)
         if recipe not in PRIVATE:
-            raise InputError(f"recipe '{recipe}' is not private: use one of {', '.join(PRIVATE)}")
+            raise InputError(f"recipe '{recipe}' is not private. Use one of {', '.join(PRIVATE)}.")
         own = _table("local", local)
         self._local = validate(Local, {**own, "recipe": recipe, "lr": lr})
         self._orthogonalizer = validate(
@@ -128,7 +128,10 @@ class Private(Optimizer):
         }
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if recipe in ORTHOGONALIZED and not any(self._routes.values()):
-            raise InputError("no parameter of this model is a hidden matrix: use dp-adam or dp-sgd")
+            raise InputError(
+                f"no parameter of this model is a hidden matrix, so recipe '{recipe}' has "
+                "nothing to orthogonalize. Use dp-adam or dp-sgd."
+            )
         super().__init__(list(self._parameters.values()), {"lr": lr})
         self._tasks: dict[tuple[int, ...], NetworkTask] = {}
         self._recipe = self._current_recipe()
@@ -153,7 +156,10 @@ class Private(Optimizer):
         mechanism = self._mechanism()
         for _ in range(steps):
             if self._open_lot is not None:
-                raise InputError(f"lot {self._open_lot} was drawn and not used: give it to step()")
+                raise InputError(
+                    f"lot {self._open_lot} was drawn but not used. Pass this lot to step() "
+                    "before you draw the next lot."
+                )
             rows = mechanism.rows(
                 partial(generator, self._seed, step=self._lots_drawn), self._population
             )
@@ -181,11 +187,15 @@ class Private(Optimizer):
         """
         if lot.number != self._open_lot:
             raise InputError(
-                "this lot was not drawn by lots() for this step: the accountant covers its Poisson "
-                "lots only, each used once"
+                f"lot {lot.number} is not the lot that lots() drew last, or it was used before. "
+                "The accountant counts each drawn lot once, so pass each lot to step() once, "
+                "directly after you draw it."
             )
         if not len(lot.rows) == len(inputs) == len(labels):
-            raise InputError(f"lot {lot.number} has {len(lot.rows)} rows: give these, no others")
+            raise InputError(
+                f"lot {lot.number} has {len(lot.rows)} rows, but step() received {len(inputs)} "
+                f"inputs and {len(labels)} labels. Pass exactly the examples of lot.rows."
+            )
         self._open_lot, self._recipe = None, self._current_recipe()
         params, shape = self._params(), tuple(inputs.shape[1:])
         with Guard("model", self._model), without_autocast():
@@ -276,7 +286,7 @@ def _require_arguments(model: Any, population: Any, seed: Any, loss: Any) -> Non
     }
     for name, (value, sound, mend) in wanted.items():
         if not sound:
-            raise InputError(f"{name} is {shown(value)}: give {mend}")
+            raise InputError(f"{name} is {shown(value)}, which is not valid. Pass {mend}.")
     if isinstance(model, nn.Module):
         require_numbers(model)
 
@@ -290,7 +300,10 @@ def _table(name: str, given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise InputError(f"{name} is {shown(given)}: give a dictionary of keys, as in [{name}]")
+        raise InputError(
+            f"{name} is {shown(given)}, which is not valid. Pass a dictionary of the keys of the "
+            f"config table [{name}]."
+        )
     return given
 
 
@@ -299,30 +312,31 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     problems = [*mechanism_problems(privacy, local)]
     if privacy.epsilon:
         problems.append(
-            "privacy epsilon is a target for a known number of steps, which a custom loop does not "
-            "have: leave it out, and set noise, for instance to what `fedmuon privacy sigma` finds"
+            "privacy epsilon is a target for a known number of steps, but a custom loop has no "
+            "known number. Leave epsilon out, and set privacy noise. `fedmuon privacy sigma` "
+            "finds the noise for an epsilon."
         )
     elif "noise" not in privacy.model_fields_set:
         problems.append(
-            "privacy noise is not set, so epsilon would be infinite: set it, for instance to what "
-            "`fedmuon privacy sigma` finds (noise = 0 is for tests without privacy)"
+            "privacy noise is not set, so epsilon would be infinite. Set noise. `fedmuon privacy "
+            "sigma` finds the noise for an epsilon. For tests without privacy, set noise = 0."
         )
     at_level = ("trust", "honest", "cohorts", "state_weight")
     for name in (*at_level, "noise_correlation", "band", "buffers", "max_lot"):
         if getattr(privacy, name) != getattr(Privacy(), name):
             key = name.replace("_", "-")
-            problems.append(f"privacy {key} has no effect in a custom loop: leave it out")
+            problems.append(f"privacy {key} has no effect in a custom loop. Leave {key} out.")
     if privacy.lot > population and not privacy.public_rate:
         problems.append(
-            f"privacy lot = {privacy.lot:g} exceeds population = {population}: lower it"
+            f"privacy lot = {privacy.lot:g} exceeds population = {population}. Lower lot."
         )
     if privacy.sampling != "poisson":
         problems.append(
             f"privacy sampling = '{privacy.sampling}' is not supported in a custom loop, which "
-            "uses Poisson lots: leave it out"
+            "always uses Poisson lots. Leave sampling out."
         )
     if problems:
-        raise InputError("; ".join(problems))
+        raise InputError(" ".join(f"{one.rstrip('.')}." for one in problems))
 
 
 class _Named(Private):

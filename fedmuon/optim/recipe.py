@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmuon.core.errors import Guard, InputError, mapping, plain
+from fedmuon.core.errors import Guard, InputError, mapping, plain, shown
 from fedmuon.core.registry import unfit
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
 from fedmuon.optim.chain import (
@@ -181,7 +181,7 @@ class Recipe:
             }
             for name in ("steps", "clients"):
                 held = getattr(self, name)
-                wanted[name] = type(held) is int and held >= 0, "a whole number of 0 or more"
+                wanted[name] = type(held) is int and held >= 0, "an integer of 0 or more"
             wanted["client"] = (
                 self.client is None or callable(self.client),
                 "a function (received, params, states, steps)",
@@ -189,9 +189,9 @@ class Recipe:
             for name in ("counted", "direction"):
                 wanted[name] = isinstance(getattr(self, name), bool), "True or False"
             for name in ("sent", "returned", "kept", "persistent", "personal"):
-                held, of = getattr(self, name), "patterns" if name == "personal" else "states"
+                held, of = getattr(self, name), "patterns" if name == "personal" else "state names"
                 named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
-                wanted[name] = named, f"a tuple of names of {of}"
+                wanted[name] = named, f"a tuple of {of}"
             wanted["codecs"] = (
                 isinstance(self.codecs, Mapping)
                 and all(isinstance(one, Codec) for one in self.codecs.values())
@@ -200,33 +200,34 @@ class Recipe:
             )
             for name, (sound, mend) in wanted.items():
                 if not sound:
-                    kind = type(getattr(self, name)).__name__
-                    raise InputError(f"{name} of a Recipe has type {kind}: give {mend}")
+                    found = shown(getattr(self, name))
+                    raise InputError(f"{name} of a Recipe is {found}, but it must be {mend}")
             if clash := set(aggregate_states(self)) & set(self.kept):
                 raise InputError(
-                    f"the recipe keeps a state {min(clash)!r}, which is also the name of a state "
-                    "of its aggregator: give the link another name"
+                    f"the recipe has a state {min(clash)!r} in `kept`, but its aggregator "
+                    "already has a state of this name. Rename the link."
                 )
             if self.personal and (self.sent or self.returned or PERSONAL in self.persistent):
                 raise InputError(
-                    f"the recipe has personal = {', '.join(self.personal)} and also sends or "
-                    "returns states, or has a link `personal`, which may hold what must stay with "
-                    "a client: leave one of them out"
+                    f"the recipe has personal = {', '.join(self.personal)}, but it also sends or "
+                    "returns states, or has a link `personal`. These states may contain data "
+                    "that must not leave a client. Remove `personal`, or `sent`, `returned` and "
+                    "the link."
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
             if link.lasting and link.name in self.returned and lost:
                 raise InputError(
-                    f"the link {link.name} has lasting=True, but its state is reset in every round "
-                    f"because {' and '.join(lost)} does not list it: add {link.name} there, or set "
-                    "lasting=False"
+                    f"the link {link.name} has lasting=True, but its state is reset in every "
+                    f"round because {' and '.join(lost)} does not list {link.name}. Add "
+                    f"{link.name} to {' and '.join(lost)}, or set lasting=False."
                 )
         follows = [one.name for one in self.chain.links if one.averaged is not None]
         if self.aggregate.shares is None and set(follows) & set(self.returned):
             raise InputError(
-                f"the link {follows[0]} corrects for noise whose variance is only known in "
-                "weighted means: set [federation] aggregate = 'mean' or 'by-samples', or give a "
-                "fedmuon.Aggregator with `shares`"
+                f"the link {follows[0]} corrects for noise, but the variance of the noise is "
+                "known only for weighted means. Set [federation] aggregate = 'mean' or "
+                "'by-samples', or use a fedmuon.Aggregator with `shares`."
             )
 
 
@@ -374,7 +375,8 @@ def _declared_state(aggregator: Aggregator, like: Params) -> Params:
             if not isinstance(name, str) or not isinstance(value, Tensor):
                 raise InputError(
                     f"init of an Aggregator returns a {type(value).__name__} for "
-                    f"{plain(name, 60)}: return a mapping of names to tensors"
+                    f"{plain(name, 60)}, which is not a tensor with a text name. Return a "
+                    "mapping of names to tensors."
                 )
         return found
 
@@ -429,8 +431,8 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
             for one, ours in ((found.mechanism, Mechanism), (found.mechanism.clipping, Clipping)):
                 if type(one) is not ours:
                     raise InputError(
-                        f"a mechanism of class {type(one).__name__} may release what no account "
-                        f"has counted: give fedmuon's {ours.__name__} itself"
+                        f"a mechanism of class {type(one).__name__} may release data that no "
+                        f"privacy account counts. Use fedmuon's own class {ours.__name__}."
                     )
         return found
     links = found.links if isinstance(found, Chain) else found
@@ -439,8 +441,8 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
     raise unfit(
         found,
         "recipe",
-        "a fedmuon.Recipe (fedmuon.recipes makes ours), a fedmuon.Chain or a list of links "
-        "(fedmuon.links); an optimizer of torch's is no recipe",
+        "a fedmuon.Recipe (from fedmuon.recipes, for example), a fedmuon.Chain or a list of "
+        "links (from fedmuon.links); a torch optimizer is not a recipe",
     )
 
 
@@ -492,5 +494,5 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
 def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a direction or model with its state or states, as plain dictionaries."""
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"it returns a {type(found).__name__} and no pair of mappings")
+        raise TypeError(f"it returned a {type(found).__name__}, not a pair of mappings")
     return mapping(found[0]), mapping(found[1])

@@ -78,10 +78,10 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
         for name in given:
             key = name.replace("_", "-")
             if name not in signature.parameters:
-                mend = f"set it in [local] of the run, or leave {key} out"
-                mend = mend if name in Local.model_fields else f"leave {key} out"
+                mend = f"Set {key} in [local] of the config, or leave {key} out."
+                mend = mend if name in Local.model_fields else f"Leave {key} out."
                 raise InputError(
-                    f"{key} has no effect: the recipe {recipe} does not read it, so {mend}"
+                    f"{key} has no effect, because the recipe {recipe} has no such option. {mend}"
                 )
         arguments = signature.bind(*args, **given).arguments
         values = {
@@ -601,7 +601,10 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 
 def _require_clients(clients: int) -> None:
     if not isinstance(clients, int) or clients < 1:
-        raise InputError(f"clients is {clients}: give N, the number of all clients of the run")
+        raise InputError(
+            f"clients is {clients}, but it must be the number of all clients of the run. Set an "
+            "integer of 1 or more."
+        )
 
 
 @_recipe
@@ -897,8 +900,8 @@ def ef21_muon(
 
     def no_draws(*_: Any, **__: Any) -> Any:
         raise InputError(
-            "the server orthogonalizes in ef21-muon, and draws nothing: choose an orthogonalizer "
-            "without random draws, such as newton-schulz"
+            "the server orthogonalizes in ef21-muon, but the server draws no random numbers. "
+            "Choose an orthogonalizer without random draws, such as newton-schulz."
         )
 
     def server(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:

@@ -122,12 +122,16 @@ def routing_table(
     """
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"give the model itself, as in groups(model), and not {shown(model)}: parameters alone "
-            "do not say which layer they belong to"
+            f"the model is {shown(model)}, but it must be an nn.Module. Pass the model itself "
+            "and not its parameters, because parameters alone do not show to which layer they "
+            "belong."
         )
     for which, patterns in (("to_muon", to_muon), ("to_aux", to_aux)):
         if isinstance(patterns, str):
-            raise InputError(f"{which} is one text: give a list of patterns, [{patterns!r}]")
+            raise InputError(
+                f"{which} is one string, but it must be a list of patterns. Use "
+                f"{which}=[{patterns!r}]."
+            )
     found = [
         (name, layer, param)
         for name, layer, _, param in owned_parameters(model)
@@ -136,7 +140,8 @@ def routing_table(
     for pattern in (*to_muon, *to_aux):
         if not any(fnmatchcase(name, pattern) for name, _, _ in found):
             raise InputError(
-                f"No parameter name matches {pattern!r}: print(routing_table(model)) lists them."
+                f"No parameter name matches the pattern {pattern!r}. To see all names, run "
+                "print(routing_table(model))."
             )
     layers = [layer for _, layer, param in found if _is_matrix(param)]
     outer = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers and ends else {}
@@ -252,8 +257,8 @@ def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
             hidden.setdefault(one.matrices[0], []).append((one.name, one.param))
     if not hidden:
         raise InputError(
-            "No parameter of this model is a hidden matrix, so Muon would never act: name some by "
-            'to_muon=["*.weight"], or use torch.optim.AdamW alone.'
+            "No parameter of this model is a hidden matrix, so Muon would update nothing. Name "
+            'parameters with to_muon=["*.weight"], or use torch.optim.AdamW alone.'
         )
     made: list[dict[str, Any]] = [
         {"params": params, "use_muon": True, "blocks": blocks}
@@ -308,7 +313,10 @@ def _route(
     if reason:
         return Route(name, shape, None, "aux", reason, param)
     if param.ndim < 2:
-        raise InputError(f"{name} of shape {shape} is no matrix: take it out of to_muon.")
+        raise InputError(
+            f"the parameter {name} has shape {shape}, which is not a matrix. Remove this "
+            "parameter from to_muon."
+        )
     short, long = sorted((param.shape[0], param.shape[1:].numel()))
     counts = (  # numbers of square matrices side by side
         count

@@ -53,8 +53,8 @@ def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
     """
     if not 0 <= warm < rounds:
         raise InputError(
-            f"[local.options] warm = {warm} is not valid: give 0 rounds or more, and fewer than "
-            f"the {rounds} of the run"
+            f"[local.options] warm = {warm} is not valid. Use 0 rounds or more, and fewer than "
+            f"the {rounds} rounds of the run."
         )
     rise = warm_up(warm)
 
@@ -88,7 +88,7 @@ def step(every: int = 10, factor: float = 0.5) -> Schedule:
         [1.0, 1.0, 0.5, 0.5, 0.25]
     """
     if every < 1:
-        raise InputError(f"[local.options] every = {every} is not valid: give 1 round or more")
+        raise InputError(f"[local.options] every = {every} is not valid. Use 1 round or more.")
     return lambda round: factor ** (round // every)
 
 
@@ -112,7 +112,7 @@ def warm_up(warm: int = 5) -> Schedule:
         [0.25, 0.5, 0.75, 1.0, 1.0]
     """
     if warm < 0:
-        raise InputError(f"[local.options] warm = {warm} is not valid: give 0 rounds or more")
+        raise InputError(f"[local.options] warm = {warm} is not valid. Use 0 rounds or more.")
     return lambda round: min(1.0, (round + 1) / (warm + 1))
 
 

@@ -103,19 +103,27 @@ _CUBIC5 = (
 _DEEPSEEK = ((3.4445, -4.7750, 2.0315),) * 8 + ((2.0, -1.5, 0.5),) * 2
 
 COEFFICIENTS: dict[str, Table] = {
-    "cubic": Table(((3 / 2, -1 / 2, 0.0),), "Stability note, Lemma D.3: the classical step"),
-    "quintic": Table(((15 / 8, -10 / 8, 3 / 8),), "Newton-Schulz convergence: Taylor degree 2"),
-    "jordan": Table(((3.4445, -4.7750, 2.0315),), "Jordan's Muon: steep at 0, settles near 1"),
+    "cubic": Table(((3 / 2, -1 / 2, 0.0),), "Stability note, Lemma D.3: the classical cubic step"),
+    "quintic": Table(
+        ((15 / 8, -10 / 8, 3 / 8),), "Newton-Schulz convergence: Taylor polynomial of degree 2"
+    ),
+    "jordan": Table(
+        ((3.4445, -4.7750, 2.0315),), "Jordan's Muon: steep at 0, singular values end near 1"
+    ),
     "polar-express-e2": Table(_POLAR_EXPRESS_E2, "Nesterov Muon, Appendix E.2"),
     "polar-express-e3": Table(_POLAR_EXPRESS_E3, "Nesterov Muon, Appendix E.3"),
     "polar-express": Table(_POLAR_EXPRESS, "Polar Express (arXiv:2505.16932), with safety factors"),
-    "you": Table(_YOU, "You's five quintic steps, as modded-nanogpt has them"),
+    "you": Table(_YOU, "five quintic steps by J. You, as in modded-nanogpt"),
     "cans": Table(_CANS, "CANS (arXiv:2506.10935): Chebyshev steps on shrinking intervals"),
-    "turbo": Table(_TURBO, "Turbo-Muon's four steps, meant for its preconditioned matrices"),
-    "deepseek-v4": Table(_DEEPSEEK, "DeepSeek-V4: eight of Jordan's steps, then two that settle"),
-    "cubic5": Table(_CUBIC5, "five cubic steps, as NVIDIA's optimizers have them"),
+    "turbo": Table(_TURBO, "four steps of Turbo-Muon, for its preconditioned matrices"),
+    "deepseek-v4": Table(
+        _DEEPSEEK, "DeepSeek-V4: eight steps of Jordan's Muon, then two steps that converge to 1"
+    ),
+    "cubic5": Table(_CUBIC5, "five cubic steps, as in NVIDIA's optimizers"),
     **{
-        f"taylor-{k}": Table((_taylor(k),), f"Newton-Schulz convergence: Taylor degree {k}")
+        f"taylor-{k}": Table(
+            (_taylor(k),), f"Newton-Schulz convergence: Taylor polynomial of degree {k}"
+        )
         for k in range(1, 7)
     },
 }
@@ -142,19 +150,24 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
         ((1.5, -0.5, 0.0), (1.5, -0.5, 0.0))
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
+        raise InputError(f"steps is {steps!r}, but it must be an integer of 0 or more.")
     if isinstance(coefficients, str):
         if coefficients not in COEFFICIENTS:
             mend = instead(coefficients, COEFFICIENTS)
-            raise InputError(f"No coefficients are called {coefficients!r}: {mend}")
+            raise InputError(f"The coefficient set {coefficients!r} is unknown: {mend}")
         given = COEFFICIENTS[coefficients].steps
     else:
         single = bool(coefficients) and not isinstance(coefficients[0], Sequence)
         rows = cast("Sequence[Sequence[float]]", [coefficients] if single else coefficients)
         if not rows or not all(rows):
-            raise InputError("The coefficient list is empty: give at least one (a, b, c).")
+            raise InputError(
+                "The coefficient list is empty, or one of its steps is empty. Pass at least one "
+                "step (a, b, c)."
+            )
         if not all(isfinite(c) for row in rows for c in row):
-            raise InputError(f"The coefficients {coefficients!r} are not all finite: give numbers.")
+            raise InputError(
+                f"The coefficients {coefficients!r} contain NaN or infinity. Pass finite numbers."
+            )
         given = tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
     return tuple(given[min(t, len(given) - 1)] for t in range(steps))
 
@@ -186,7 +199,9 @@ def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficient
         ((1.0, 0.0, 0.0), (1.5, -0.5, 0.0))
     """
     if not 1 <= factor < float("inf"):
-        raise InputError(f"The safety factor is {factor}: choose a number of 1 or more.")
+        raise InputError(
+            f"The safety factor is {factor}, but it must be a finite number of 1 or more."
+        )
     if factor == 1:
         return coefficients
     named = COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else None
@@ -196,8 +211,9 @@ def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficient
     *first, last = schedule(coefficients, count)
     if not first:
         raise InputError(
-            f"A safety factor of {factor} has no effect: it leaves the last step of a set as it "
-            "is, and this set has one step. Choose coefficients with several steps."
+            f"A safety factor of {factor} has no effect, because these coefficients have only "
+            "one step and the factor does not change the last step. Choose coefficients with "
+            "several steps."
         )
     safer = (tuple(c / factor ** (2 * k + 1) for k, c in enumerate(step)) for step in first)
     return (*safer, last)
@@ -223,7 +239,9 @@ def divisor_floor(eps: float, normalization: str) -> float:
     """
     names = ", ".join([*NORMALIZATIONS, AOL])
     if normalization not in names.split(", "):
-        raise InputError(f"No normalization is called {normalization!r}: use one of {names}.")
+        raise InputError(f"The normalization {normalization!r} is unknown. Use one of {names}.")
     if not 0 < eps < float("inf"):
-        raise InputError(f"eps is {eps}: choose eps > 0, or no Lipschitz constant exists.")
+        raise InputError(
+            f"eps is {eps}, but it must be positive and finite, or no Lipschitz constant exists."
+        )
     return 1.0 if normalization == "unit" else float(eps)

@@ -130,9 +130,9 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
         10.0
     """
     if kind not in ("paper", "sharp"):
-        raise InputError(f"No certificate is called {kind!r}: use 'paper' or 'sharp'.")
+        raise InputError(f"The certificate kind {kind!r} is unknown. Use 'paper' or 'sharp'.")
     if name not in _CERTIFICATES:
-        raise InputError(f"No map is called {name!r}: {instead(name, _CERTIFICATES)}")
+        raise InputError(f"The orthogonalizer {name!r} is unknown: {instead(name, _CERTIFICATES)}")
     return _CERTIFICATES[name](kind, **parameters)
 
 
@@ -161,9 +161,9 @@ def _newton_schulz(
     floor = divisor_floor(eps, normalization)
     if normalization == AOL:
         raise Uncertified(
-            "Newton-Schulz with the normalization 'aol' has no Lipschitz constant: next to a long "
-            "row, a small change rescales a short one by any factor. Set the normalization to "
-            "plus, max or unit."
+            "Newton-Schulz with the normalization 'aol' has no Lipschitz constant, because a "
+            "small change of the matrix can rescale a short row by any factor if another row is "
+            "long. Set the normalization to plus, max or unit."
         )
     if kind == "paper":
         constant, radius = 2 / floor, 1.0
@@ -178,7 +178,8 @@ def _newton_schulz(
     slope = max_slope(polynomials)
     if slope is None:
         raise Uncertified(
-            "The slope of this schedule cannot be bounded in doubles: use fewer steps."
+            "The slope of these Newton-Schulz steps cannot be bounded in double precision. Use "
+            "fewer steps."
         )
     return math.nextafter(slope / floor, math.inf) if slope else 0.0  # 0 for a constant map
 
@@ -214,10 +215,13 @@ def _gaussian_smoothed_sign(
     """
     _require_positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
-        raise InputError(f"alpha is {alpha}, calls {calls}: choose 0 < alpha < 1 and calls >= 1.")
+        raise InputError(
+            f"alpha is {alpha} and calls is {calls}, but alpha must be between 0 and 1, and "
+            "calls must be 1 or more."
+        )
     d1, q = max(shape), min(shape)
     if not 1 <= q <= d1 < math.inf:
-        raise InputError(f"shape is {shape}: give two whole numbers of at least 1.")
+        raise InputError(f"shape is {shape}, but it must be two integers of 1 or more.")
     gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
     if kind == "sharp":
         # Imported here: scipy takes longer to load than any other certificate takes to compute.
@@ -240,22 +244,27 @@ def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
     """
     if gamma is None:
         raise Uncertified(
-            "The exact sign jumps wherever a singular value crosses 0, so it has no Lipschitz "
-            "constant: name a gamma that the smallest singular value keeps, or smooth the sign."
+            "The exact sign jumps where a singular value crosses 0, so it has no Lipschitz "
+            "constant. Set gamma to a lower bound of the smallest singular value, or choose a "
+            "smoothed sign."
         )
     return (2 if kind == "paper" else 1) / _require_positive("gamma", gamma)
 
 
 def _randomized_polar(kind: Kind, **parameters: Any) -> float:
     raise Uncertified(
-        "The randomized polar factor is not Lipschitz, a sketch may miss a direction by any small "
-        "change: it has a quality (gamma, nu) instead, so choose another map for a bound."
+        "The randomized polar factor has no Lipschitz constant, because a small change of the "
+        "matrix can make its random sketch miss a direction. Choose another orthogonalizer for a "
+        "bound."
     )
 
 
 def _require_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
-        raise InputError(f"{name} is {value}: choose {name} > 0, or no Lipschitz constant exists.")
+        raise InputError(
+            f"{name} is {value}, but it must be positive and finite, or no Lipschitz constant "
+            "exists."
+        )
     return float(value)
 
 
@@ -312,7 +321,7 @@ def slowdown(polar_error: float) -> float:
 def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
     """Return the powers and coefficients of phi: sums of exact fractions, rounded once."""
     if degree < 1 or degree != int(degree):
-        raise InputError(f"degree is {degree!r}: give a whole number from 1 on.")
+        raise InputError(f"degree is {degree!r}, but it must be an integer of 1 or more.")
     series = [Fraction(math.comb(2 * s, s), 4**s) for s in range(degree + 1)]
     square = [Fraction(0)] * (2 * degree + 2)
     for i, a in enumerate(series):
@@ -323,7 +332,7 @@ def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
 
 def _require_share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise InputError(f"{name} is {value}: it lies in [0, 1].")
+        raise InputError(f"{name} is {value}, but it must be at least 0 and at most 1.")
     return float(value)
 
 
@@ -371,13 +380,17 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
     """
     if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
         raise InputError(
-            f"tau = {tau}, rank = {rank}: {rank} singular values of a matrix in the unit ball have "
-            f"tau in (0, {1 / math.sqrt(max(rank, 1)):.6g}]."
+            f"tau is {tau} and rank is {rank}, but this is impossible: {rank} equal singular "
+            f"values in the unit ball are above 0 and at most {1 / math.sqrt(max(rank, 1)):.6g}. "
+            "Use a rank of 1 or more, and a tau in this range."
         )
     top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
     found = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
     if found is None:
-        raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
+        raise Uncertified(
+            "The error of these Newton-Schulz steps cannot be bounded in double precision. Use "
+            "fewer steps."
+        )
     return math.sqrt(rank) * found
 
 

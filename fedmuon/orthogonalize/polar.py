@@ -52,7 +52,7 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
         tensor([[0.6000, 0.0000],
                 [0.0000, 0.7071]])
     """
-    mend = "choose lam > 0 (exact_sign is the limit lam -> 0)."
+    mend = "lam must be positive and finite. For lam = 0, use exact_sign."
     root = per_matrix("lam", lam, matrix, mend).sqrt()
     return spectral_map(matrix, root, torch.hypot)
 
@@ -83,7 +83,7 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
         tensor([[0.5000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    mend = "choose gamma > 0 (exact_sign is the limit gamma -> 0)."
+    mend = "gamma must be positive and finite. For gamma = 0, use exact_sign."
     root = per_matrix("gamma", gamma, matrix, mend)
     return spectral_map(matrix, root, torch.maximum)
 
@@ -195,7 +195,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    mend = "choose sigma >= 0 (0 is exact_sign)."
+    mend = "sigma must be finite and 0 or more. With sigma = 0, the result is exact_sign."
     level = per_matrix("sigma", sigma, matrix, mend, zero=True).to(matrix.dtype)
     shift = to_device(noise, matrix.device, matrix.dtype) * level[..., None, None]
     return exact_sign(matrix + shift)

@@ -89,20 +89,20 @@ def randomized_polar(
         1
     """
     if axis not in ("columns", "rows"):
-        raise InputError(f"axis is {axis!r}: sample 'columns' or 'rows'.")
+        raise InputError(f"axis is {axis!r}, but it must be 'columns' or 'rows'.")
     if axis == "rows":
         given = (rank, oversample, power, steps, coefficients, sketch, generator)
         return randomized_polar(M.mT, *given, delta=delta).mT
     width, most = rank + oversample, min(M.shape[-2:])
     if rank < 1 or oversample < 0 or width > most:
         raise InputError(
-            f"rank is {rank}, oversample {oversample}: choose rank >= 1, oversample >= 0 and "
+            f"rank is {rank} and oversample is {oversample}. Use rank >= 1, oversample >= 0, and "
             f"rank + oversample <= {most} for matrices of shape {tuple(M.shape[-2:])}."
         )
     if power < 0 or power != int(power):
-        raise InputError(f"power is {power!r}: give a whole number of power iterations, 0 or more.")
+        raise InputError(f"power is {power!r}, but it must be an integer of 0 or more.")
     if sketch not in SKETCHES:
-        raise InputError(f"No sketch is called {sketch!r}: use one of {', '.join(SKETCHES)}.")
+        raise InputError(f"The sketch {sketch!r} is unknown. Use one of {', '.join(SKETCHES)}.")
     if M.numel() == 0:
         return M.clone()
     work = M.dtype if M.dtype in (torch.float32, torch.float64) else torch.float32
@@ -134,14 +134,17 @@ def _divisor(
     """Return delta [B] in the units of the scaled stack; 1 for a zero matrix."""
     if isinstance(delta, str):
         if delta not in ("frobenius", "operator"):
-            raise InputError(f"delta is {delta!r}: use 'frobenius', 'operator' or a number.")
+            raise InputError(
+                f"delta is {delta!r}, but it must be 'frobenius', 'operator' or a number."
+            )
         if delta == "operator":  # ||B||_op from the largest eigenvalue of B B^T
             values = torch.linalg.eigvalsh(gram(reduced, torch.float64))
             size = values[:, -1].clamp_min(0).sqrt()
         else:
             size = norm(stack)
         return torch.where(size > 0, size, 1.0)
-    given = per_matrix("delta", delta, M, "choose delta > 0, at least ||M||_op.")
+    mend = "delta must be positive and finite. Use the largest singular value of M, or more."
+    given = per_matrix("delta", delta, M, mend)
     return given.expand(M.shape[:-2]).reshape(-1) / scale
 
 
@@ -205,8 +208,8 @@ def _numpy_generators(generator: Generators, count: int) -> list[np.random.Gener
         found.append(one)
     if not found or count % len(found):
         raise InputError(
-            f"{len(found)} generators cannot share {count} matrices evenly: give one, or one for "
-            "each run of as many matrices."
+            f"{len(found)} generators cannot be divided evenly among {count} matrices. Pass one "
+            "generator, or one generator for each group of equally many matrices."
         )
     return found
 

@@ -116,7 +116,9 @@ def peak(stack: Tensor) -> Tensor:
     """Return max|M| [...] of matrices, which must be finite."""
     largest = stack.abs().amax((-2, -1))
     if not holds(largest.isfinite().all()):
-        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
+        raise NonFinite(
+            "A matrix to orthogonalize contains NaN or infinity. Lower the learning rate."
+        )
     return largest
 
 
@@ -132,14 +134,15 @@ def per_matrix(
         least, most = parameter.detach().aminmax()
         sound = holds((least >= 0 if zero else least > 0) & (most < math.inf))
     if not sound:
-        raise InputError(f"{name} is {value}: {mend}")
+        raise InputError(f"{name} is {value}, but {mend}")
     lead, own = matrix.shape[:-2], parameter.shape
     fits = len(own) <= len(lead) and all(
         a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False)
     )
     if not fits:
         raise InputError(
-            f"{name} has shape {tuple(own)}: give one value, or one for each of {tuple(lead)}."
+            f"{name} has shape {tuple(own)}, which does not match the matrices. Pass one value, "
+            f"or one value for each of the matrices {tuple(lead)}."
         )
     return parameter
 

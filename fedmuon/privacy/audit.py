@@ -96,11 +96,11 @@ SLIGHT, MOST_POINTS = 0.1, 16  # share of the noise's variance; maximum points o
 # The largest epsilon that an audit can show is known in advance. If it is below the claim, no
 # outcome of the audit can contradict the claim.
 FEW = (
-    "{} an epsilon of at most {:.4g} by counts, so this audit cannot test the claimed {:.4g}: "
-    "use more {}."
+    "{} an epsilon of at most {:.4g} by counting. The claimed epsilon is {:.4g}, so this audit "
+    "cannot refute it. Use more {}."
 )
 TRIALS, MORE_TRIALS = "{} trials can show", "--trials, or more --noise"
-GUESSES = "Even if all of {} guesses about {} canaries were right, they would show"
+GUESSES = "Even if all of the {} guesses about {} canaries were right, the audit could show"
 MORE_CANARIES = "canaries, or claim a smaller epsilon with more [privacy] noise"
 MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
 
@@ -159,14 +159,16 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 def require_enough(count: int) -> None:
     """Reject a number of trials that can show nothing."""
     if count < FEWEST:
-        raise InputError(f"trials = {count} is too few to show anything: use at least {FEWEST}")
+        raise InputError(
+            f"trials = {count} is too few to show anything. Use at least {FEWEST} trials."
+        )
 
 
 def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     """Run `count` trials with the canary, and as many without it."""
     require_enough(count)
     if not setting.noise_multiplier > 0:
-        raise InputError("noise = 0 hides nothing, so epsilon is infinite: set noise above 0")
+        raise InputError("noise = 0 hides nothing, so epsilon is infinite. Set noise above 0.")
     size = max(1, CHUNK // setting.steps)
     ratios = [
         [

@@ -127,8 +127,8 @@ class Ledger:
                 head, record = "", {}
             if head != _chained(self.head, record):  # the hash of this line and all before it
                 raise InputError(
-                    f"line {number + 1} of {self.path} is damaged or changed, so the epsilon "
-                    f"spent is unknown: {AFRESH}"
+                    f"line {number + 1} of the privacy ledger {self.path} is damaged or "
+                    f"changed, so the spent epsilon is unknown: {AFRESH}"
                 )
             self.head = head
             self.heads.append(head)
@@ -138,14 +138,14 @@ class Ledger:
                     entry = Entry(participants=tuple(clients), rates=tuple(rates), **record)
                 except (KeyError, TypeError):
                     raise InputError(
-                        f"line {number + 1} of {self.path} comes from another version of "
+                        f"line {number + 1} of {self.path} was written by another version of "
                         f"fedmuon: {AFRESH}"
                     ) from None
                 self.entries.append(entry)
             elif first is not None and record != first:
-                raise InputError(f"{self.path} is the ledger of another run: {AFRESH}")
+                raise InputError(f"{self.path} is the privacy ledger of another run: {AFRESH}")
             elif "noise" not in record:
-                raise InputError(f"{self.path} comes from another version of fedmuon: {AFRESH}")
+                raise InputError(f"{self.path} was written by another version of fedmuon: {AFRESH}")
             else:
                 self.about = {"rate_from": "samples", **record}
                 if self.about["rate_from"] == "samples" and record["adjacency"] == "add-remove":
@@ -171,7 +171,10 @@ class Ledger:
         attempt = sum(entry.round == round for entry in self.entries)
         clients, shares = tuple(map(int, participants)), tuple(map(float, rates))
         if len(clients) != len(shares) or len(set(clients)) != len(clients):
-            raise InputError(f"round {round}: give each participant once, with one rate")
+            raise InputError(
+                f"the entry of round {round} must name each client only once, with one sampling "
+                f"rate per client. It has {len(clients)} clients and {len(shares)} rates."
+            )
         for rate in shares:  # reject unsupported rates before anything is released
             event(noise_multiplier, rate, steps, blocks)
         entry = Entry(round, attempt, clients, shares, float(noise_multiplier), blocks, steps)
@@ -203,12 +206,12 @@ class Ledger:
         missing = set(range(done)) - {entry.round for entry in self.entries}
         if missing:
             raise InputError(
-                f"{self.path} has no entry for round {min(missing)}, although the model includes "
-                f"that round. The epsilon spent is therefore unknown: {AFRESH}"
+                f"The privacy ledger {self.path} has no entry for round {min(missing)}, although "
+                f"the model includes that round. The spent epsilon is therefore unknown: {AFRESH}"
             )
         if head is not None and head not in self.heads:
             raise InputError(
-                f"{self.path} is not the ledger that was saved with the model: {AFRESH}"
+                f"{self.path} is not the privacy ledger that was saved with the model: {AFRESH}"
             )
 
     def clients(self) -> list[int]:
@@ -252,8 +255,8 @@ class Ledger:
         if self.about.get("band", 1) == 1 or not self.entries:  # the noise is not correlated
             return ""
         return (
-            "has rounds whose noise later rounds must cancel, but that noise is secret and in no "
-            "file"
+            "has rounds with correlated noise, which later rounds must cancel. That noise is "
+            "secret and in no file, so this run cannot be resumed"
         )
 
 

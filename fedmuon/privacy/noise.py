@@ -56,8 +56,8 @@ class KeyStream:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "a key stream cannot be copied, because the copy would repeat its noise: create a "
-            "new one"
+            "a KeyStream cannot be copied, because the copy would repeat its noise. Create a new "
+            "KeyStream."
         )
 
     def random_raw(self, count: int) -> np.ndarray:
@@ -150,15 +150,16 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
 # Who can know the noise of a release, and the consequence for epsilon
 
 REPEATABLE = (
-    "Lots and noise follow from the seed (insecure-reproducible-noise), so there is no privacy."
+    "The lots and the noise follow from the seed, because insecure-reproducible-noise is set. "
+    "This run therefore has no privacy."
 )
 PREDICTABLE = (
-    "Lots and noise come from PCG64 (noise-source), which is not a cryptographic generator: its "
-    "output may reveal its secret state."
+    "The lots and the noise come from PCG64, because noise-source is set to it. PCG64 is not a "
+    "cryptographic generator, so its output may reveal its secret state."
 )
 STOPPED = (
     "A callback ended this run because of values that were not released. The number of rounds "
-    "can reveal something about them, and the ledger does not count that."
+    "can therefore reveal something about these values, and the ledger does not count this."
 )
 CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 

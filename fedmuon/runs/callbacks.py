@@ -78,14 +78,17 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
         if isinstance(kind, type):
             missing = ", ".join(required_parameters(kind))
             raise InputError(
-                f"the callback {kind.__name__} needs {missing}: set it in [output.options], or "
-                "pass the callback object itself"
+                f"the callback {kind.__name__} needs a value for {missing}. Set {missing} in "
+                "[output.options], or pass a callback object instead of the class."
             )
         if hasattr(found, "on_round") and hasattr(found, "on_end"):
             return _Guarded(found, within)
         if callable(found):
             return _Guarded(_Function(cast(Listener, found)), within)
-        raise InputError(f"a {type(found).__name__} cannot be used as a callback: give a function")
+        raise InputError(
+            f"an object of type {type(found).__name__} cannot be used as a callback. Pass a "
+            "function (record, state) or a fedmuon.callbacks.Callback."
+        )
 
 
 class _Guarded(Callback):
@@ -167,8 +170,9 @@ class EarlyStopping(Callback):
         if self.measure not in record:
             if "train_loss" in record:  # the round was evaluated
                 raise InputError(
-                    f"early-stopping reads {self.measure}, which the rounds do not record: set "
-                    f"[output.options] measure to one of {', '.join(_numbers(record))}"
+                    f"early-stopping uses the measure {self.measure}, but the rounds do not "
+                    "record this measure. Set [output.options] measure to one of "
+                    f"{', '.join(_numbers(record))}."
                 )
             return None
         value = record[self.measure] if self.rising else -record[self.measure]
@@ -336,4 +340,6 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise InputError(f"{name} is not installed: pip install 'fedmuon[{extra}]'") from None
+        raise InputError(
+            f"the package {name} is not installed. Run pip install 'fedmuon[{extra}]'."
+        ) from None

@@ -79,28 +79,35 @@ class RunDirectory:
             ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
             held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
         if held and not resume:
-            or_resume = "" if self.lost() else ", or --resume it"
+            or_resume = "" if self.lost() else ", or resume the run with --resume"
             raise InputError(
-                f"{self.path} is not empty: choose another folder with --out{or_resume}"
+                f"{self.path} is not empty. Choose another folder with --out{or_resume}."
             )
         shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
         if shown and "config.toml" not in held:
             raise InputError(
-                f"{self.path} has no config.toml, so it is not a run folder: check --out"
+                f"{self.path} is not a run folder, because it contains files but no config.toml. "
+                "Choose another folder with --out."
             )
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
         """Return why the unfinished run or audit cannot be resumed; empty if it can."""
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
-            return "belongs to an audit that did not finish, and the coins of its canaries are lost"
+            return (
+                "contains an audit that did not finish, and the random choices of its canaries "
+                "are lost"
+            )
         if (self.path / "summary.json").exists():
             return ""
         if not (ledger := self.path / "ledger.jsonl").exists():
             return ""  # the run can start again with the same result
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
-            return "has finished, but its summary.json is missing: what it released is spent"
+            return (
+                "contains a finished private run without its summary.json. The privacy of this "
+                "run is already spent"
+            )
         from fedmuon.privacy.ledger import Ledger  # imports numpy, so only if needed
 
         return Ledger.read(ledger).lost
@@ -145,8 +152,8 @@ class RunDirectory:
                 other = file.exists() and files.read_bytes(file) != content
             if other:
                 raise InputError(
-                    f"{file} differs from what this config gives (it is damaged, or the config "
-                    f"or the data changed): {AFRESH}"
+                    f"{file} does not match this config. Either the file is damaged, or the "
+                    f"config or the data changed: {AFRESH}"
                 )
         missing = {name for name in contents if not (self.path / name).exists()}
         if (self.path / "summary.json").exists():  # its checksums exist and are not computed again
@@ -259,9 +266,12 @@ class RunDirectory:
                 if about.pop("digest", "") != digest_of_arrays(arrays, about):
                     raise InputError(f"{file} is damaged")
                 if about.get("run") != self.mark:
-                    raise InputError(f"{file} is of another run")
+                    raise InputError(f"{file} belongs to another run")
                 if number:
-                    said = "fedmuon: %s is damaged. The previous checkpoint is used instead"
+                    said = (
+                        "fedmuon: the checkpoint %s is damaged. The previous checkpoint is used "
+                        "instead"
+                    )
                     logger.warning(said, held[0])
                 self._head = about.get("ledger", "")
                 return arrays, about
@@ -333,8 +343,8 @@ class RunDirectory:
             held, found = self._of_clients(records)
             if len(found) < sum(len(answered(one)) for one in records):
                 raise InputError(
-                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, missing or from "
-                    f"another run: {AFRESH}"
+                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, is missing or "
+                    f"belongs to another run: {AFRESH}"
                 )
             write_bytes(self.path / CLIENTS, "".join(held).encode())
         write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
@@ -360,8 +370,8 @@ class RunDirectory:
         lines = files.whole_lines(file)[:rounds]
         if len(records := _records(lines, self.mark)) < rounds:
             raise InputError(
-                f"line {len(records) + 1} of {file} is damaged, missing or from another run: "
-                f"{AFRESH}"
+                f"line {len(records) + 1} of {file} is damaged, is missing or belongs to another "
+                f"run: {AFRESH}"
             )
         return lines, records
 
@@ -403,15 +413,15 @@ class RunDirectory:
         if (found := self.summary()) is not None:
             return found
         if not self.path.exists():
-            said = f"the folder {self.path} does not exist: name a folder with a finished run"
+            said = f"the folder {self.path} does not exist. Choose a folder with a finished run."
         elif not (self.path / "config.toml").exists():
-            said = f"{self.path} contains no run: name a folder that a run was written to"
+            said = f"{self.path} contains no run. Choose the folder of a finished run."
         elif why := self.failure():
-            said = f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
+            said = f"the run in {self.path} failed ({why.rstrip('.')}). Choose a run that finished."
         else:
             said = (
-                f"{self.path} contains no finished run: name one that has finished, or finish "
-                "this one with --resume"
+                f"the run in {self.path} has not finished. Finish it with --resume, or choose a "
+                "finished run."
             )
         raise InputError(said)
 
@@ -426,7 +436,7 @@ def client_records(folder: Path) -> list[Record]:
     finished = directory.summary() is not None
     if not (folder / CLIENTS).exists() and CLIENTS not in sums_of(folder):
         raise InputError(
-            f"the run of {folder} has no records of clients. Run it again in another folder with "
+            f"the run in {folder} has no records of clients. Run it again in another folder with "
             "[output] clients = true, or with --clients."
         )
     if finished:
@@ -472,18 +482,22 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
         InputError: If there is no such axis, or a round lacks the values for it.
     """
     if x not in AXES:
-        raise InputError(f"x = {x!r} is not an axis of curves: {instead(x, AXES)}")
+        raise InputError(f"x = {x!r} is not a valid axis of curves: {instead(x, AXES)}")
     if x == "rounds":
         return [one["round"] for one in rounds]
-    names, why = ("simulated_seconds",), "set [devices] mode, and run it again in another folder"
+    names, why = (
+        ("simulated_seconds",),
+        "the run does not simulate devices. Set [devices] mode and run it again in another folder",
+    )
     if x != "seconds":
         names = ("bytes_up",) if x == "bytes-up" else ("bytes_up", "bytes_down")
-        why = "an earlier version wrote it, so run it again in another folder"
+        why = "an earlier version of fedmuon wrote the run. Run it again in another folder"
     found, total = [], 0.0
     for one in rounds:
         if missing := [key for key in names if key not in one]:
             raise InputError(
-                f"{name} has no {missing[0]} in round {one['round']}: {why}, or choose x = rounds"
+                f"{name} has no value {missing[0]} in round {one['round']}, because {why}, or "
+                "choose x = 'rounds'."
             )
         held = sum(one[key] for key in names)
         total = held if x == "seconds" else total + held / 1e6

@@ -92,9 +92,10 @@ def require_same(folder: Path, found: Record) -> Record:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
     for kind in known.keys() | found.keys():
         if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
-            other = "are not those" if kind in ("data", "weights") else "is not the one"
+            other = "differ" if kind in ("data", "weights") else "differs"
             raise InputError(
-                f"the {kind} {other} that {folder} was begun with: give the same again, or {AFRESH}"
+                f"the {kind} {other} from the {kind} with which the run in {folder} started. "
+                f"Pass the same {kind} again, or {AFRESH}."
             )
     return there
 
@@ -111,8 +112,8 @@ def with_factors(
         factors = [] if found is None else found.tolist()
     if len(factors) != plan.rounds:
         raise InputError(
-            f"[local] schedule was saved for {len(factors)} rounds, but this run has another "
-            f"number: {AFRESH}"
+            f"[local] schedule was saved for {len(factors)} rounds, but this run has "
+            f"{plan.rounds} rounds: {AFRESH}"
         )
     return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
 

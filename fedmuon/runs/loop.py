@@ -291,7 +291,7 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
         return ServerState(int(about["round"]), *found, known)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
-            f"the checkpoint in {directory.path} does not fit this config ({error}): {AFRESH}"
+            f"the checkpoint in {directory.path} does not match this config ({error}): {AFRESH}"
         ) from None
 
 
@@ -373,7 +373,7 @@ def evaluate(run: Run, state: ServerState) -> Record:
         bool(one.isfinite().all()) for one in state.params.values()
     )
     if lost and not public:
-        raise NonFinite("the model is not finite after the last round: lower [local] lr")
+        raise NonFinite("the model is not finite after the last round. Lower [local] lr.")
     return {name: one for name, one in found.items() if name not in lost}
 
 
@@ -512,7 +512,7 @@ def _finish(
         summary["privacy"] = accountant.summary(bool(stopped))
     records = run.directory.records()
     if len(records) != state.round:
-        raise InputError(f"a line of {run.directory.path}/rounds.jsonl was damaged: {AFRESH}")
+        raise InputError(f"a line of {run.directory.path}/rounds.jsonl is damaged: {AFRESH}")
     summary |= {
         "seconds": round(seconds, 3),
         "engine": config.engine.name,

@@ -172,8 +172,8 @@ def one_at_a_time(loss: Loss) -> Loss:
         value = loss(output[None], target[None])
         if value.shape != (1,):
             raise InputError(
-                f"the loss of one sample has the shape {tuple(value.shape)}: return one value for "
-                "each sample, without a mean over them"
+                f"the loss of one sample has shape {tuple(value.shape)}, but it must have shape "
+                "(1,). Return one value per sample, without a mean over samples."
             )
         return value[0]
 

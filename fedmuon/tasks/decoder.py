@@ -137,7 +137,7 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
         raise InputError(
-            "[task] model = 'gpt' needs transformers: pip install 'fedmuon[lm]'"
+            "[task] model = 'gpt' needs the package transformers. Run pip install 'fedmuon[lm]'."
         ) from None
     shape = GPT2Config(
         vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
@@ -214,10 +214,15 @@ def matching_weights(
         if by_token and stored is not None and len(stored) == len(value) - 1:
             stored = np.concatenate([stored, stored.mean(0, keepdims=True)])
         if stored is None or stored.shape != tuple(value.shape):
-            has = "is missing" if stored is None else f"has shape {stored.shape}"
+            has = (
+                "is missing from the weights"
+                if stored is None
+                else f"has shape {stored.shape} in the weights"
+            )
             raise InputError(
-                f"[task] weights do not fit: {name} of shape {tuple(value.shape)} {has} in them; "
-                "set width, depth, heads and positions to theirs"
+                f"[task] weights do not fit the model: the parameter {name} of shape "
+                f"{tuple(value.shape)} {has}. Set width, depth, heads and positions to the "
+                "values of the stored model."
             )
         found[name] = stored
     return found
@@ -249,7 +254,10 @@ def generate(
     model = gpt2_model(form, end).to(next(iter(params.values())))
     odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
     if odd:
-        raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
+        raise InputError(
+            f"the parameter {odd[0]} does not belong to the decoder. Merge adapters into the "
+            "weights first."
+        )
     model.tie_weights()
     model.eval()
     more: dict[str, Any] = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
@@ -287,7 +295,10 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
     path = Path(place).expanduser()
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
-        raise InputError(f"[task] weights = '{place}' has no .safetensors file: check the path")
+        raise InputError(
+            f"[task] weights = '{place}' is not a .safetensors file or a folder with "
+            ".safetensors files. Check the path."
+        )
     found: dict[str, np.ndarray] = {}
     for file in files:
         try:
@@ -295,7 +306,8 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
                 held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise InputError(
-                f"[task] weights: {file} is no readable safetensors file ({error}): get it again"
+                f"[task] weights: {file} is not a readable safetensors file ({error}). Download "
+                "the file again."
             ) from None
         for name, value in held.items():  # numpy has no bfloat16
             found[name] = (value.float() if value.itemsize < 4 else value).numpy()
@@ -354,8 +366,8 @@ def add_adapters(
     width = network.transformer.wte.weight.shape[1]
     if rank > width:
         raise InputError(
-            f"[task] lora-rank = {rank} is above width = {width}: adapters of this rank would have "
-            "more numbers than the weights that they adapt, so lower it"
+            f"[task] lora-rank = {rank} exceeds width = {width}, so the adapters would have more "
+            f"numbers than the weights that they change. Set lora-rank = {width} or less."
         )
     stored = matching_weights(weights, network, padded)
     with torch.device("meta"):

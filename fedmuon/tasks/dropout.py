@@ -92,8 +92,9 @@ class Masks(TorchFunctionMode):
         n = len(self.keys)
         if first % n:
             raise InputError(
-                f"a dropout sees an input of shape {tuple(like.shape)} for {n} samples, so its "
-                "mask cannot be drawn for each sample: let the first axis be that of the samples"
+                f"a dropout layer receives an input of shape {tuple(like.shape)} for {n} "
+                "samples, so its mask cannot be drawn separately for each sample. Make the first "
+                "axis the axis of samples."
             )
         entries = first // n * math.prod(shape)
         places = torch.arange(1, entries + 1, device=self.keys.device)
@@ -217,16 +218,18 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
     """
     if one.others:
         raise InputError(
-            f"the module draws from a global generator ({one.others[0]}), so no run could be "
-            "repeated: draw with nn.Dropout, whose masks follow the run's seed, or not at all"
+            f"the module draws random numbers from a global generator ({one.others[0]}), so no "
+            "run could be repeated. Use nn.Dropout, whose masks follow the seed of the run, or "
+            "draw no random numbers."
         )
     found = []
     for a, b in zip(one.inputs, two.inputs, strict=True):
         axes = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
         if len(a) != len(b) or len(axes) != 1:
             raise InputError(
-                f"a dropout of the module sees an input of shape {a}, which has no axis for the "
-                "samples: apply it where each sample has values of its own"
+                f"a dropout layer of the module receives an input of shape {a}, which has no "
+                "axis of samples. Apply dropout to a tensor that has separate values for each "
+                "sample."
             )
         found.append(axes[0])
     return tuple(found)

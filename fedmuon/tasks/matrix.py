@@ -256,8 +256,9 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
     # Torch's products and gathers reject these dtypes, too.
     if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
         raise InputError(
-            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
-            f"parameters {weight.dtype}: give samples of the parameters' type, and whole labels"
+            f"the samples have dtype {batch.inputs.dtype}, their labels {batch.labels.dtype} and "
+            f"the parameters {weight.dtype}. Pass samples with the dtype of the parameters, and "
+            "integer labels."
         )
     each = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
     inputs, labels, weights = each
@@ -283,7 +284,9 @@ def _add(piece: Sequence[_Part], own: Own) -> None:
         if there is not None:
             skip[there.replica.numpy()] = there.position.numpy()
         if not slope_sums(*arrays, skip, total.dtype.type(1 / member.samples), total, right):
-            raise InputError(f"a label is not one of 0 to {classes - 1}: number the classes from 0")
+            raise InputError(
+                f"a label is not an integer from 0 to {classes - 1}. Number the classes from 0."
+            )
         if there is not None:
             after, more = own(member, there)
             replica = there.replica.numpy()

@@ -113,8 +113,8 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     shape, least = with_channels(shape), LEAST.get(name)
     if least and (len(shape) != 3 or min(shape[1:]) < least):
         raise InputError(
-            f"[task] model = '{name}' reads images of {least} x {least} pixels or more, not "
-            f"samples of shape {shape}: use mlp, or other [data]"
+            f"[task] model = '{name}' needs images of at least {least} x {least} pixels, but the "
+            f"samples have shape {shape}. Set model = 'mlp', or choose other [data]."
         )
     with torch.device("meta"):
         return MODELS[name](shape, classes)
@@ -295,29 +295,33 @@ def reject_layers(network: nn.Module) -> None:
             layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
         )
         if isinstance(layer, nn.SyncBatchNorm):
-            problem = "which waits for other processes: use BatchNorm of the same size"
+            problem = "which waits for other processes. Use BatchNorm of the same size."
         elif isinstance(layer, _BatchNorm) and not layer.track_running_stats:
             problem = (
-                "which normalizes a sample by the others of its evaluation: set "
-                "track_running_stats=True, or use GroupNorm"
+                "which normalizes a sample with the other samples of an evaluation. Set "
+                "track_running_stats=True, or use GroupNorm."
             )
         elif isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
             problem = (
-                "whose statistics would depend on how many batches each client has seen: give it a "
-                "momentum, such as 0.1"
+                "whose statistics would depend on the number of batches of each client, because "
+                "its momentum is None. Set a momentum, such as 0.1."
             )
         elif isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             problem = (
-                "whose masks between its layers cannot be keyed: set its dropout to 0, or put "
-                "nn.Dropout between recurrent layers of one layer each"
+                "whose dropout between its layers cannot follow the seed of the run. Set its "
+                "dropout to 0, or put nn.Dropout between recurrent layers with num_layers=1."
             )
         elif draws:  # in training mode
             problem = (
-                "which draws from torch's global generator, so no run could be repeated: use "
-                "nn.ReLU and nn.MaxPool2d, or nn.Dropout, whose masks follow the run's seed"
+                "which draws from the global generator of torch, so no run could be repeated. "
+                "Use nn.ReLU and nn.MaxPool2d, or nn.Dropout, whose masks follow the seed of the "
+                "run."
             )
         elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-            problem = "which rescales its weights when it reads them: remove max_norm"
+            problem = (
+                "which rescales its weights in the forward pass because max_norm is set. Remove "
+                "max_norm."
+            )
         if problem:
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
 
@@ -354,8 +358,9 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
             found[name] = np.full(shape, 1.0 if key == "weight" else 0.0)
         else:
             raise InputError(
-                f"{name} of a {type(owner).__name__} has no known initial distribution: build the "
-                "network from linear layers, convolutions, embeddings and norms"
+                f"the parameter {name} belongs to a {type(owner).__name__}, which has no known "
+                "initial distribution. Build the network from linear layers, convolutions, "
+                "embeddings and norms."
             )
     return found
 

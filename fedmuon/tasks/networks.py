@@ -241,8 +241,8 @@ class NetworkTask:
             kind = type(self.module.get_submodule(name)).__name__
             raise InputError(
                 f"{name or 'the network'} is a {kind}, which mixes the samples of a batch, so "
-                "clipping cannot bound the influence of one example: use GroupNorm or LayerNorm in "
-                "private runs"
+                "clipping cannot bound the influence of one example. Use GroupNorm or LayerNorm "
+                "in private runs."
             )
 
     def _in_one_batch(self, params: Params, batch: Batch, replica: int) -> tuple[Tensor, Params]:
@@ -260,8 +260,9 @@ class NetworkTask:
                 raise
             name = self.statistics[0].rpartition(".")[0]
             raise InputError(
-                f"{name or 'the network'} normalizes a batch, and a client's batch has a single "
-                "sample: set [local] batch to 2 or more, and [data] minimum too, or use GroupNorm"
+                f"{name or 'the network'} normalizes over a batch, but a batch of a client has "
+                "only one sample. Set [local] batch and [data] minimum to 2 or more, or use "
+                "GroupNorm."
             ) from None
         return loss, {**slope, **after}
 

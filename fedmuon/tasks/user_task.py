@@ -99,8 +99,9 @@ def user_network(
     for name, one in task.metrics.items():
         if name in taken or name.endswith(SPREAD):
             raise InputError(
-                f"a metric cannot be called {name}, because every run records a value of this "
-                f"name: give it another name, such as my_{name.removesuffix(SPREAD)}"
+                f"a metric cannot have the name {name}, because every run already records a "
+                "value with this name. Rename the metric, for example to "
+                f"my_{name.removesuffix(SPREAD)}."
             )
         measures[name] = check_each(one, f"metric {name}", of.part("metric", one))
     if not measures and classes and not task.loss:
@@ -119,15 +120,17 @@ def user_network(
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # layers raise these
+        fit = _how_to_fit(module, sample)
+        mend = f"Integers are treated as tokens. Convert features to floats, or {fit}"
+        mend = mend if whole else f"{fit[0].upper()}{fit[1:]}"
         raise InputError(
-            f"the module cannot read samples of shape {shape} ({_line(error)}): "
-            + "whole numbers are read as tokens, so convert features to floats, or " * whole
-            + _how_to_fit(module, sample)
+            f"the module does not accept samples of shape {shape} ({_line(error)}). {mend}"
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(
-            f"the module has {outputs} outputs for labels up to {classes - 1}, which count from 0: "
-            "widen its last layer, number the labels from 0, or give a loss of your own"
+            f"the module has {outputs} outputs, but the labels go from 0 to {classes - 1}. Set "
+            f"the size of its last layer to {classes}, number the labels from 0, or pass your "
+            "own loss."
         )
     return found
 
@@ -152,8 +155,9 @@ class UserNetwork(NetworkTask):
             loss, slope = super().gradient(params, batches)
             if loss.dtype != self.dtype or loss.device != self.device:
                 raise InputError(
-                    f"the loss is {loss.dtype} on {loss.device} for parameters of {self.dtype} on "
-                    f"{self.device}: let the module and its loss return those"
+                    f"the loss is {loss.dtype} on {loss.device}, but the parameters are "
+                    f"{self.dtype} on {self.device}. Let the module and the loss return the "
+                    "dtype and device of the parameters."
                 )
             return loss, slope
 
@@ -175,11 +179,14 @@ def require_numbers(module: nn.Module) -> None:
     params = dict(module.named_parameters())
     for name, value in (*params.items(), *module.named_buffers()):
         if nn.parameter.is_lazy(value):
-            problem = "not initialized: name its layer's sizes, or call the module once before"
+            problem = (
+                "not initialized. Set the sizes of its layer, or call the module once before the "
+                "run."
+            )
         elif value.is_complex():
             problem = (
-                f"complex ({value.dtype}), and a run computes with real numbers: store two real "
-                "ones"
+                f"complex ({value.dtype}), but a run computes with real numbers. Store the real "
+                "and the imaginary part separately."
             )
         else:
             problem = storage_problem(value)
@@ -193,28 +200,31 @@ def _checked_copy(module: nn.Module) -> nn.Module:
     require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
-        raise InputError("the module has no parameters, so nothing is learned: give it some")
+        raise InputError(
+            "the module has no parameters, so nothing can be trained. Add layers with parameters."
+        )
     for name, param in params.items():
         if is_statistic(name):
             raise InputError(
                 f"the parameter {name} of the module has the name of a running statistic of a "
-                "norm, which gradients do not move: give it another name"
+                "norm, which training does not change. Rename the parameter."
             )
         if not bool(param.detach().isfinite().all()):
             raise InputError(
-                f"the parameter {name} of the module holds NaN or infinity: give it finite values"
+                f"the parameter {name} of the module contains NaN or infinity. Set it to finite "
+                "values."
             )
     if not any(param.requires_grad for param in params.values()):
         raise InputError(
-            "all parameters of the module are frozen (requires_grad = False), so nothing is "
-            "learned: call requires_grad_(True) on the layers that shall learn"
+            "all parameters of the module are frozen (requires_grad = False), so nothing can be "
+            "trained. Call requires_grad_(True) on the layers to train."
         )
     try:
         return copy.deepcopy(module)
     except Exception as error:  # any object in the module may raise any error
         raise InputError(
-            f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
-            "is: give a function that makes the module instead"
+            f"the module cannot be copied ({_line(error)}), but a run trains a copy. Pass a "
+            "function that creates the module instead."
         ) from error
 
 
@@ -226,8 +236,9 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
             values = measure(outputs, targets)
             if getattr(values, "shape", None) != outputs.shape[:1]:
                 raise InputError(
-                    f"the {what} is {tuple(getattr(values, 'shape', ()))} for {len(outputs)} "
-                    "samples: return one value for each, without a mean over them"
+                    f"the {what} has shape {tuple(getattr(values, 'shape', ()))} for "
+                    f"{len(outputs)} samples, but it needs one value per sample. Return one "
+                    "value per sample, without a mean over samples."
                 )
             return values if isinstance(values, Tensor) else torch.as_tensor(values)
 
@@ -247,8 +258,8 @@ def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
         with suppress(Exception), torch.no_grad(), evaluating(module), Masks(None):
             module(layer(sample))
             read = ", ".join(map(str, layer(sample).shape[1:]))
-            return f"put {name} in front of it, as it reads samples of shape ({read})"
-    return "fit its first layer to the data"
+            return f"put {name} in front of the module, which accepts samples of shape ({read})."
+    return "change its first layer to fit the data."
 
 
 def _with_plain_calls(
@@ -262,8 +273,9 @@ def _with_plain_calls(
         sizes = [math.prod(shape) for shape in inputs.values()]
         if sum(sizes) != sample.numel():
             raise InputError(
-                f"a sample has {sample.numel()} numbers, and the inputs {', '.join(inputs)} of the "
-                f"task have {sum(sizes)}: give shapes that hold all of them"
+                f"a sample has {sample.numel()} numbers, but the inputs {', '.join(inputs)} of "
+                f"the task have {sum(sizes)} numbers together. Set shapes of the inputs with "
+                f"{sample.numel()} numbers in total."
             )
         module.forward = partial(_by_name, module.forward, dict(inputs), sizes)
     with torch.no_grad(), evaluating(module), Masks(None):
@@ -272,7 +284,10 @@ def _with_plain_calls(
             module.forward = partial(_logits, module.forward)
             outputs = module(sample)
     if outputs.ndim < 1 or len(outputs) != 1:
-        raise InputError("the module must return a tensor with one row for each sample")
+        raise InputError(
+            f"for one sample, the module returns a tensor of shape {tuple(outputs.shape)}. "
+            "Return a tensor with one row per sample."
+        )
     return outputs.shape[-1]
 
 
@@ -294,8 +309,9 @@ def _logits(forward: Callable[..., Any], *args: Any) -> Tensor:
     logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"the module returns a {type(found).__name__}: let it return a tensor with one row for "
-            "each sample, or an object that has this tensor as `logits`"
+            f"the module returns a {type(found).__name__}, which is not a tensor and has no "
+            "`logits`. Return a tensor with one row per sample, or an object that has this "
+            "tensor as `logits`."
         )
     return logits
 
@@ -310,9 +326,9 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:
         raise InputError(
-            f"the module gives {tuple(outputs.shape[1:])} for a sample and its label is "
-            f"{tuple(targets.shape[1:])}: labels are real numbers, so give integers for classes, "
-            "or one output for each number"
+            f"the module returns shape {tuple(outputs.shape[1:])} for a sample, but the label "
+            f"has shape {tuple(targets.shape[1:])}. The labels are real numbers, so return one "
+            "output for each number of a label, or use integers as labels of classes."
         )
     each = functional.mse_loss(outputs, targets, reduction="none")
     return each.flatten(1).mean(1) if each.ndim > 1 else each

@@ -62,9 +62,9 @@ class Chunks:
                 size = part.stop - part.start
                 if size == 1:
                     raise InputError(
-                        f"a single sample of {replicas} replicas does not fit into the device's "
-                        "memory: use fewer trials, a smaller [task] model, or [engine] device = "
-                        "'cpu'"
+                        f"the memory of the device is too small for one sample of {replicas} "
+                        "replicas. Use fewer trials, a smaller [task] model, or [engine] device "
+                        "= 'cpu'."
                     ) from None
                 self.most = size // 2 * replicas
                 gc.collect()  # frees the memory of the failed attempt
@@ -139,15 +139,15 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         seen[-1].others += [name for name, state in drawn.items() if after[name] != state]
         if samples._version > before:
             raise InputError(
-                "the module writes into its samples, as a first layer with inplace = True does: "
-                "let it write into a copy"
+                "the module changes its input samples in place, for example because its first "
+                "layer has inplace = True. Let the module change a copy."
             )
         kept = {name for name in versions if name.rpartition(".")[2] not in OF_NORMS}
         if changed := [name for name in kept if held[name]._version > versions[name]]:
             raise InputError(
-                f"the module writes into its buffer {min(changed)}, which no server averages, so "
-                "engines and resumed runs would differ: compute it from the batch, make it a "
-                "parameter, or use BatchNorm"
+                f"the module changes its buffer {min(changed)}, but servers do not average "
+                "buffers, so engines and resumed runs would differ. Compute the buffer from the "
+                "batch, make it a parameter, or use BatchNorm."
             )
     return Trial(counts[0] - counts[1], sample_axes(seen[1], seen[0]))
 

@@ -71,7 +71,7 @@ def node_ids(count: int, seed: int | None) -> list[int]:
     if seed is None:
         seed = secrets.randbits(64)
     elif not (isinstance(seed, int) and seed >= 0):
-        raise InputError(f"seed = {seed!r:.40} is rejected: give a whole number of 0 or more")
+        raise InputError(f"seed = {seed!r:.40} is not valid. Use an integer of 0 or more.")
     draw, found = generator(seed, Draw.NODE), dict[int, None]()
     while len(found) < count:
         missing = count - len(found)
@@ -88,8 +88,8 @@ def flat(run_config: dict[str, Any] | None) -> UserConfig:
         return flatten_dict(run_config)
     except ValueError as error:
         raise InputError(
-            f"run_config = {run_config!r:.200} is rejected: {error} Store anything else in a file "
-            "and pass its path."
+            f"run_config = {run_config!r:.200} is not valid: {error} Store other values in a "
+            "file, and pass the path of the file."
         ) from None
 
 

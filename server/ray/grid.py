@@ -97,7 +97,7 @@ class RayGrid(Grid):
     ) -> None:
         identify()
         if num_supernodes < 1:
-            raise InputError(f"num_supernodes = {num_supernodes} is not valid: give 1 node or more")
+            raise InputError(f"num_supernodes = {num_supernodes} is not valid. Use 1 or more.")
         self._ids, self._run = node_ids(num_supernodes, seed), Run.create_empty(RUN)
         self._partitions = {node: place for place, node in enumerate(self._ids)}
         self._asks_again = again
@@ -196,7 +196,7 @@ class RayGrid(Grid):
             seen.add(id(one))
         with self._change:
             if self._closed:
-                raise InputError("the grid is closed: send messages before closing it")
+                raise InputError("the grid is closed. Send all messages before you close the grid.")
             self._pool.grow()
             self.retried = {}
             names = [numbered(message) for message in sent]
@@ -209,8 +209,8 @@ class RayGrid(Grid):
                     self._store(
                         refusal(
                             one,
-                            f"node {node} is not one of the {len(self._ids)} nodes: get their "
-                            "ids from get_node_ids()",
+                            f"node {node} is not one of the {len(self._ids)} nodes of the grid. "
+                            "Call get_node_ids() for valid ids.",
                         )
                     )
             # Each worker gets an even share of the messages, or several smaller batches.
@@ -341,7 +341,7 @@ class RayGrid(Grid):
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
             cause = "its worker took too long" if batch.late else why(error)
-            told = f"{cause}, and it was asked again"
+            told = f"{cause}, so the message was sent again"
             self.retried |= {one.metadata.message_id: told for one in again}
             return
         for message in batch.messages:

@@ -119,10 +119,14 @@ class Worker:
         asked = message.metadata.message_id
         is_message = isinstance(reply, Message)
         if not is_message or reply.metadata.reply_to_message_id != asked:
-            what = "a message that replies to no other" if is_message else repr(reply)[:80]
+            what = (
+                "a message that does not reply to the received message"
+                if is_message
+                else repr(reply)[:80]
+            )
             why = (
-                f"the client app returned {what}: return Message(content, reply_to=message), "
-                "with the message that it received"
+                f"the client app returned {what}. Return Message(content, reply_to=message) with "
+                "the message that the app received."
             )
             return refusal(message, why, raised=True)
         numbered(reply)

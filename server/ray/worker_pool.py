@@ -67,18 +67,18 @@ class WorkerPool:
         """
         if not ray.is_initialized():
             raise InputError(
-                "Ray is not connected: call ray.init() first, or let fedmuon.flower.simulate "
-                "start Ray"
+                "Ray is not connected. Call ray.init() first, or use fedmuon.flower.simulate, "
+                "which starts Ray."
             )
         if asked is not None and not (isinstance(asked, int) and asked >= 1):
-            raise InputError(f"workers = {asked!r} is not valid: give a whole number of 1 or more")
+            raise InputError(f"workers = {asked!r} is not valid. Use an integer of 1 or more.")
         self._resources, self._asked, self._most = resources, asked, most
         try:
             options = ray.remote(Worker).options(**resources)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"resources = {resources} is not valid ({error!s:.100}): name num_cpus, num_gpus "
-                "or memory, with numbers"
+                f"resources = {resources} is not valid ({error!s:.100}). Set num_cpus, num_gpus "
+                "or memory to numbers."
             ) from None
         self._make, self._held = options.remote, held
         require_room(resources, _machines())
@@ -155,8 +155,8 @@ class WorkerPool:
         self.has_begun()
         free = {name: ray.available_resources().get(name, 0.0) for name in NAMES.values()}
         logging.getLogger("fedmuon").warning(
-            "no worker has started in %.0f s. A worker needs %s, and %s are free on Ray's "
-            "machines: check which other jobs use them",
+            "no worker has started within %.0f s. A worker needs %s, but only %s are free on the "
+            "machines of Ray. Check whether other jobs use them.",
             PATIENCE,
             wanted(self._resources),
             wanted(free),
@@ -193,9 +193,9 @@ def why(error: RayError) -> str:
     """Describe why a worker does not reply."""
     kind = type(error).__name__
     if is_full(error):
-        return f"Ray's object store is full, and so is the disk that it moves objects to ({kind})"
+        return f"Ray's object store is full, and so is the disk to which Ray moves objects ({kind})"
     if died(error):
-        return f"its worker process died ({kind}): it was killed, or ran out of memory"
+        return f"its worker process died ({kind}), because it was killed or ran out of memory"
     return f"{kind}: {error}"
 
 
@@ -207,7 +207,7 @@ def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> N
                       for one in machines)  # fmt: skip
     raise InputError(
         f"no machine of the Ray cluster has room for a worker, which needs {wanted(resources)} "
-        f"(there is {there}): lower [engine] cpus-per-client or gpus-per-client"
+        f"(the machines have {there}). Lower [engine] cpus-per-client or gpus-per-client."
     )
 
 

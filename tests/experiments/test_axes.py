@@ -84,13 +84,19 @@ def test_means_over_seeds_lie_at_the_mean_place(runs: Path, tmp_path: Path) -> N
 
 
 def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
-    with pytest.raises(InputError, match=r"plain has no simulated_seconds .* set \[devices\] mode"):
+    with pytest.raises(
+        InputError, match=r"plain has no value simulated_seconds .* Set \[devices\] mode"
+    ):
         Result(runs / "plain").plot(x="seconds")
-    with pytest.raises(InputError, match=r"x = 'second' is not an axis.* did you mean seconds"):
+    with pytest.raises(
+        InputError, match=r"x = 'second' is not a valid axis.* did you mean seconds"
+    ):
         Result(runs / "clock").plot(x="second")
     old = [{"round": 1, "bytes_up": 3}]
     assert positions(old, "bytes-up") == [3e-6]
-    with pytest.raises(InputError, match="no bytes_down in round 1: an earlier version wrote it"):
+    with pytest.raises(
+        InputError, match="no value bytes_down in round 1, because an earlier version"
+    ):
         positions(old, "bytes")
 
 
@@ -98,7 +104,7 @@ def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
     ("words", "code", "said"),
     [
         (["show", "clock", "--x", "bytes-up"], 0, "axis of the curves: MB sent up"),
-        (["show", "plain", "--x", "seconds"], 2, "set [devices] mode"),
+        (["show", "plain", "--x", "seconds"], 2, "Set [devices] mode"),
         (["show", "clock", "--x", "bytes", "--clients"], 2, "Remove --x or --clients"),
         (["compare", "clock", "--x", "seconds"], 2, "Add --figure FILE"),
         (["compare", "clock", "plain", "--x", "seconds", "--figure", "a.png"], 2, "[devices]"),

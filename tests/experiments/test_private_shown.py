@@ -158,7 +158,7 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
         (("--sampling", "cyclic", "--lot", "9.5"), "Set lot to an integer"),
         (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
-        (("--sampling", "fixed"), "shuffle, cyclic"),
+        (("--sampling", "fixed"), "shuffle or cyclic"),
     ],
 )
 def test_what_turns_cannot_be_is_one_sentence(more: tuple[str, ...], why: str) -> None:

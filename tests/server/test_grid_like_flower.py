@@ -92,7 +92,7 @@ def test_reserved_and_repeated_node_ids_are_drawn_again(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("seed", [-1, 2.5, "a"])
 def test_a_seed_of_node_ids_is_a_whole_number(seed: Any) -> None:
-    with pytest.raises(InputError, match="whole number of 0 or more"):
+    with pytest.raises(InputError, match="integer of 0 or more"):
         node_ids(2, seed)
 
 
@@ -126,7 +126,9 @@ def test_late_messages_are_told_from_those_of_dead_workers(
     grid._again(Batch(sent, ended=ended), ActorUnavailableError("rpc", b"1" * 16))
     assert [one.error.code for one in grid._done.values()] == codes
     assert len(grid.retried) == len(grid._queue) == (2 if again else 0)
-    assert all("took too long, and it was asked again" in one for one in grid.retried.values())
+    assert all(
+        "took too long, so the message was sent again" in one for one in grid.retried.values()
+    )
 
 
 @pytest.mark.parametrize(("again", "share"), [(True, 2), (False, 1)])

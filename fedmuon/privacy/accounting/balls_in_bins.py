@@ -92,13 +92,15 @@ def epsilon_of_bins(
     """
     _require_sound(coefficients, steps, bins, noise, trials, confidence)
     if not 0 < delta < 1:
-        raise InputError(f"delta = {delta} is out of range: give a number in (0, 1)")
+        raise InputError(
+            f"delta is {delta}, but it must be between 0 and 1. Use a small value, such as 1e-5."
+        )
     trials = -(-trials // bins) * bins
     least = math.log(3 / (1 - confidence)) / trials  # smallest KL, for all three bounds
     if -math.log1p(-delta) < least:
         raise InputError(
-            f"{trials:,} trials are too few to show delta = {delta:g} with confidence "
-            f"{confidence:g}: give at least {math.ceil(4 * trials * least / delta):,}"
+            f"{trials:,} trials are too few for an epsilon at delta = {delta:g} with confidence "
+            f"{confidence:g}. Use at least {math.ceil(4 * trials * least / delta):,} trials."
         )
     forth, back = drawn_losses(coefficients, steps, bins, noise, trials, seed)
     low, high = _deviation(delta, least, -1), _deviation(delta, least, 1)
@@ -182,21 +184,25 @@ def _require_sound(
 ) -> None:
     if not len(coefficients) or (np.asarray(coefficients) < 0).any():
         raise InputError(
-            "balls-in-bins accounting is proved only for noise with coefficients of 0 or more: "
-            "give only those"
+            "balls-in-bins accounting is proved only for correlated noise without negative "
+            "coefficients. Use coefficients of 0 or more."
         )
     if steps < 1 or bins < 1 or not 0 < noise < math.inf:
-        raise InputError(f"steps = {steps}, bins = {bins} and noise = {noise} must all be positive")
+        raise InputError(
+            f"steps = {steps}, bins = {bins} and noise = {noise} must all be positive and finite"
+        )
     if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
         raise InputError(
-            f"{trials} trials with {bins} bins and {steps} steps are too few or too many. Give "
-            f"at least 1 trial, at most {MOST_NUMBERS:g} trials times bins, and at most 1e8 "
-            "steps times bins."
+            f"{trials} trials with {bins} bins and {steps} steps are outside the limits. Use at "
+            f"least 1 trial. Keep trials * bins at {MOST_NUMBERS:g} or less, and steps * bins at "
+            "1e8 or less."
         )
     if bins > MOST_BINS:
         raise InputError(
-            f"{bins:,} bins are too many: use larger lots, so that there are at most "
-            f"{MOST_BINS:,} bins"
+            f"{bins:,} bins are too many. Use larger lots, so that there are at most "
+            f"{MOST_BINS:,} bins."
         )
     if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence} is out of range: give a number in (0, 1)")
+        raise InputError(
+            f"confidence is {confidence}, but it must be between 0 and 1. Use a value such as 0.99."
+        )

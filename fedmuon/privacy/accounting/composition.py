@@ -25,10 +25,14 @@ MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")
 LEAST_NOISE, MOST_NOISE, LEAST_RATE, MOST_COUNT = 1e-6, 1e16, 1e-15, 10**9
 NOTHING = (
-    "per-release composes releases that share one lot as if each had its own. It reproduces a "
-    "printed table but proves nothing: only the joint epsilon holds"
+    "Mode per-release counts releases that share one lot as if each release had its own lot. It "
+    "reproduces a published table but is not a privacy guarantee. Only the epsilon of mode joint "
+    "is valid."
 )
-COARSE = "the two ends are far apart: the upper end holds, the lower end is not informative"
+COARSE = (
+    "The lower and the upper bound of epsilon are far apart. The upper bound is valid, but the "
+    "lower bound says little."
+)
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,14 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
     For lots in a fixed order, see `fedmuon.privacy.mechanisms.fixed_order`.
     """
     if adjacency not in ADJACENCIES:
-        raise InputError(f"adjacency '{adjacency}' has no accountant: use {', '.join(ADJACENCIES)}")
+        raise InputError(
+            f"adjacency '{adjacency}' has no accountant. Use {', '.join(ADJACENCIES)}."
+        )
     if sampling != "poisson":
         raise InputError(
-            f"sampling '{sampling}' has no accountant: use Poisson lots, where each example is "
-            "drawn with probability lot/population, or lots in a fixed order (shuffle, cyclic), "
-            "which have no amplification"
+            f"sampling '{sampling}' has no accountant. Use poisson, which draws each example "
+            "with probability lot/population, or shuffle or cyclic, which use a fixed order "
+            "without amplification."
         )
 
 
@@ -93,8 +99,9 @@ def loose(delta: float, population: float) -> str:
     if delta * population < 1:
         return ""
     return (
-        f"Delta = {delta:g} is 1 / n or more for the n that are protected. A mechanism that "
-        "publishes one of them whole, chosen at random, would satisfy this delta."
+        f"Delta = {delta:g} is too large for {population:,.10g} protected examples or clients, "
+        f"because it is at least 1 / {population:,.10g}. Even a mechanism that publishes one of "
+        "them in full, chosen at random, would satisfy this delta. Set a smaller delta."
     )
 
 
@@ -102,8 +109,8 @@ def require_delta(delta: float) -> None:
     """Reject a delta that is out of the accountant's range."""
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
-            f"delta = {delta} is out of range: give a number in [{LEAST_DELTA:g}, 1), well below "
-            "1 / (number of examples), such as 1e-5"
+            f"delta is {delta}, but it must be at least {LEAST_DELTA:g} and below 1. Use a value "
+            "well below 1 / (number of examples), such as 1e-5."
         )
 
 
@@ -116,22 +123,22 @@ def event(
 ) -> Event:
     """Return T steps of m blocks as one event."""
     if mode not in MODES:
-        raise InputError(f"mode '{mode}' is unknown: use {' or '.join(MODES)}")
+        raise InputError(f"mode '{mode}' is unknown. Use {' or '.join(MODES)}.")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
         raise InputError(
-            f"noise = {noise_multiplier} is out of the accountant's range: give 0, or a number "
-            f"in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+            f"noise = {noise_multiplier} is out of the accountant's range. Use 0, or a number "
+            f"from {LEAST_NOISE:g} to {MOST_NOISE:g}."
         )
     if not LEAST_RATE <= sampling_probability <= 1:
         raise InputError(
-            f"sampling probability {sampling_probability} is out of range: it must lie in "
-            f"[{LEAST_RATE:g}, 1], so the lot may be at most the population"
+            f"the sampling probability is {sampling_probability}, but it must be from "
+            f"{LEAST_RATE:g} to 1. The probability is lot / population, so use a lot that is not "
+            "larger than the population."
         )
     for name, value in (("steps", steps), ("blocks", blocks)):
         if not 1 <= value <= MOST_COUNT or value != int(value):
             raise InputError(
-                f"{name} = {shown(value)} is not valid: give a whole number from 1 to "
-                f"{MOST_COUNT:,}"
+                f"{name} = {shown(value)} is not valid. Use an integer from 1 to {MOST_COUNT:,}."
             )
     if mode == "per-release":
         return Event(sampling_probability, noise_multiplier, steps * blocks)
@@ -163,7 +170,7 @@ def epsilon(
     spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
     if spent.noise_multiplier == 0:
         raise InputError(
-            "noise = 0 releases the exact sums, so epsilon is infinite: set noise above 0"
+            "noise = 0 releases the exact sums, so epsilon is infinite. Set noise above 0."
         )
     return account([spent], delta, mode, accountant, adjacency)
 
@@ -183,14 +190,14 @@ def account(
     require_supported(adjacency)
     require_delta(delta)
     if accountant not in ACCOUNTANTS:
-        raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
+        raise InputError(f"accountant '{accountant}' is unknown. Use {' or '.join(ACCOUNTANTS)}.")
     merged, note = merge(events, adjacency), ""
     if not merged:
         lower = upper = rdp = 0.0
-        note = "nothing was released"
+        note = "Nothing was released."
     elif any(spent.noise_multiplier == 0 for spent in merged):
         lower = upper = rdp = math.inf
-        note = "a release without noise, so epsilon is infinite"
+        note = "One of the releases has no noise, so epsilon is infinite."
     else:
         if accountant == "dp-accounting":
             lower, upper, rdp = ends_by_library(merged, delta)
@@ -202,10 +209,10 @@ def account(
         upper = rdp if mode == "per-release" else min(upper, rdp)
         lower = min(lower, upper)
     if mode == "per-release":
-        note, name = NOTHING, f"RDP, {accountant} below"
+        note, name = NOTHING, f"RDP; lower bound by {accountant}"
     else:
         note = note or (COARSE if lower < 0.5 * upper else "")
-        name = f"{accountant}, RDP beside"
+        name = f"{accountant}, compared with RDP"
     return Answer(
         epsilon=upper,
         lower=lower,
@@ -310,7 +317,7 @@ def noise_for(
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon} is not valid: give a positive number, such as 8")
+        raise InputError(f"epsilon = {epsilon} is not valid. Use a positive number, such as 8.")
 
     def releases(noise: float) -> list[Event]:
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
@@ -350,7 +357,10 @@ def least_noise(
     while spent(high) > target:
         low, high, ratio = high, ratio * high, min(ratio**3, 4.0)
         if high > 1e9:
-            raise InputError(f"no noise reaches epsilon = {target}: set a larger epsilon")
+            raise InputError(
+                f"no amount of noise reaches epsilon = {target} at this delta. Set a larger "
+                "epsilon."
+            )
     while low == high or spent(low) <= target:
         low, high, ratio = low / ratio, low, min(ratio**3, 4.0)
         if high < 1e-3:

@@ -45,9 +45,9 @@ import numpy as np
 
 REACH = 10.0  # standard deviations of the noise on the grid; only 1e-23 lies beyond
 ADJACENCIES = {
-    "zero-out": "an example contributes, or adds 0 instead; sizes and rates are public",
-    "add-remove": "an example is present or absent; the rate and the expected lot are public",
-    "replace-one": "an example is replaced by any other; sizes and rates are public",
+    "zero-out": "an example contributes, or 0 replaces its value; sizes and rates are public",
+    "add-remove": "an example is present or absent; its rate and the expected lot size are public",
+    "replace-one": "an example is replaced by any other example; sizes and rates are public",
 }
 
 

@@ -39,8 +39,8 @@ from fedmuon.privacy.accounting.composition import Answer
 
 OUTWARDS = 1 + 1e-6  # exceeds the rounding error of a tail probability
 TOO_OFTEN = (
-    "Lots exceed their maximum so often that they use up delta, so epsilon is infinite: raise "
-    "the maximum."
+    "Lots exceed max-lot so often that this alone uses up delta, so epsilon is infinite. Raise "
+    "max-lot."
 )
 
 
@@ -50,7 +50,10 @@ def cut_probability(size: int, rate: float, most: int) -> float:
     from scipy.special import bdtrc  # takes longer to load than everything else here
 
     if most < 1:
-        raise InputError(f"the maximum lot is {most}: give at least 1")
+        raise InputError(
+            f"max-lot is {most}, but a lot must be allowed at least 1 example. Set max-lot = 1 "
+            "or more."
+        )
     return min(1.0, OUTWARDS * float(bdtrc(most, size, rate))) if most < size else 0.0
 
 

@@ -29,8 +29,9 @@ from fedmuon.privacy.accounting.dominating_pairs import Event
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0}
 MOST_RUNS = 1e6
 SCORE = (
-    "Holds only if runs are compared by what they released and by public data. Choosing by a "
-    "loss or accuracy on the private samples spends more than the account counts."
+    "This epsilon holds only if you compare runs by their released models and by public data. If "
+    "you choose a run by its loss or accuracy on the private samples, you spend more privacy "
+    "than the account counts."
 )
 Divergence = Callable[[float], float]  # maps an order a to e(a), for (a, e(a))-RDP
 
@@ -44,12 +45,12 @@ def gamma_for(shape: str, runs: float) -> float:
     """Return the parameter gamma for which the expected number of runs is `runs`."""
     if shape not in SHAPES:
         raise InputError(
-            f"the distribution '{shape}' of the number of runs is unknown: use "
-            f"{' or '.join(SHAPES)}"
+            f"the distribution '{shape}' of the number of runs is unknown. Use "
+            f"{' or '.join(SHAPES)}."
         )
     if not 1 < runs <= MOST_RUNS:
         raise InputError(
-            f"runs = {runs:g} is out of range: give a number above 1 and at most {MOST_RUNS:g}"
+            f"runs = {runs:g} is out of range. Use a number above 1 and at most {MOST_RUNS:g}."
         )
     low, high = 1e-9, 1 - 1e-12  # mean_runs decreases with gamma
     for _ in range(200):

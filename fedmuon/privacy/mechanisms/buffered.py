@@ -60,14 +60,20 @@ class Buffers:
     def __post_init__(self) -> None:
         if not 1 <= len(self.decays) == len(self.scales) <= MOST_BUFFERS:
             raise InputError(
-                f"correlated noise needs 1 to {MOST_BUFFERS} buffers, each with a decay and a scale"
+                f"there are {len(self.decays)} decays and {len(self.scales)} scales, but "
+                f"correlated noise needs 1 to {MOST_BUFFERS} buffers. Set one decay and one "
+                "scale per buffer."
             )
         if not (all(0 <= one < 1 for one in self.decays) and all(one > 0 for one in self.scales)):
-            raise InputError("decays of buffers must be in [0, 1), and their scales positive")
+            raise InputError(
+                f"the decays of the buffers are {self.decays} and their scales are "
+                f"{self.scales}. Each decay must be at least 0 and below 1, and each scale must "
+                "be positive."
+            )
         if not sum(self.scales) <= 1:
             raise InputError(
-                f"the scales of buffers add up to {sum(self.scales):g}, but the sensitivity is "
-                "known only up to a sum of 1: lower them"
+                f"the scales of the buffers add up to {sum(self.scales):g}, but the sensitivity "
+                "is known only for a sum of at most 1. Lower the scales."
             )
 
     def coefficients(self, count: int) -> np.ndarray:
@@ -82,8 +88,8 @@ def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
     """Return a_0, a_1, ...: weights of gradients by age in a momentum or, with memory 1, a sum."""
     if not 0 <= memory <= 1 or (ahead and memory == 1):
         raise InputError(
-            f"the momentum coefficient is {memory}: give one in [0, 1), or 1 for prefix sums, "
-            "which do not look ahead"
+            f"the momentum coefficient is {memory}, but it must be at least 0 and at most 1. Use "
+            "1 only for prefix sums, and only with ahead=False."
         )
     if memory == 1:
         return np.ones(steps)
@@ -112,7 +118,9 @@ def optimized(
             square over all steps.
     """
     if not 1 <= count <= MOST_BUFFERS:
-        raise InputError(f"buffers = {count} is not valid: give 1 to {MOST_BUFFERS}")
+        raise InputError(
+            f"buffers = {count} is not valid. Use an integer from 1 to {MOST_BUFFERS}."
+        )
     _require_steps(steps, apart)
     objective = _of_buffers(*_problem(steps, apart, memory, ahead, last), count)
     starts = []
@@ -197,7 +205,10 @@ def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -
 
 def _require_steps(steps: int, apart: int) -> None:
     if steps < 1 or apart < 1:
-        raise InputError(f"steps = {steps} and their distance {apart} must be at least 1")
+        raise InputError(
+            f"there are {steps} steps, and an example takes part every {apart} steps. Both "
+            "numbers must be at least 1."
+        )
 
 
 def _problem(

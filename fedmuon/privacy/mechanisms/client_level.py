@@ -56,9 +56,9 @@ from fedmuon.tasks.base import Params
 ROUNDING = 2.0**-53  # unit roundoff of float64
 EVERYONE = -1  # in a ledger: any client, because all clients have the same probability
 EACH = "each"  # EVERYONE, as shown in messages
-REPLAY = "Noise was drawn in secret, so no seed repeats this run."
+REPLAY = "The noise was drawn from a secret source, so no seed can repeat this run."
 COHORTS = (
-    "Amplification holds only if the list of participants (rounds.jsonl) stays as secret as the "
+    "This epsilon holds only if the list of participants (rounds.jsonl) stays as secret as the "
     "noise."
 )
 Clipped = Mapping[str, Params]  # trees in float64, on the lattice

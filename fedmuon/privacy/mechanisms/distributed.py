@@ -110,9 +110,9 @@ def reach(noise: float, cohort: int) -> float:
     if found > MOST:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
-            f"[privacy] noise = {noise:g} is too small for shares of {cohort} clients, whose "
-            f"sums modulo {MODULUS} would wrap around: set noise = {rounded_up(least)} or more, "
-            "or lower [federation] per-round"
+            f"[privacy] noise = {noise:g} is too small for noise that {cohort} clients add in "
+            f"shares, because their sum modulo {MODULUS} could wrap around. Set noise = "
+            f"{rounded_up(least)} or more, or lower [federation] per-round."
         )
     return found
 
@@ -132,16 +132,18 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
     """Return the sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
     if len(sent) != cohort:
         raise InputError(
-            f"only {len(sent)} of {cohort} clients sent their masked updates, and masks cancel "
-            "only in the sum of all. Fix the cause, then continue with --resume."
+            f"only {len(sent)} of {cohort} clients sent a masked update, but the masks cancel "
+            "only in the sum of all updates. Find out why the other clients did not reply, then "
+            "continue with --resume."
         )
     most, found = reach(noise, cohort), dict[str, Params]()
     for tree, held in sent[0].items():
         sums = {name: reduce(np.add, (one[tree][name].numpy() for one in sent)) for name in held}
         if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
             raise InputError(
-                "the sum of masked updates is larger than clipped updates and noise can make it. "
-                "A mask is missing, or a client sent a wrong message: continue with --resume."
+                "the sum of the masked updates is too large to be a sum of clipped updates and "
+                "noise. A mask is missing, or a client sent a wrong message. Continue with "
+                "--resume."
             )
         found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
     return found

@@ -89,8 +89,8 @@ if TYPE_CHECKING:  # the account of lots in a fixed order does not need torch
 
 ROUNDING = 1e-12  # relative rounding error of noise that is multiplied and then divided
 APART = (
-    "correlated noise needs a whole epoch between two steps that use the same sample, which "
-    "Poisson lots do not ensure: set [privacy] sampling = 'cyclic'"
+    "correlated noise needs a whole epoch between two steps that use the same sample, but "
+    "Poisson lots do not ensure this. Set [privacy] sampling = 'cyclic'."
 )
 
 
@@ -124,8 +124,8 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
     """
     if not (coefficients[-1] >= 0 and (np.diff(coefficients) <= 0).all()):
         raise InputError(
-            "the sensitivity of noise with these correlation coefficients is not known: give "
-            "coefficients that do not grow and are not negative"
+            "the sensitivity of correlated noise is known only if its coefficients are not "
+            "negative and do not increase. Use such coefficients."
         )
     column = np.zeros(steps)
     for start in range(0, steps, apart):
@@ -172,7 +172,8 @@ class Past:
 
     def __reduce__(self) -> str:
         raise InputError(
-            "earlier correlated noise is secret and cannot be copied to another process"
+            "correlated noise of earlier steps is secret and cannot be copied to another "
+            "process. Keep the run in one process."
         )
 
     def at(self, step: int, fresh: Normal) -> Normal:
@@ -184,8 +185,9 @@ class Past:
             self._rows.clear()
         elif step != self._next:
             raise InputError(
-                f"the noise of step {step} must cancel that of earlier steps, which no file "
-                "stores and this process does not have: start a new run"
+                f"the noise of step {step} must cancel noise of earlier steps, but that noise is "
+                "secret. It is stored in no file, and this process does not have it. Start a new "
+                "run."
             )
         self._next = step + 1
 
@@ -231,20 +233,20 @@ class FixedOrderSampling:
         least = 1 if self.buffers is None else 0
         if self.sampling not in get_args(Sampling)[1:] or self.band < least:
             raise InputError(
-                f"the order of lots is '{self.sampling}' with band {self.band}: use shuffle or "
-                "cyclic, and a band of at least 1"
+                f"sampling = '{self.sampling}' with band = {self.band} is not valid. Use "
+                f"sampling 'shuffle' or 'cyclic', and a band of {least} or more."
             )
         if self.buffers is not None and self.band:
             raise InputError(
-                "noise is correlated either by buffers or by a band: set band = 0 together with "
-                "buffers"
+                f"noise is correlated either by buffers or by a band, but band is {self.band} "
+                "and buffers are set. Set band = 0, or buffers = None."
             )
         if self.correlated and self.sampling != "cyclic":
             raise InputError(APART)
         if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
             raise InputError(
-                f"the momentum coefficient is {self.memory}: give one in [0, 1), or 1 for prefix "
-                "sums"
+                f"the momentum coefficient is {self.memory}, but it must be at least 0 and at "
+                "most 1. Use 1 only for prefix sums, and only with ahead=False."
             )
 
     @property
@@ -313,8 +315,8 @@ class FixedOrderSampling:
             whole = self.sensitivity(len(rounds) * steps, lots)
         else:
             raise InputError(
-                "a round of correlated noise was released twice, which the account does not "
-                "cover: start a new run"
+                "a round with correlated noise was released twice, and no privacy account covers "
+                "this. Start a new run."
             )
         return Event(1.0, noise / (whole * math.sqrt(blocks)), 1)
 

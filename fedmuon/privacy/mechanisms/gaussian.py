@@ -93,7 +93,7 @@ def require_finite(public: Params, what: str) -> None:
     testing each entry.
     """
     if not all(is_finite(value.sum()) for value in public.values()):
-        raise NonFinite(f"{what} not finite in a private step: lower [local] lr")
+        raise NonFinite(f"{what} not finite in a step of a private run. Lower [local] lr.")
 
 
 def release(
@@ -139,11 +139,14 @@ def release_on_grid(
 def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
     if noise < 0 or not lot > 0:
         raise InputError(
-            f"noise multiplier {noise} must be 0 or more, and the expected lot size {lot} must "
-            "be positive"
+            f"the noise multiplier is {noise} and the expected lot size is {lot}. The noise "
+            "multiplier must be 0 or more, and the lot size must be positive."
         )
     if noise and math.isinf(clipping.bound):
-        raise InputError("noise needs a finite clipping bound: set a finite bound, or noise = 0")
+        raise InputError(
+            "the clipping bound is infinite, but noise needs a finite bound. Set a finite bound, "
+            "or noise = 0."
+        )
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,9 @@ class Quantile:
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
-                f"[privacy] count-noise = {self.noise:g} uses up all of noise = {noise:g}, so "
-                "none remains for the sums: raise count-noise above "
-                f"{noise / (2 * math.sqrt(blocks)):.3g}"
+                f"[privacy] count-noise = {self.noise:g} is too small: the noisy counts alone "
+                f"use up the privacy of noise = {noise:g}, and nothing remains for the sums. Set "
+                f"count-noise above {noise / (2 * math.sqrt(blocks)):.3g}."
             )
         return noise / math.sqrt(left)
 
@@ -251,14 +254,17 @@ class Mechanism:
             raise InputError(CUT)
         if self.max_lot and (self.max_lot < self.lot or self.fixed_order is not None):
             raise InputError(
-                f"max_lot = {self.max_lot} needs Poisson lots and must be at least lot = "
-                f"{self.lot:g}"
+                f"max_lot is {self.max_lot} and lot is {self.lot:g}, but max_lot must be at "
+                "least lot and needs Poisson lots. Raise max_lot and leave fixed_order out, or "
+                "set max_lot = 0."
             )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
         for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
             if (value := getattr(self, what)) not in get_args(known):
-                raise InputError(f"{what} '{value}' is unknown: use {' or '.join(get_args(known))}")
+                raise InputError(
+                    f"{what} '{value}' is unknown. Use {' or '.join(get_args(known))}."
+                )
         if self.fixed_order is not None and (
             why := in_turns(self.lot, self.public_rate, self.adjacency)
         ):
@@ -325,8 +331,8 @@ class Mechanism:
         """Draw a Poisson lot of a client's samples. The rows are as secret as the noise."""
         if self.fixed_order is not None:
             raise InputError(
-                f"this draws Poisson lots, but sampling = {self.fixed_order.sampling}: use the "
-                "rows of fixed_order"
+                "Mechanism.rows draws Poisson lots, but this mechanism has sampling = "
+                f"'{self.fixed_order.sampling}'. Call rows() of fixed_order instead."
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         rows = poisson_rows(rng, size, self.rate(size))
@@ -357,15 +363,16 @@ class Mechanism:
         def released(points: Points, bounds: Tensor | None = None) -> Released:
             if asked:
                 raise InputError(
-                    "a private step asks for a second release, which the account does not count: "
-                    "let only one link of the chain ask for it, and pass the result on"
+                    "a private step requests a second release, but the privacy account counts "
+                    "one release per step. Let only one link of the chain request the release, "
+                    "and pass the result on."
                 )
             asked.append(True)
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError(
-                        "clipping with a quantile needs a link that stores the clipping bounds: "
-                        "let the link pass its bounds to the release"
+                        "clipping at a quantile needs a link that stores the clipping bounds, "
+                        "but the bounds are missing. Let the link pass its bounds to the release."
                     )
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
@@ -381,7 +388,7 @@ class Mechanism:
                     if self._past is not None:
                         entries = self._past.at(step, entries)
                     found = release(sums, self.clipping, self.noise, self.lot, entries)
-            require_finite(found.gradient, "what is released is")
+            require_finite(found.gradient, "the released gradient is")
             return found
 
         return released
@@ -401,8 +408,8 @@ class Mechanism:
         """Release by (1) at each client's own bound [K], with the share that was not clipped."""
         if len(bounds) > len(batches):
             raise InputError(
-                "a clipping bound that follows a quantile belongs to one model: run one model at "
-                "a time"
+                "a clipping bound that follows a quantile is valid for one model only, but "
+                f"{len(bounds) // len(batches)} models run together. Run one model at a time."
             )
         each = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []

@@ -69,8 +69,8 @@ def spacing(reach: float, noise: float, entries: int) -> float:
     share = 2 * more * math.sqrt(entries) / DEVIATION
     if share > 0.5:
         raise InputError(
-            f"noise = {noise:g} over {entries:,} entries is too coarse for the lattice: lower it, "
-            "or set [privacy] arithmetic = 'continuous'"
+            f"noise = {noise:g} is too large for exact noise on a lattice with {entries:,} "
+            "entries. Lower noise, or set [privacy] arithmetic = 'continuous'."
         )
     return more * reach / (1 - share) / DEVIATION
 

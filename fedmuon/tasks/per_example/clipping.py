@@ -65,10 +65,11 @@ class Clipping:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise InputError(f"clipping rule '{self.rule}' is unknown: use {', '.join(RULES)}")
+            raise InputError(f"clipping rule '{self.rule}' is unknown. Use {', '.join(RULES)}.")
         if not self.bound > 0 or (self.automatic and math.isinf(self.bound)):
             raise InputError(
-                f"clipping bound = {self.bound} must be positive (finite if automatic)"
+                f"the clipping bound is {self.bound}, but it must be positive, and also finite "
+                "for the rule automatic"
             )
 
     @property

@@ -246,7 +246,7 @@ def test_what_cannot_be_tested_is_what_a_run_of_unequal_clients_will_claim(tmp_p
     told = list[str]()
     record = audited(settings, tmp_path / "run", 10, say=told.append)
     assert told == [record["note"]]
-    assert f"the claimed {record['epsilon']:.4g}" in record["note"]
+    assert f"The claimed epsilon is {record['epsilon']:.4g}" in record["note"]
     every = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["clients"]
     with np.load(tmp_path / "run" / "partition.npz") as split, np.load(
         one_run.coins(tmp_path / "run")) as held:  # fmt: skip

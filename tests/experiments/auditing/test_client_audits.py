@@ -344,8 +344,8 @@ def test_noise_too_little_for_the_account_is_refused_before_anything_is_written(
     or with the noise that is named, it is not, and under central trust neither."""
     few = {**SHARED, "honest": 0.34}
     of_shares = (
-        r"noise = 1e-06 is too small for the accountant, because only 1 of 3 shares.*: set "
-        r"noise = 1\.74e-06 or more, or honest = 1$"
+        r"noise = 1e-06 is too small for the accountant, because only 1 of 3 noise shares.* Set "
+        r"noise = 1\.74e-06 or more, or honest = 1\.$"
     )
     with pytest.raises(InputError, match=of_shares):
         execute(clients("fedavg", noise=1e-6, **few), tmp_path / "a")
@@ -373,8 +373,8 @@ def test_too_little_noise_names_the_least_that_is_enough(
 
     with pytest.raises(InputError, match=rf"noise = {noise:g} is too small.* or more") as error:
         require(noise)
-    assert ("shares of it count" in str(error.value)) == (honest < 1)
-    mend = str(error.value).partition(": ")[2]
+    assert ("noise shares are counted" in str(error.value)) == (honest < 1)
+    mend = str(error.value).partition(". ")[2].removesuffix(".")
     named = {key: float(value) for key, value in re.findall(r"(\w+) = (\S+)", mend)}
     assert named["noise"] > noise and ("honest" in named) == (noise >= 1e-6)
     require(named["noise"])
@@ -401,4 +401,4 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
     assert record["epsilon_at_least"] == pytest.approx(record["most_by_counts"], abs=1e-3)
     assert (record["note"] in str(one_run.table(record).caption)) and (
         f"at most {record['most_by_counts']:.4g}" in record["note"]) == few  # fmt: skip
-    assert not few or f"the claimed {record['epsilon']:.4g}" in record["note"]
+    assert not few or f"The claimed epsilon is {record['epsilon']:.4g}" in record["note"]

@@ -162,7 +162,9 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     assert (inline / "personal.safetensors").exists()
     assert not (out / "personal.safetensors").exists()
     tables["data"]["client-test"] = 0.3
-    with pytest.raises(InputError, match=r"own model, but that model stays on its SuperNode: set"):
+    with pytest.raises(
+        InputError, match=r"model of each client, but this model stays on the client's SuperNode"
+    ):
         deployment.execute(tiny(2, **tables), tmp_path / "tested")
 
 
@@ -223,7 +225,9 @@ def test_a_node_that_lost_its_state_is_an_error(deployment: Deployment, tmp_path
             place.rename(hidden)
 
     execute(scaffold(2), tmp_path / "inline")
-    with pytest.raises(InputError, match=rf"node of client {victim} has lost the client's state"):
+    with pytest.raises(
+        InputError, match=rf"node of client {victim} has lost the state of the client"
+    ):
         deployment.execute(config, tmp_path / "out", hide)
     shutil.rmtree(place, ignore_errors=True)
     hidden.rename(place)
@@ -300,7 +304,7 @@ def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: P
     federation = {"clients": NODES + 2, "per-round": 2, "rounds": 1}
     engine = {"name": "deployment"}
     config = small(federation=federation, engine=engine, faults={"patience": 0.5})
-    with pytest.raises(InputError, match="clients = 5, but the federation has") as refusal:
+    with pytest.raises(InputError, match="clients = 5, but only") as refusal:
         deployment.execute(config, tmp_path / "out")
     assert "\n" not in str(refusal.value)
 

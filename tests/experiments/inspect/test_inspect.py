@@ -341,7 +341,7 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
     text = " ".join(said("ls", str(tmp_path)).split())
     assert (
         " lost " in text
-        and "belongs to an audit that did not finish" in text
+        and "contains an audit that did not finish" in text
         and "resume with" not in text
     )
 

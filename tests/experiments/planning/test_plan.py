@@ -142,7 +142,7 @@ def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypat
     """A round that fails is refused in the run's words, except the last ones."""
     config = small(engine={"name": "ray"}, faults={"retries": 0, "patience": 0.01})
     monkeypatch.setattr(ray_engine, "with_ray_grid", lambda config, work, *more: work(Nobody()))
-    with pytest.raises(InputError, match=r"no node has partition .* Fix the cause\.$"):
+    with pytest.raises(InputError, match=r"no connected node has partition .* Fix the cause\.$"):
         plan(config)
     with pytest.raises(InputError, match=r"Fix the cause, then continue with --resume\.$"):
         execute(config, tmp_path / "run")

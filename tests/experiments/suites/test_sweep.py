@@ -269,14 +269,14 @@ def test_a_sweep_goes_on_with_the_same_objects_and_samples_only(
     table.write_text("\n".join([rows[0], *rows[:0:-1]]))
     capsys.readouterr()
     assert command(*words, "--resume") == 2
-    assert "the data are not those that" in plain(capsys.readouterr().err)
+    assert "the data differ from the data" in plain(capsys.readouterr().err)
     assert result_files(tmp_path / "out") == before
 
     grid = {"local.lr": [0.1, 1.0]}
     fedmuon.sweep(
         SMALL, grid=grid, select="train-loss", aggregate=first_reply, out=tmp_path / "python"
     )
-    with pytest.raises(InputError, match="the aggregate is not the one that"):
+    with pytest.raises(InputError, match="the aggregate differs from the aggregate"):
         fedmuon.sweep(
             SMALL,
             grid=grid,
@@ -308,7 +308,9 @@ def test_the_run_that_cannot_be_made_is_named(
 ) -> None:
     words = ["--grid", "federation.aggregate=mean,krum", "--select", "train-loss"]
     assert command("sweep", config, *words, "--out", tmp_path / "out") == 2
-    assert "the run aggregate=krum,seed=4: krum with faulty = 1" in plain(capsys.readouterr().err)
+    assert "the run aggregate=krum,seed=4: krum cannot use faulty = 1" in plain(
+        capsys.readouterr().err
+    )
 
 
 def test_an_end_that_is_a_limit_is_not_warned_of() -> None:

@@ -91,17 +91,17 @@ OTHERS: dict[str, Any] = {
 def test_no_run_is_gone_on_with_by_another_object(kind: str, tmp_path: Path) -> None:
     given = {**DATA, **BEGUN}
     cut(tables(federation={"rounds": 4}), tmp_path, **given)
-    with pytest.raises(InputError, match=f"the {kind} is not the one"):
+    with pytest.raises(InputError, match=f"the {kind} differs from the {kind}"):
         fedmuon.run(**{**given, kind: OTHERS[kind]}, out=tmp_path, resume=True)
     whole = fedmuon.run(**given, out=tmp_path, resume=True)
-    with pytest.raises(InputError, match=f"the {kind} is not the one"):
+    with pytest.raises(InputError, match=f"the {kind} differs from the {kind}"):
         fedmuon.bound(Result(whole.path, replace(whole.given, **{kind: OTHERS[kind]})))
 
 
 def test_a_map_is_known_again_by_its_constant(tmp_path: Path) -> None:
     maps = [fedmuon.Orthogonalizer(lambda m: m / 2, constant) for constant in (1.0, 0.5)]
     done = fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=maps[0], out=tmp_path)
-    with pytest.raises(InputError, match="the orthogonalizer is not the one"):
+    with pytest.raises(InputError, match="the orthogonalizer differs from the orthogonalizer"):
         fedmuon.bound(Result(done.path, replace(done.given, orthogonalizer=maps[1])))
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_was_edited_is_another_object(tmp_path: Path) -> None:
     moved = fedmuon.run(config, **given)
     losses = [[one["train_loss"] for one in done.rounds] for done in (still, moved)]
     assert losses[0][0] == losses[0][1] and losses[1][0] != losses[1][1]
-    refused("the schedule is not the one", None, **PLAIN, out=still.path, resume=True)
+    refused("the schedule differs from the schedule", None, **PLAIN, out=still.path, resume=True)
 
 
 def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
     np.savez(file, inputs=X[::-1] + 1, labels=CLASSES)
     second = fedmuon.run(config)
     assert first.summary["train_loss"] != second.summary["train_loss"]
-    refused("the data are not those", None, out=first.path, resume=True)
+    refused("the data differ from the data", None, out=first.path, resume=True)
 
 
 def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
@@ -300,31 +300,31 @@ def convolution() -> nn.Sequential:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "are frozen"),
-    "rrelu": ({"task": module(nn.RReLU())}, "use nn.ReLU"),
-    "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "give it a"),
-    "no-parameters": ({"task": nn.Flatten()}, "give it some"),
+    "rrelu": ({"task": module(nn.RReLU())}, "Use nn.ReLU"),
+    "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "Set a momentum"),
+    "no-parameters": ({"task": nn.Flatten()}, "Add layers with parameters"),
     "no-task": ({"task": 3}, "pass an nn.Module"),
-    "first-layer": ({"task": nn.Linear(4, 1)}, "fit its first layer"),
+    "first-layer": ({"task": nn.Linear(4, 1)}, "Change its first layer"),
     "no-channel": ({"task": convolution(), "data": (X.reshape(-1, 1, 3).repeat(3, 1), CLASSES)},
-                   r"put nn.Unflatten\(1, \(1, 3\)\) in front .* of shape \(1, 3, 3\)"),
+                   r"Put nn.Unflatten\(1, \(1, 3\)\) in front .* of shape \(1, 3, 3\)"),
     "flat-images": ({"task": convolution(), "data": (X.repeat(3, 1), CLASSES)},
-                    r"put nn.Unflatten\(1, \(1, 3, 3\)\) in front"),
+                    r"Put nn.Unflatten\(1, \(1, 3, 3\)\) in front"),
     "not-flat": ({"task": nn.Linear(9, 9), "data": (X.reshape(-1, 1, 3).repeat(3, 1), CLASSES)},
-                 r"put nn.Flatten\(\) in front .* of shape \(9\)"),
-    "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "widen its last layer"),
+                 r"Put nn.Flatten\(\) in front .* of shape \(9\)"),
+    "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "the size of its last"),
     "real-classes": ({"data": (X, CLASSES.astype(float)), "task": nn.Linear(3, 2)},
-                     "labels are real numbers, so give integers for classes, or one output"),
-    "mean-loss": ({"task": (nn.Linear(3, 1), lambda y, t: y.mean())}, "one value for each"),
+                     "labels are real numbers, so return one output"),
+    "mean-loss": ({"task": (nn.Linear(3, 1), lambda y, t: y.mean())}, "Return one value per"),
     "metric": ({"task": fedmuon.Task(linear(), None, {"m": lambda y, t: y.mean()})},
-               "metric m is .* return one value for each"),
+               "metric m has .* Return one value per sample"),
     **{
         f"metric-{name}": (
             {"task": fedmuon.Task(linear(), None, {name: lambda y, t: y[:, 0]})},
-            f"called {name}, .* give it another name",
+            f"cannot have the name {name}, .* Rename the metric",
         )
         for name in ("train_loss", "participants", "versions", "seeds", "run", "accuracy ±")
     },
-    "real-targets": ({"task": None}, "give your own task"),
+    "real-targets": ({"task": None}, "pass your own task"),
     # what is named
     "option": ({"config": options("local", x=1)}, "x = 1 .* Leave the option out"),
     "option-of-data": ({"config": options("data", x=1)}, "Leave the option out"),
@@ -342,33 +342,33 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-name": ({"schedule": "cosin"}, "did you mean cosine"),
     # maps
     "map-shape": ({"orthogonalizer": lambda m: m[..., :1], "config": MUON},
-                  "return a stack of that"),
-    "map-type": ({"orthogonalizer": lambda m: m.float(), "config": MUON}, "return a stack of that"),
+                  "Return a tensor with the shape and dtype"),
+    "map-type": ({"orthogonalizer": lambda m: m.float(), "config": MUON}, "Return a tensor with"),
     "map-draws": ({"orthogonalizer": lambda m: m + torch.randn_like(m), "config": MUON},
-                  "remove its random draws"),
+                  "Remove its random draws"),
     "map-mixes": ({"orthogonalizer": lambda m: m - m.mean(0), "config": MUON},
-                  "map each matrix .* by itself"),
+                  "Treat each matrix separately"),
     "map-steeper": (
         {"orthogonalizer": fedmuon.Orthogonalizer(lambda m: 50 * m, lipschitz=0.5), "config": MUON},
-        "lipschitz = 0.5 .* 50 times their distance",
+        "lipschitz = 0.5 .* differ by 50 times the distance",
     ),
-    "no-map": ({"orthogonalizer": 3, "config": MUON}, "pass a function on stacks"),
+    "no-map": ({"orthogonalizer": 3, "config": MUON}, "pass a function on matrices"),
     "unread-map": ({"orthogonalizer": lambda m: m}, "Choose a Muon optimizer"),
     # aggregates
     "less": ({"aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
     "nothing": ({"aggregate": lambda r: None}, "mapping of bias"),
     "other-shape": ({"aggregate": lambda r: {n: v[None] for n, v in r[0].params.items()}},
-                    "return tensors like those"),
-    "no-aggregate": ({"aggregate": 3}, "give a function"),
-    "krum": ({"aggregate": "krum"}, "raise .* per-round or lower faulty"),
+                    "Return tensors of the same shape, dtype and device"),
+    "no-aggregate": ({"aggregate": 3}, "a function"),
+    "krum": ({"aggregate": "krum"}, "Raise .* per-round, or change faulty"),
     "trim": ({"aggregate": "trimmed-mean", "config": options("federation", trim=0.5)},
-             "give a share below 0.5"),
+             "Use a share of 0 or more and below 0.5"),
     # schedules
-    "nan": ({"schedule": lambda r: float("nan")}, "return a number of 0 or more"),
-    "negative": ({"schedule": lambda r: -1}, "return a number of 0 or more"),
-    "no-number": ({"schedule": lambda r: None}, "return a number of 0 or more"),
+    "nan": ({"schedule": lambda r: float("nan")}, "Return a number of 0 or more"),
+    "negative": ({"schedule": lambda r: -1}, "Return a number of 0 or more"),
+    "no-number": ({"schedule": lambda r: None}, "Return a number of 0 or more"),
     "no-schedule": ({"schedule": 3}, "pass a function of the round"),
-    "warm": ({"schedule": "warm-up", "config": options("local", warm=-1)}, "give 0 rounds or more"),
+    "warm": ({"schedule": "warm-up", "config": options("local", warm=-1)}, "Use 0 rounds or more"),
     # recipes
     "no-recipe": ({"recipe": 3}, "pass a fedmuon.Recipe"),
     "no-links": ({"recipe": []}, "pass a fedmuon.Recipe"),
@@ -377,7 +377,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
                     "epsilon = 1.0 .* no privacy mechanism. Leave epsilon out"),
     "second-release": ({"recipe": mechanical(links.stateless("again", asking))},
-                       "second release.*: let only one link of the chain ask"),
+                       "second release.*Let only one link of the chain request"),
     **{
         f"mechanism-{table}-{key}": (
             {"recipe": mechanical(), "config": {table: {key: value}}}, mend
@@ -393,27 +393,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ("engine", "name", "ray", "Set retries = 0"),
         )
     },
-    "mixing": ({"recipe": (links.gradient(), MIXING, links.descend(0.1))}, "separately per rep"),
+    "mixing": ({"recipe": (links.gradient(), MIXING, links.descend(0.1))}, "separately for each"),
     "drawing": ({"recipe": (links.gradient(), DRAWING, links.descend(0.1))},
                 "draw random numbers only from context.draws"),
     "torch-optimizer": ({"recipe": torch.optim.SGD},
-                        "SGD requires arguments that .* recipe: .* an optimizer of torch's is no"),
+                        "SGD requires arguments that .* recipe: .* a torch optimizer is not"),
     # partitions
     "twice": ({"partition": [[0, 1], [1, 2], [3]]}, "assign each sample to one client"),
     "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside the range from 0 to 59"),
     "before": ({"partition": [[0, 1], [-1], [3]]}, "outside the range from 0 to 59"),
     "empty": ({"partition": [[0, 1], [], [3]]}, "Assign more samples"),
-    "count": ({"partition": [[0, 1], [2]]}, "leave clients out"),
+    "count": ({"partition": [[0, 1], [2]]}, "Leave clients out"),
     "halves": ({"partition": [[0, 1], [2.5], [3]]}, "use integers"),
     "no-partition": ({"partition": 3}, "pass index arrays"),
     "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample exactly once"),
     "short": ({"partition": lambda y, n, rng: y[:3] > 0}, "not assign each of .* samples"),
     "who": ({"partition": lambda y, n, rng: np.full(len(y), n)}, "outside the range from 0 to 2"),
     "idle": ({"partition": lambda y, n, rng: np.zeros(len(y), int)}, "Assign more samples"),
-    "parts-train": ({"partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"),
+    "parts-train": ({"partition": PARTS, "config": {"data": {"train": 30}}}, "Leave train out"),
     "parts-minimum": ({"partition": PARTS, "config": {"data": {"minimum": 50}}},
-                      "leave minimum out"),
-    "no-column": ({"partition": "column"}, "read npz, csv or parquet"),
+                      "Leave minimum out"),
+    "no-column": ({"partition": "column"}, "Use npz, csv or parquet"),
     "list-of-clients": ({"partition": lambda y, n, rng: list(np.arange(len(y)) % n)}, INDICES),
     "tuple-of-clients": ({"partition": lambda y, n, rng: tuple(np.arange(len(y)) % n)}, INDICES),
     # samples
@@ -430,7 +430,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
                "not a .csv file: set the path of a .csv file"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
-               "labels up to 3, which count from 0"),
+               "the labels go from 0 to 3"),
     "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "into the unit ball"),
     "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "into the unit ball"),
     # options, keys and columns
@@ -443,7 +443,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "measure": ({"config": {"output": {"callback": "early-stopping",
                                        "options": {"measure": "test_los"}}}},
                 "measure to one of .*test_loss"),
-    "tracker": ({"config": {"output": {"callback": "tensorboard"}}}, "needs folder"),
+    "tracker": ({"config": {"output": {"callback": "tensorboard"}}}, "needs a value for folder"),
     "module": ({"task": linear(), "config": {"task": {"width": 3}}}, "width = 3 has no effect"),
 }  # fmt: skip
 
@@ -500,7 +500,7 @@ def test_samples_that_differ_from_process_to_process_are_refused() -> None:
     unseeded = config_of(drawn := rng())
     told = resolve(unseeded)
     assert build_worker(told.with_objects(config_of(rng()).given), 0).shard.size
-    with pytest.raises(InputError, match="set its seed"):
+    with pytest.raises(InputError, match="Use a fixed seed"):
         build_worker(told.with_objects(config_of(drawn).given), 0)
 
 
@@ -539,7 +539,7 @@ def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
     fedmuon.run(tables(), **PLAIN, out=tmp_path)
-    refused("with out=, or resume it with resume=True", tables(), **PLAIN, out=tmp_path)
+    refused("with out=, or resume the run with resume=True", tables(), **PLAIN, out=tmp_path)
     assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
     refused("another experiment", None, **PLAIN, recipe="sgd", out=tmp_path, resume=True)
 
@@ -692,7 +692,7 @@ def test_a_constant_is_a_number_of_any_kind() -> None:
     none: tuple[Any, ...] = (-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j,
                              [1.0], np.ones(2), torch.ones(2))  # fmt: skip
     for constant in none:
-        with pytest.raises(InputError, match="give a number of 0 or more") as said:
+        with pytest.raises(InputError, match="Use a finite number of 0 or more") as said:
             fedmuon.Orthogonalizer(lambda m: m, constant)
         assert "\n" not in str(said.value)
 

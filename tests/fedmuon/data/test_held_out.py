@@ -110,7 +110,7 @@ def test_early_stopping_and_resuming_see_validation(tmp_path: Path) -> None:
     again = fedmuon.run(out=tmp_path / "run", resume=True)
     assert again.summary == result.summary
     del config["data"]["validation"]
-    with pytest.raises(InputError, match="validation_loss, which the rounds do not record"):
+    with pytest.raises(InputError, match="validation_loss, but the rounds do not record"):
         fedmuon.run(config, out=tmp_path / "other")
 
 

@@ -207,12 +207,12 @@ def test_a_damaged_line_is_rejected(tmp_path: Path) -> None:
     whole = file.read_text()
     file.write_text(whole.replace('"client"', '"klient"', 1))
     with pytest.raises(
-        InputError, match=r"line 1 of .*clients.jsonl is damaged, missing or from an"
+        InputError, match=r"line 1 of .*clients.jsonl is damaged, is missing or belongs to an"
     ):
         execute(None, run, resume=True)
     file.unlink()
     with pytest.raises(
-        InputError, match=r"line 1 of .*clients.jsonl is damaged, missing or from an"
+        InputError, match=r"line 1 of .*clients.jsonl is damaged, is missing or belongs to an"
     ):
         execute(None, run, resume=True)
     file.write_text(whole)

@@ -144,10 +144,10 @@ def test_damage_is_named(tmp_path, fault):
         file.write_bytes(content)
     again = ClientStates(folder, "another" if fault == "other" else "run")
     expected = {
-        "missing": "lacks the state of client 4 after round 2",
+        "missing": "does not contain the state of client 4 after round 2",
         "cut": "not a readable safetensors file",
         "changed": "is damaged",
-        "other": "is of another run",
+        "other": "belongs to another run",
     }[fault]
     with pytest.raises(InputError, match=expected):
         again.restore(3, {4: 2})
@@ -179,7 +179,7 @@ def test_a_reply_that_the_server_did_not_take_is_forgotten(tmp_path, monkeypatch
     assert ask(5, 3) == flat(state(4, 3))  # a retry in the same round
     assert ask(9, 3) == flat(state(4, 3))  # the reply of round 5 was not taken
     assert ask(11, 9) == flat(state(4, 9))
-    with pytest.raises(InputError, match="has lost the client's state of round 5"):
+    with pytest.raises(InputError, match="has lost the state of the client after round 5"):
         ask(12, 5)
     with monkeypatch.context() as patch:
         patch.setattr(ClientStates, "flush", lambda store: 1 / 0)  # killed before the new file
@@ -209,7 +209,7 @@ def test_a_node_keeps_the_states_of_runs_apart(tmp_path):
 
     assert ask("a", 3, -1) == {}
     assert ask("other", 5, -1) == {}
-    with pytest.raises(InputError, match="has lost the client's state of round 3"):
+    with pytest.raises(InputError, match="has lost the state of the client after round 3"):
         ask("third", 6, 3)
     assert ask("a", 6, 3) == flat(state(4, 3, shift=1))
     assert ask("other", 6, 5) == flat(state(4, 5, shift=5))

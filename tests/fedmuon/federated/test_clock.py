@@ -206,7 +206,9 @@ def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
     """About 10 for an update, 2,000 in all; more than 1,000 for one are too many."""
     found = buffered(Devices(0, np.ones(3), dropout=0.9), 200, 1, 1)
     assert len(found.answered) == 200 and sum(found.lost) > 1000
-    with pytest.raises(InputError, match="update 1 has too few replies after 1001 attempts"):
+    with pytest.raises(
+        InputError, match="update 1 has received too few replies after 1001 attempts"
+    ):
         buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
 
 
@@ -480,7 +482,7 @@ def test_fedbuff_rejects_what_has_no_weighted_move(name: str) -> None:
 OWN_UNFIT = {
     "a second moment": (
         dict.fromkeys(("sent", "returned", "kept"), ("moments",)),
-        "can break the state 'moments' of this recipe",
+        "can make the state 'moments' of this recipe invalid",
     ),
     "directions": ({"direction": True}, "the clients of this recipe return directions"),
 }
@@ -520,7 +522,7 @@ def test_traces_may_have_a_mark_of_their_encoding_and_blank_lines(tmp_path: Path
                             "bandwidths": "trace"})  # fmt: skip
     assert all(np.array_equal(*pair) for pair in zip(plain, hardware(config, 6), strict=True))
     file.write_bytes(text.encode("utf-16"))
-    with pytest.raises(InputError, match=r"is not CSV text .* save it as UTF-8"):
+    with pytest.raises(InputError, match=r"is not a CSV text file .* Save the file as UTF-8"):
         hardware(config, 6)
 
 
@@ -750,15 +752,15 @@ WRONG = [
         [f"{i},{i - 3},1,1" for i in range(6)],
         "-3 is not a valid speed or bandwidth for client 0",
     ),
-    ("trace", ["0,1,1"], "line 2: '0,1,1' is not a client's number and 3 finite numbers"),
+    ("trace", ["0,1,1"], "line 2: '0,1,1' must be a client number and 3 finite numbers"),
     ("trace", ["0,1,1,nan"], "finite numbers"),
-    ("trace", ["inf,1,1,1"], "'inf,1,1,1' is not a client's number"),
-    ("trace", ["nan,1,1,1"], "'nan,1,1,1' is not a client's number"),
-    ("trace", ["0,1,1,1", "x" * 200_000], "is not CSV text (field larger than field limit"),
+    ("trace", ["inf,1,1,1"], "'inf,1,1,1' must be a client number"),
+    ("trace", ["nan,1,1,1"], "'nan,1,1,1' must be a client number"),
+    ("trace", ["0,1,1,1", "x" * 200_000], "is not a CSV text file (field larger than field limit"),
     (
         "trace",
         [f"{i},{'1e-320' if i == 4 else '1'},1,1" for i in range(6)],
-        "client 4 needs inf s for a round, more than the maximum of 1e+15 s",
+        "client 4 needs inf s for a round, but the maximum is 1e+15 s",
     ),
     ("trace", ["0,1,1,1", "0,2,2,2"], "line 3: client 0 already has an earlier line"),
     ("availability-trace", ["0,5,4"], "client 0 is available from 5 to 4 s"),
@@ -783,13 +785,13 @@ REFUSED = {
     "speeds=trace trace=missing.csv": "cannot read",
     "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
-    "availability=bernoulli available=1e-9": "round 1 has no reply after 100 attempts",
-    "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has too few replies after",
-    "dropout=0.9999": "round 1 has no reply after 100 attempts",
-    "mode=fedbuff dropout=0.99999": "update 1 has too few replies after 5001 attempts",
-    "speeds=pareto speed-spread=1e15": "needs inf s for a round, more than the maximum of 1e+15 s",
-    "speeds=log-normal speed-spread=1e3": "s for a round, more than the maximum of 1e+15 s",
-    "cost=1e15 speed=1e-3": "s for a round, more than the maximum of 1e+15 s",
+    "availability=bernoulli available=1e-9": "round 1 has received no reply after 100 attempts",
+    "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has received too few",
+    "dropout=0.9999": "round 1 has received no reply after 100 attempts",
+    "mode=fedbuff dropout=0.99999": "update 1 has received too few replies after 5001 attempts",
+    "speeds=pareto speed-spread=1e15": "needs inf s for a round, but the maximum is 1e+15 s",
+    "speeds=log-normal speed-spread=1e3": "s for a round, but the maximum is 1e+15 s",
+    "cost=1e15 speed=1e-3": "s for a round, but the maximum is 1e+15 s",
 }
 
 
@@ -811,14 +813,14 @@ def test_what_cannot_run_is_one_sentence_and_exit_code_2(
 def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
     """Where devices select; a private run with a clock alone is accepted, with the same ε."""
     config = fleet(**MODES["both"])
-    with pytest.raises(InputError, match="decide who takes part"):
+    with pytest.raises(InputError, match="decide which clients take part"):
         neighbours.require_measurable(config)
     for other in ({"mode": "fedbuff"}, {"mode": "synchronous", "availability": "bernoulli"}):
-        with pytest.raises(InputError, match="decide who takes part"):
+        with pytest.raises(InputError, match="decide which clients take part"):
             neighbours.require_measurable(small(devices=other))
     execute(config, tmp_path / "a")
     verdict = certificates.certify(finished_run.from_directory(tmp_path / "a"))
-    assert "decide who takes part" in verdict.refusal and verdict.bound is None
+    assert "decide which clients take part" in verdict.refusal and verdict.bound is None
     execute(small(devices={"mode": "synchronous"}), tmp_path / "b")
     assert not certificates.certify(finished_run.from_directory(tmp_path / "b")).refusal
     secret = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 6.0}}

@@ -369,8 +369,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WORDS = {
     "raise": "on fire",
-    "nan": "not finite",
-    "shape": "not the expected",
+    "nan": "NaN or infinity",
+    "shape": "were expected",
     "wrong-round": "round 99",
     "silent": "",
     "kill": "Actor",

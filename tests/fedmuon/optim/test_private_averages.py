@@ -255,6 +255,6 @@ def test_a_resumed_run_keeps_the_noise_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("average", ["median", "trimmed-mean", "krum"])
 def test_averages_that_are_no_weighted_means_are_refused(average: str) -> None:
     """The variance of a median depends on what the clients' gradients are."""
-    with pytest.raises(InputError, match=r"or give a fedmuon\.Aggregator with"):
+    with pytest.raises(InputError, match=r"or use a fedmuon\.Aggregator with"):
         made(federation(6, 5, 1, PLAIN, average, 3, "ema"))
     made(federation(6, 5, 1, "dp-muon", average, 3, "ema"))

@@ -309,5 +309,5 @@ def test_arguments_out_of_range_are_rejected() -> None:
         lambda: links.block_periodic(plain, plain, 0),
         lambda: links.orthogonalize(torch.sign, shards=0),
     ):
-        with pytest.raises(InputError, match="give a"):
+        with pytest.raises(InputError, match="must be"):
             call()

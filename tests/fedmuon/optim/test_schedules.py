@@ -107,7 +107,7 @@ def test_a_cosine_after_a_warm_up(rounds: int, warm: int, floor: float) -> None:
 
 @pytest.mark.parametrize("warm", [-1, 4, 5])
 def test_a_warm_up_that_leaves_no_round_is_rejected(warm: int) -> None:
-    with pytest.raises(InputError, match=f"warm = {warm} is not valid.* 4 of the run"):
+    with pytest.raises(InputError, match=f"warm = {warm} is not valid.* 4 rounds of the run"):
         fedmuon.run({"local": {"schedule": "cosine", "options": {"warm": warm}},
                      "federation": {"rounds": 4}})  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_an_error_of_the_user_s_names_slot_object_place_and_line(slot: str) -> N
 
 def test_an_error_of_torch_s_names_the_object_and_what_is_wanted() -> None:
     """No line of the user's is in it, so the error says what to give."""
-    with pytest.raises(InputError, match=r"your aggregate Linear cannot be used .*give a function"):
+    with pytest.raises(InputError, match=r"your aggregate Linear cannot be used .*pass a function"):
         fedmuon.run(tables(), **PLAIN, aggregate=nn.Linear(3, 2))
 
 

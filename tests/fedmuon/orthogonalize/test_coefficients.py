@@ -143,7 +143,7 @@ def test_safe_steps_take_a_smaller_argument(name: str) -> None:
 
 def test_a_safety_factor_without_effect_or_below_one_is_rejected() -> None:
     for coefficients in ("jordan", (1.5, -0.5), ((1.5, -0.5, 0.0),)):
-        with pytest.raises(InputError, match="has one step"):
+        with pytest.raises(InputError, match="have only one step"):
             with_safety(coefficients, 1.01)
     with pytest.raises(InputError, match="1 or more"):
         with_safety("cans", 0.99)

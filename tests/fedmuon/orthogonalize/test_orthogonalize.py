@@ -309,13 +309,13 @@ def test_coefficients_are_what_their_names_say():
 def test_impossible_parameters_are_refused_with_the_mend():
     m = spread((2, 4, 3), torch.float64)
     for call, word in [
-        (lambda: smoothed_polar(m, 0.0), "lam > 0"),
-        (lambda: smoothed_polar(m, torch.tensor([0.1, -1.0])), "lam > 0"),
-        (lambda: smoothed_polar(m, torch.ones(3)), "one for each of"),
-        (lambda: clipped_sign(m, -1.0), "gamma > 0"),
-        (lambda: gaussian_smoothed_sign(m, -1.0, m), "sigma >= 0"),
+        (lambda: smoothed_polar(m, 0.0), "lam must be positive"),
+        (lambda: smoothed_polar(m, torch.tensor([0.1, -1.0])), "lam must be positive"),
+        (lambda: smoothed_polar(m, torch.ones(3)), "one value for each of"),
+        (lambda: clipped_sign(m, -1.0), "gamma must be positive"),
+        (lambda: gaussian_smoothed_sign(m, -1.0, m), "sigma must be finite and 0 or more"),
         (lambda: newton_schulz(m, -1), "0 or more"),
-        (lambda: newton_schulz(m, 5, eps=0.0), "eps > 0"),
+        (lambda: newton_schulz(m, 5, eps=0.0), "it must be positive"),
         (lambda: newton_schulz(m, 5, "cubical"), "did you mean cubic[?]"),
         (lambda: newton_schulz(m, 5, "septic"), "cubic, quintic"),
         (lambda: newton_schulz(m, 5, normalization="l2"), ", ".join(NORMALIZATIONS)),

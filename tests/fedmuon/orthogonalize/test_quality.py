@@ -246,7 +246,9 @@ def test_slowdown():
         assert slowdown(polar_error_bound(residual_bound(0.5, 2, steps))) - 1 < 0.5 ** (3**steps)
 
 
-@pytest.mark.parametrize("given", [(1.5, 2, "lies in"), (0.5, 0, "from 1 on"), (0.5, 2.5, "whole")])
+@pytest.mark.parametrize(
+    "given", [(1.5, 2, "at most 1"), (0.5, 0, "of 1 or more"), (0.5, 2.5, "integer")]
+)
 def test_impossible_residuals_are_refused_with_the_mend(given: Any) -> None:
     initial, degree, words = given
     with pytest.raises(InputError, match=words):

@@ -195,7 +195,7 @@ def test_impossible_sketches_are_refused_with_the_mend():
         ({"rank": 1, "sketch": "sparse"}, "gaussian, kaczmarz"),
         ({"rank": 1, "axis": "both"}, "'columns' or 'rows'"),
         ({"rank": 1, "delta": "spectral"}, "'frobenius', 'operator'"),
-        ({"rank": 1, "delta": 0.0}, "delta > 0"),
+        ({"rank": 1, "delta": 0.0}, "delta must be positive"),
     ]:
         with pytest.raises(ValueError, match=word):
             randomized_polar(m, **given)

@@ -91,7 +91,7 @@ def test_the_published_settings(setting: tuple, rdp: float, lower: float, upper:
     assert printed.rdp == pytest.approx(rdp, abs=2e-5)
     assert printed.lower < printed.epsilon == printed.rdp
     assert not printed.certified
-    assert "proves nothing" in printed.note
+    assert "is not a privacy guarantee" in printed.note
 
 
 def test_every_row_of_the_published_table() -> None:
@@ -245,10 +245,10 @@ def test_epsilon_falls_with_noise_and_delta_and_grows_with_steps() -> None:
         (lambda: epsilon(1, 0.1, 10, 1.0), "delta"),
         (lambda: epsilon(1, 0.1, 10, 1e-5, mode="each"), "mode"),
         (lambda: epsilon(1, 0.1, 10, 1e-5, accountant="mine"), "accountant"),
-        (lambda: require_supported(sampling="shuffled"), "Poisson"),
+        (lambda: require_supported(sampling="shuffled"), "Use poisson"),
         (lambda: noise_for(0, 0.1, 10, 1e-5), "epsilon"),
         (lambda: noise_for(1, 0.1, 10, 1e-5, adjacency="neighbours"), "zero-out, add-remove"),
-        (lambda: account([Event(0.1, 1.0)], 1e-5, adjacency="substitute"), "use zero-out, add-r"),
+        (lambda: account([Event(0.1, 1.0)], 1e-5, adjacency="substitute"), "Use zero-out, add-r"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(refused, word: str) -> None:
@@ -338,7 +338,7 @@ def test_the_command_answers_and_refuses() -> None:
     assert noise["upper"] <= 8 < noise["rdp"]
     assert noise["noise"] == pytest.approx(4.778, abs=0.002)
     told = CliRunner().invoke(app, ["privacy", "epsilon", *ARGUMENTS, "--mode", "per-release"])
-    assert "proves nothing" in " ".join(told.output.split())
+    assert "guarantee" in " ".join(told.output.split())
     for more in (["--adjacency", "neighbours"], ["--sampling", "shuffled"], ["--lot", "99999"]):
         done = CliRunner().invoke(app, ["privacy", "epsilon", *ARGUMENTS, *more])
         assert isinstance(done.exception, InputError)

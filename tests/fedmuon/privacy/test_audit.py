@@ -137,7 +137,7 @@ def test_what_shows_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="noise"):
         found(Setting(0.0, 0.1, 2, 1), 1000)
     heard: list[str] = []
-    with pytest.raises(InputError, match="use at least 100"):
+    with pytest.raises(InputError, match="Use at least 100 trials"):
         laboratory.audit(Setting(0.3, 0.25, 2, 1), 1e-3, 20, 0, "release", 10, 40, heard.append)
     assert not any(heard)
 
@@ -201,7 +201,7 @@ def test_trials_that_cannot_test_a_claim_say_so_beforehand(
     assert record.get("most_by_counts", math.inf) >= record["epsilon_at_least"]
     assert ("most_by_counts" in record) == (code != "projected")
     assert code == "projected" or (record["most_by_counts"] < record["joint"]) == few
-    assert str(laboratory.table(record).caption).count("cannot test the") == few
+    assert str(laboratory.table(record).caption).count("cannot refute it") == few
     assert ("100 trials can show" in record["note"]) == few
 
 

@@ -220,10 +220,10 @@ def test_the_bound_on_all_correlations() -> None:
 
 def test_buffers_that_no_account_covers() -> None:
     for decays, scales, why in (
-        ((1.0,), (0.2,), "must be in"),
-        ((0.5,), (-0.2,), "scales positive"),
+        ((1.0,), (0.2,), "must be at least 0 and below 1"),
+        ((0.5,), (-0.2,), "each scale must be positive"),
         ((0.5, 0.4), (0.7, 0.4), "add up to 1.1"),
-        ((0.5,), (0.2, 0.1), "each with a decay and a scale"),
+        ((0.5,), (0.2, 0.1), "Set one decay and one scale per buffer"),
         ((), (), "1 to 8 buffers"),
     ):
         with pytest.raises(InputError, match=why):
@@ -232,9 +232,9 @@ def test_buffers_that_no_account_covers() -> None:
         FixedOrderSampling("shuffle", 0, buffers=PAIR)
     with pytest.raises(InputError, match="by buffers or by a band"):
         FixedOrderSampling("cyclic", 3, buffers=PAIR)
-    with pytest.raises(InputError, match="a band of at least 1"):
+    with pytest.raises(InputError, match="a band of 1 or more"):
         FixedOrderSampling("cyclic", 0)
-    with pytest.raises(InputError, match="give 1 to 8"):
+    with pytest.raises(InputError, match="an integer from 1 to 8"):
         optimized(10, 5, 9)
 
 
@@ -282,7 +282,7 @@ def test_a_run_has_the_noise_of_its_buffers(tmp_path: Path) -> None:
 
 def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**BLT), tmp_path, at=3)
-    with pytest.raises(InputError, match="that noise is secret and in no file"):
+    with pytest.raises(InputError, match="That noise is secret and in no file"):
         execute(None, tmp_path, resume=True)
     turns = FixedOrderSampling("cyclic", 0, buffers=optimized(12, 4, 2))
     exact = gaussian_epsilon(2.0 / turns.sensitivity(9, 4), 1e-3)

@@ -125,7 +125,7 @@ def test_growing_coefficients_have_no_such_sensitivity() -> None:
     """Nor does the formula hold for them: the control finds a pattern that exceeds it."""
     growing = np.array([0.1, 1.0])
     for odd in (growing, np.array([1.0, -0.5])):
-        with pytest.raises(InputError, match="do not grow and are not negative"):
+        with pytest.raises(InputError, match="are not negative and do not increase"):
             sensitivity(odd, 4, 3)
     matrix = toeplitz(growing, 4)
     assert np.linalg.norm(matrix[:, (0, 3)].sum(1)) < np.linalg.norm(matrix[:, 0] + matrix[:, 2])
@@ -380,7 +380,7 @@ def test_a_repeated_round_of_shuffled_lots_counts_again(tmp_path: Path) -> None:
 
 def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**CORRELATED), tmp_path, at=3)
-    with pytest.raises(InputError, match="that noise is secret and in no file"):
+    with pytest.raises(InputError, match="That noise is secret and in no file"):
         execute(None, tmp_path, resume=True)
     exact = gaussian_epsilon(2.0 / FixedOrderSampling("cyclic", 3).sensitivity(9, 4), 1e-3)
     assert spent(tmp_path)["epsilon"] == pytest.approx(exact, rel=2e-3)

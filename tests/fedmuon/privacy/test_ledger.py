@@ -139,7 +139,7 @@ def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
     other = filled(tmp_path / "other.jsonl")
     other.require(3, saved)  # the same lines are the same ledger
     os.truncate(tmp_path / "other.jsonl", len(_lines(tmp_path / "other.jsonl", 3)))
-    with pytest.raises(InputError, match="not the ledger"):
+    with pytest.raises(InputError, match="not the privacy ledger"):
         Ledger.open(tmp_path / "other.jsonl", "config").require(2, saved)
 
 

@@ -118,8 +118,8 @@ def test_what_no_account_covers_is_refused_by_the_config(
 @pytest.mark.parametrize(("options", "why"), [
     ({"adjacency": "add-remove"}, "does not hold for the sampling rates"),
     ({"adjacency": "substitute"}, "has no accountant"),
-    ({"source": "dice"}, "is unknown: use"),
-    ({"arithmetic": "sand"}, "is unknown: use"),
+    ({"source": "dice"}, "is unknown. Use"),
+    ({"arithmetic": "sand"}, "is unknown. Use"),
     ({"adjacency": "add-remove", "fixed_order": FixedOrderSampling()}, "moves other samples"),
     ({"lot": 2.5, "fixed_order": FixedOrderSampling()}, "is not an integer"),
 ])  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_mechanism_of_ones_own_is_held_to_it(options: dict[str, Any], why: str
         Mechanism(**{"clipping": Clipping(), "noise": 1.0, "lot": 4.0, **options})
     with pytest.raises(InputError, match="needs a whole epoch between"):
         FixedOrderSampling("shuffle", 2)
-    with pytest.raises(InputError, match="this draws Poisson lots"):
+    with pytest.raises(InputError, match=r"Mechanism\.rows draws Poisson lots"):
         own = Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling())
         own.rows(lambda what: None, 10)  # type: ignore[arg-type]
     control = Mechanism(Clipping(), 1.0, 4.0, public_rate=0.1, adjacency="add-remove")
@@ -146,15 +146,15 @@ def test_the_controls_of_it_are_read() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 uses up all"),
-        (private(noise=1e9), "too coarse for the lattice"),
-        (private("fedmuon", level="client", noise=1e9), "too coarse for the lattice"),
+        (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 is too small"),
+        (private(noise=1e9), "too large for exact noise on a lattice"),
+        (private("fedmuon", level="client", noise=1e9), "too large for exact noise on a lattice"),
         (private(noise=1e-9), "noise = 1e-09 is too small for the account.* noise = 1e-06 or more"),
         (
             private("fedmuon", level="client", noise=1e-9),
             "noise = 1e-09 is too small for the account",
         ),
-        (private(rate=1e-18, delta=1e-5), "probability 1e-18 is out of range"),
+        (private(rate=1e-18, delta=1e-5), "probability is 1e-18, but"),
     ],
 )
 def test_what_has_no_account_is_refused_before_anything_is_written(
@@ -252,7 +252,7 @@ def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
     broken_off(["run", str(file), "--out", str(out)], monkeypatch)
     said = capsys.readouterr().err
     assert (
-        "that noise is secret and in no file" in said
+        "That noise is secret and in no file" in said
         and "another folder" in said
         and "--resume" not in said
     )
@@ -295,7 +295,7 @@ def test_an_audit_that_was_interrupted_is_begun_anew(
     again = ["privacy", "audit", "--one-run", str(file), "--canaries", "20", "--out", str(out)]
     broken_off(again, monkeypatch, where)
     said = capsys.readouterr().err
-    assert "coins of its canaries are lost" in said and "another folder" in said
+    assert "random choices of its canaries are lost" in said and "another folder" in said
     assert "--resume" not in said
     before = contents(out)
     assert "audit" not in spent(out)

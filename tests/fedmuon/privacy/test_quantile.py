@@ -49,7 +49,7 @@ def test_the_whole_release_has_the_multiplier_that_is_asked_for() -> None:
     theirs = (1.0**-2 - (2 * 3.2) ** -2) ** -0.5
     assert Quantile(0.5, 0.2, 3.2).of_sums(1.0, 1) == pytest.approx(theirs, rel=1e-14)
     for count_noise in (0.0, 0.3, 0.5):
-        with pytest.raises(InputError, match=r"raise count-noise above 0\.5"):
+        with pytest.raises(InputError, match=r"Set count-noise above 0\.5"):
             Quantile(0.5, 0.2, count_noise).of_sums(1.0, 1)
 
 

@@ -228,7 +228,7 @@ def test_what_has_no_maximum(privacy: dict[str, Any], why: str) -> None:
     {"max-lot": 20, "noise": 0.4},  # delta - 2 p is left, but not at the epsilon of this noise
 ])  # fmt: skip
 def test_a_maximum_that_uses_delta_up_is_rejected(tmp_path: Path, given: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="uses up more than half of delta"):
+    with pytest.raises(InputError, match="these cuts use up more than half of delta"):
         execute(private(**given), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -241,7 +241,9 @@ def test_a_mechanism_of_ones_own_has_the_same_limits() -> None:
     ):
         with pytest.raises(InputError, match=r"max.lot"):
             Mechanism(**{"clipping": Clipping(), "noise": 1.0, "lot": 8.0, "max_lot": 20, **given})
-    with pytest.raises(InputError, match="give at least 1"):
+    with pytest.raises(
+        InputError, match="max-lot is 0, but a lot must be allowed at least 1 example"
+    ):
         cut_probability(40, 0.2, 0)
 
 

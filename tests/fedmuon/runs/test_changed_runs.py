@@ -235,7 +235,7 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
 
 def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
     """No folder, no run, and one that failed, which no --resume finishes."""
-    assert "does not exist: name a folder" in why("compare", str(tmp_path / "none"))
+    assert "does not exist. Choose a folder" in why("compare", str(tmp_path / "none"))
     assert "contains no run" in why("compare", str(tmp_path))
     (tmp_path / "config.toml").touch()
     (tmp_path / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
@@ -245,8 +245,10 @@ def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
 
 def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
-    assert why("compare", str(tmp_path)).endswith("finish this one with --resume")
-    with pytest.raises(InputError, match=r"finish this one with resume=True$"):
+    assert why("compare", str(tmp_path)).endswith(
+        "Finish it with --resume, or choose a finished run."
+    )
+    with pytest.raises(InputError, match=r"Finish it with resume=True, or choose"):
         fedmuon.compare(tmp_path)
 
 
@@ -259,9 +261,11 @@ def test_a_private_run_that_ended_is_not_run_again_for_want_of_its_summary(tmp_p
     ledger, model = ((out / name).read_bytes() for name in ("ledger.jsonl", "model.safetensors"))
     (out / "summary.json").unlink()
     said = asked("ls", str(tmp_path)).output
-    assert "lost" in said and "summary.json is missing" in " ".join(said.split())
+    assert "lost" in said and "without its summary.json" in " ".join(said.split())
     assert "--resume" not in said
-    with pytest.raises(InputError, match=r"summary\.json is missing: what it released is spent"):
+    with pytest.raises(
+        InputError, match=r"without its summary\.json\. The privacy of this run is already spent"
+    ):
         execute(None, out, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == ledger
     assert (out / "model.safetensors").read_bytes() == model

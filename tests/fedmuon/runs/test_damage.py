@@ -120,7 +120,9 @@ def test_files_of_another_run_are_refused(
     shutil.copytree(cut, tmp_path / "x")
     for name in names:
         shutil.copy(tmp_path / "other" / name, tmp_path / "x" / name)
-    with pytest.raises(InputError, match=r"(belongs to|is damaged, missing or from) another run"):
+    with pytest.raises(
+        InputError, match=r"(belongs to|is damaged, is missing or belongs to) another run"
+    ):
         execute(None, tmp_path / "x", resume=True)
 
 
@@ -157,7 +159,9 @@ def test_rounds_that_a_checkpoint_has_behind_it_are_not_made_up(cut: Path, tmp_p
     log = tmp_path / "x" / "rounds.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*lines[:2], *lines[3:]]))
-    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or from"):
+    with pytest.raises(
+        InputError, match=r"line 3 of .*rounds\.jsonl is damaged, is missing or belongs to"
+    ):
         execute(None, tmp_path / "x", resume=True)
 
 

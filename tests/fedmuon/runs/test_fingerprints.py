@@ -149,7 +149,7 @@ def test_the_very_same_object_is_the_same_whatever_it_remembers(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         fedmuon.run(tables(), **PLAIN, aggregate=mine, callbacks=[interrupted], out=tmp_path)
     assert fedmuon.run(**PLAIN, aggregate=mine, out=tmp_path, resume=True).summary["rounds"] == 2
-    with pytest.raises(InputError, match="the aggregate is not the one"):
+    with pytest.raises(InputError, match="the aggregate differs from the aggregate"):
         fedmuon.run(**PLAIN, aggregate=Remembering().__call__, out=tmp_path, resume=True)
 
 
@@ -201,7 +201,7 @@ def test_another_line_of_its_file_or_of_a_neighbour_is_another_object(
     given = {**PLAIN, "aggregate": f"{tmp_path / 'mine.py'}:aggregate"}
     done = fedmuon.run(tables(), **given)
     (tmp_path / edited).write_text(texts[edited] + "Y = 1\n")
-    with pytest.raises(InputError, match="the aggregate is not the one"):
+    with pytest.raises(InputError, match="the aggregate differs from the aggregate"):
         fedmuon.run(**PLAIN, out=done.path, resume=True)
 
 

@@ -317,11 +317,11 @@ def test_private_steps_stop_at_what_is_public_alone() -> None:
     released = mechanism.releases(task, [batch], normal)([(1.0, start)])
     assert all(v.isfinite().all() for v in released.gradient.values())
     start["0.bias"][0, 1] = math.nan
-    with pytest.raises(NonFinite, match="the model is not finite in a private step"):
+    with pytest.raises(NonFinite, match="the model is not finite in a step of a private run"):
         mechanism.releases(task, [batch], normal)([(1.0, start)])
     open_ended = Mechanism(Clipping("flat", math.inf), 0.0, 4.0, repeatable=True)
     start["0.bias"][0, 1] = 0.0
-    with pytest.raises(NonFinite, match="what is released is not finite"):
+    with pytest.raises(NonFinite, match="the released gradient is not finite"):
         open_ended.releases(task, [batch], normal)([(1.0, start)])
 
 
@@ -475,7 +475,7 @@ def test_a_loss_that_mixes_samples_is_given_one_at_a_time(loss: Callable) -> Non
 
 def test_a_loss_of_all_samples_together_is_refused() -> None:
     x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
-    with pytest.raises(InputError, match="without a mean over them"):
+    with pytest.raises(InputError, match="without a mean over samples"):
         summed(functional.cross_entropy, x, y, Clipping("flat", 1.0))
 
 

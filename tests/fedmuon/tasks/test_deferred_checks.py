@@ -425,9 +425,13 @@ def test_refusals_are_the_same(
     else:
         start = dataclasses.replace(start, params={"weight": first * torch.inf})
     private = recipe in choices.PRIVATE
-    said = "the model is not finite in a private step" if private else "the loss is not finite"
+    said = (
+        "the model is not finite in a step of a private run"
+        if private
+        else "the loss is not finite"
+    )
     if place == 1 and "muon" in recipe:
-        said = "A matrix to orthogonalize holds NaN"
+        said = "A matrix to orthogonalize contains NaN"
     sentences = []
     for _ in range(2):
         with pytest.raises(NonFinite, match=said) as refused:

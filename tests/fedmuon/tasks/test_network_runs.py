@@ -299,5 +299,7 @@ def test_muon_takes_the_largest_matrix_of_a_shallow_network(
 
 def test_a_network_without_a_matrix_is_rejected_by_muon_alone() -> None:
     norm = nn.Sequential(nn.Flatten(), nn.LayerNorm(64))
-    with pytest.raises(InputError, match="only vectors, norms and scalars: set recipe = 'fedavg'"):
+    with pytest.raises(
+        InputError, match=r"only vectors, norms and scalars\. Set recipe = 'fedavg'"
+    ):
         matrix_counts(norm, "all-matrices")
