@@ -412,16 +412,21 @@ class Data(Table):
         "Source of samples. `fedmuon doctor` shows which sources are available on this machine.",
     )
     train: Samples = key(
-        4000, "n, the number of training samples that are divided among the clients.", symbol="n"
+        4000,
+        "n, the number of training samples that are divided among the clients. If you do not set "
+        "it for your own data or file, all samples that are not held out are used.",
+        symbol="n",
     )
     test: Samples = key(
-        1000, "Number of held-out samples on which test loss and test accuracy are measured."
+        1000,
+        "Number of held-out samples on which test loss and test accuracy are measured. If you do "
+        "not set it for your own data or file, a fifth of the samples is held out, at most 1000.",
     )
     validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
         0.0,
         "Size of the validation set, which is used to choose settings. A value below 1 is a "
-        "share of `train`; any other value is a number of samples. With 0, there is no "
-        "validation set.",
+        "share of `train`; any other value is a number of samples. Validation samples are taken "
+        "in addition to the `train` and `test` samples. With 0, there is no validation set.",
         values="a share below 1, or an integer",
     )
     client_test: Annotated[float, Field(ge=0, lt=1)] = key(

@@ -8,6 +8,7 @@ from typing import Literal
 TABLES = ("e2e", "dart")  # the loss does not count the source
 GLUE = ("sst-2", "mnli", "qnli", "qqp")  # a label is predicted
 TEXTS = ("pydoc", "text", *TABLES, *GLUE)
+OWN_FILES = ("idx", "text", "npz", "csv", "parquet")  # sources that are the user's own files
 NoiseSource = Literal["secure", "pcg64"]
 Arithmetic = Literal["auto", "continuous", "grid"]
 # Reserved names in a round's record and in a run's summary; custom metrics need other names.

@@ -229,10 +229,16 @@ def split(
     taken = train or len(before) - (test if shared else 0) - validation
     held = test or len(after) - (train + validation if shared else 0)
     if min(taken, held) < 1 or (shared and taken + held > n):
+        less = min(test, n // 5)
+        fits = n - less - validation
         raise InputError(
             f"[data] train = {train} and test = {test} do not fit, because the source has only "
-            f"{n} samples. Lower train or test, or set one of them to 0 for all remaining "
-            "samples."
+            f"{n} samples. Lower train or test"
+            + (
+                f", for example to train = {fits} and test = {less}."
+                if min(fits, less) > 0
+                else "."
+            )
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)

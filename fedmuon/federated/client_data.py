@@ -28,7 +28,7 @@ from fedmuon.config.user_objects import (
     object_options,
     user_objects,
 )
-from fedmuon.core.choices import GIVEN, GLUE, TABLES, TEXTS, is_own
+from fedmuon.core.choices import GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
 from fedmuon.core.device import to_device
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
@@ -254,7 +254,8 @@ def with_user_sizes(config: Config) -> Config:
     own, parts = user_objects(config), _index_arrays(config)
     with _partition_guard(config):
         count = partitioner_clients(own.partition) if parts is None else len(parts)
-    if own.data is None and count is None:
+    of_user = own.data is not None or config.data.name in OWN_FILES
+    if not of_user and count is None:
         return config
     data: dict[str, Any] = {}
     changed: dict[str, Any] = {}
@@ -269,11 +270,11 @@ def with_user_sizes(config: Config) -> Config:
         changed["clients"] = count
     if parts is not None:
         data = _sizes_of_parts(config, parts)
+    if of_user and not {"train", "test", "minimum"} <= config.data.model_fields_set:
+        data = _sizes_of_source(config, read_source(config)) | data
     if own.data is not None:
-        source = read_source(config)
-        data = _sizes_of_source(config, source) | data
         data["options"] = {**dict(config.data.options), "digest": user_data_digest(config)}
-        if not source.classes and "partition" not in given:
+        if not read_source(config).classes and "partition" not in given:
             changed["partition"] = "iid"
     if "per_round" not in given:
         clients = changed.get("clients", federation.clients)
@@ -306,8 +307,13 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
     if source.official_test is not None and config.given.test is not None:
         test, room = n - source.official_test, source.official_test
         train = _beside_validation(table, room)
+    elif source.official_test is not None and table.name in OWN_FILES:
+        room = source.official_test
+        test = table.test if "test" in given else min(table.test, n - room)
+        train = table.train if "train" in given else _beside_validation(table, room)
     else:
-        test = table.test if "test" in given else min(table.test, max(1, n // TEST))
+        left = n - table.train - table.validation_samples if "train" in given else n
+        test = table.test if "test" in given else min(table.test, max(1, min(n // TEST, left)))
         train = table.train if "train" in given else _beside_validation(table, n - test)
     found: dict[str, Any] = {"train": train, "test": test}
     if "minimum" not in given and not is_own(config.federation.partition):

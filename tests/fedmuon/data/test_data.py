@@ -482,7 +482,8 @@ def test_a_larger_train_part_extends_the_smaller() -> None:
 
 
 def test_a_split_too_large_is_refused() -> None:
-    for train, words in ((70, "train = 70 and test = 40 do not fit"), (-1, "negative")):
+    fits = r"train = 70 and test = 40 do not fit.*for example to train = 80 and test = 20\."
+    for train, words in ((70, fits), (-1, "negative")):
         with pytest.raises(InputError, match=words):
             split(np.zeros(100), None, train, 40, 0)
 

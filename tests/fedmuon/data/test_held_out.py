@@ -41,6 +41,38 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
+# --- sizes of the user's own files ---
+
+
+def sizes(data: dict[str, Any]) -> tuple[int, int, int]:
+    config = resolve(parse({"data": data}))
+    found = build_data(config)
+    return len(found.labels), len(found.test_labels), len(found.validation_labels)
+
+
+def test_a_file_is_used_whole_with_a_fifth_held_out(tmp_path: Path) -> None:
+    """As for data passed in Python, unless train or test are set."""
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join(["x,label", *(f"{k / 100},{k % 2}" for k in range(500))]))
+    csv = {"name": "csv", "folder": str(file)}
+    assert sizes(csv) == (400, 100, 0)
+    assert sizes({**csv, "validation": 0.25}) == (320, 100, 80)
+    assert sizes({**csv, "train": 450}) == (450, 50, 0)
+    assert sizes({**csv, "test": 60}) == (440, 60, 0)
+    with pytest.raises(InputError, match="for example to train = 400 and test = 100"):
+        sizes({**csv, "train": 500, "test": 100})
+
+
+def test_a_file_with_a_test_part_is_split_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words of a text. " * 2000)
+    data = {"name": "text", "folder": str(tmp_path / "a.txt"), "context": 16}
+    config = resolve(parse({"data": data, "task": {"name": "network", "model": "gpt"}}))
+    source, found = read_source(config), config.data
+    assert source.official_test is not None
+    assert found.train == source.official_test
+    assert found.test == len(source.labels) - source.official_test
+
+
 # --- validation ---
 
 
