@@ -318,8 +318,7 @@ RETRAIN = {"leave-one-out": leave_one_out, "zero-out": zero_out, "halves": halve
 OURS = "trajectory"
 NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, before each round",
          "last product": "gradient product, last model", "trak": "TRAK, last model"}  # fmt: skip
-TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zeros for a sample",
-          "halves": "halves of samples"}  # fmt: skip
+TRUTHS = {"leave-one-out": "leave-one-out", "zero-out": "zero-out", "halves": "halves of samples"}
 STANDS_ON = (
     "A score estimates how the loss of a test sample responds to the weight of a training "
     "sample. Spearman's ρ compares the scores with exact runs, which use the same random draws. "

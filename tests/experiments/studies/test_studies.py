@@ -107,5 +107,5 @@ def test_what_is_refused(study: str, tmp_path: Path) -> None:
     file = tmp_path / "out" / "suite.json"
     file.write_text(file.read_text().replace("made-up", "sharp"))
     summed(file.parent)
-    with pytest.raises(InputError, match="unknown kind 'sharp'"):
+    with pytest.raises(InputError, match="unknown kind of suite 'sharp'"):
         gather(tmp_path / "out")
