@@ -149,7 +149,7 @@ def main() -> None:
     began = time.time()
     try:
         check_python()
-        print("Setting up fedmuon, which happens once and takes one to three minutes.", flush=True)
+        print("Setting up fedmuon, which happens once and takes two to five minutes.", flush=True)
         install(Path(sys.argv[1]), sys.argv[2:])
     except (FailedError, KeyboardInterrupt) as error:
         interrupted = "interrupted. Run the same command to continue."

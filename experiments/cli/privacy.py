@@ -78,9 +78,9 @@ Adjacency = Annotated[
     str,
     Option(
         "--adjacency",
-        help="How neighbouring data sets differ. zero-out: an example is replaced by 0; "
-        "add-remove: an example is added or removed, and the population is public; replace-one: "
-        "an example is replaced by any other.",
+        help="How neighbouring data sets differ. zero-out: an example contributes 0 instead of "
+        "its gradient; add-remove: an example is added or removed, and the population is public; "
+        "replace-one: an example is replaced by any other.",
         autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
 ]

@@ -980,10 +980,10 @@ class Privacy(Table):
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
-        "How neighbouring data sets differ. zero-out: one sample is replaced by 0. add-remove: "
-        "one sample is added or left out. add-remove needs a public `population` or `rate`, and "
-        "is the default if you set one of these keys. replace-one: one sample is replaced by any "
-        "other sample.",
+        "How neighbouring data sets differ. zero-out: one sample contributes 0 instead of its "
+        "gradient. add-remove: one sample is added or left out. add-remove needs a public "
+        "`population` or `rate`, and is the default if you set one of these keys. replace-one: "
+        "one sample is replaced by any other sample.",
         read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
