@@ -5,7 +5,7 @@ its entries. A method without an entry, such as plain SGD or your own method, ha
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MNIST, GLUE = ("mnist",), ("glue",)
 # Config key -> value -> keys of the entries.
 CITED: dict[str, dict[str, tuple[str, ...]]] = {
     "local.recipe": {
-        "fedavg": ("fedavg",), "fedavgm": ("fedavgm",), "local-muon": ("fedavg",),
+        "fedavg": ("fedavg",), "fedavgm": ("non-identical-data",), "local-muon": ("fedavg",),
         "fedmuon": ("stability-note",), "fedmuon-aligned": ("stability-note",),
         "fedmuon-corrected": ("fedmuon-corrected",), "fedmuon-svd": ("fedmuon-svd",),
         "ef21-muon": ("ef21-muon",), "muloco": ("muloco",), "fedprox": ("fedprox",),
@@ -48,7 +48,7 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
         "by-samples": ("fedavg",), "median": ("robust-mean",), "trimmed-mean": ("robust-mean",),
         "krum": ("krum",),
     },
-    "federation.partition": {"dirichlet": ("fedavgm",), "shards": ("fedavg",)},
+    "federation.partition": {"dirichlet": ("non-identical-data",), "shards": ("fedavg",)},
     "compression.uplink": {
         "top-k": ("sparsified-sgd",), "random-k": ("sparsified-sgd",), "qsgd": ("qsgd",),
         "sign": ("ef-signsgd",), "power": ("powersgd",),
@@ -75,45 +75,64 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "engine.name": {"ray": ("flower", "ray"), "deployment": ("flower",)},
 }  # fmt: skip
+# Config key -> the reason in the comment above an entry, with the value in place of {}.
+REASONS = {
+    "local.recipe": "optimizer {}", "local.aux": "auxiliary optimizer {}",
+    "local.schedule": "step size schedule {}", "orthogonalizer.name": "orthogonalizer {}",
+    "orthogonalizer.coefficients": "Newton-Schulz coefficients {}",
+    "orthogonalizer.normalization": "orthogonalizer normalization {}",
+    "federation.aggregate": "aggregation {}", "federation.partition": "partition {}",
+    "compression.uplink": "compression {}", "compression.downlink": "compression {}",
+    "compression.feedback": "compression feedback {}", "devices.mode": "device mode {}",
+    "privacy.level": "{}-level privacy", "privacy.trust": "{} noise",
+    "privacy.clipping": "{} clipping", "privacy.noise-correlation": "noise correlation {}",
+    "data.name": "data set {}", "engine.name": "engine {}",
+}  # fmt: skip
+YEAR = 2026  # year of the release, as in CITATION.cff
 ACCOUNTANT = ("connect-the-dots", "rdp")  # cited by every private run
 
 
-def references(config: Config, stability: bool = False) -> dict[str, str]:
-    """Return the BibTeX entries of everything that a run used.
+def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
+    """Return the BibTeX entries of everything that runs used.
 
     Args:
-        config: The resolved config of the run.
-        stability: Whether the run has neighbours or a bound.
+        runs: The resolved config of each run, and whether the run has neighbours or a bound.
 
     Returns:
-        The entries by key. The first entry is fedmuon itself.
+        The entries by key. The first entry is fedmuon itself. A comment above each entry says why
+        the entry is cited.
     """
-    known = entries()
-    keys = dict.fromkeys(_used(config, stability))
-    return {"fedmuon": software(), **{key: known[key] for key in keys}}
+    known = {"fedmuon": software()} | entries()
+    why: dict[str, dict[str, None]] = {"fedmuon": {"simulator of the runs": None}}
+    for config, stability in runs:
+        for key, reason in _used(config, stability):
+            why.setdefault(key, {})[reason] = None
+    return {key: f"% {', '.join(reasons)}\n{known[key]}" for key, reasons in why.items()}
 
 
-def _used(config: Config, stability: bool) -> Iterator[str]:
-    """Yield the entries that a config requires; an entry may repeat."""
+def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
+    """Yield each entry that a config requires, with the reason; an entry may repeat."""
     if config.local.recipe in ORTHOGONALIZED:
-        yield "muon"
+        yield "muon", f"optimizer {config.local.recipe}"
     for key, values in CITED.items():
         if reads(config, key):
-            yield from values.get(str(value_of(config, key)), ())
+            value = str(value_of(config, key))
+            for one in values.get(value, ()):
+                yield one, REASONS[key].format(value)
     if reads(config, "orthogonalizer.name"):
         if config.orthogonalizer.row_memory:
-            yield "normuon"
+            yield "normuon", "orthogonalizer row memory"
         if config.orthogonalizer.shards > 1:
-            yield "muonbp"
+            yield "muonbp", "orthogonalizer shards"
     if config.local.recipe in PRIVATE or config.privacy.level == "client":
-        yield from ACCOUNTANT
+        yield from ((one, "privacy accounting") for one in ACCOUNTANT)
         if config.privacy.quantile:
-            yield "quantile-clipping"
+            yield "quantile-clipping", "clipping at a quantile"
         if _exact(config.privacy):
-            yield "discrete-gaussian"
+            yield "discrete-gaussian", "exact noise"
     if stability:
-        yield "stability-note"
-    yield "pytorch"
+        yield "stability-note", "stability bound"
+    yield "pytorch", "software"
 
 
 def _exact(privacy: Privacy) -> bool:
@@ -135,10 +154,11 @@ def entries() -> dict[str, str]:
 def software() -> str:
     """Return the entry of this package."""
     return (
-        "@software{fedmuon,\n"
-        "  author  = {{The fedmuon authors}},\n"
-        "  title   = {{fedmuon}: Orthogonalized-Momentum Optimization in Federated and Private "
+        "@misc{fedmuon,\n"
+        "  author = {{The fedmuon authors}},\n"
+        "  title  = {{fedmuon}: Orthogonalized-Momentum Optimization in Federated and Private "
         "Learning},\n"
-        f"  version = {{{fedmuon.__version__}}}\n"
+        f"  note   = {{Software, version {fedmuon.__version__}}},\n"
+        f"  year   = {{{YEAR}}}\n"
         "}"
     )

@@ -1,22 +1,46 @@
 """The command `cite`."""
 
+from pathlib import Path
+from typing import Annotated
+
 from rich.text import Text
+from typer import Argument
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli.options import RunFolder
+from fedmuon.experiments.cli import completion
 from fedmuon.experiments.cli.output import tell
 
 
-def cite(run_dir: RunFolder) -> None:
-    """Print BibTeX entries of the methods, data and software that a run used.
+def cite(
+    folders: Annotated[
+        list[Path],
+        Argument(
+            help="Run folders, sweep folders, or folders that contain them.",
+            autocompletion=completion.run_folders,
+        ),
+    ],
+) -> None:
+    """Print BibTeX entries of the methods, data and software that runs used.
 
-    Example: [bold]fedmuon cite runs/a[/]
+    Each entry appears once. A comment above the entry says why it is cited.
+
+    Example: [bold]fedmuon cite runs/a runs/b[/]
     """
     from fedmuon.experiments.citing import references  # the config
-    from fedmuon.experiments.inspect.status import run_status  # the config
+    from fedmuon.experiments.inspect.status import is_run, run_status, runs_below  # the config
 
-    if (run := run_status(run_dir)).damage:
-        raise InputError(run.damage)
-    neighbours = (run_dir / "neighbours.csv").exists()
-    found = references(run.config, neighbours or run.bound is not None)
-    tell({"run": run_dir, "entries": found}, Text("\n\n".join(found.values())))
+    used = []
+    for folder in folders:
+        held = [run_status(folder)] if is_run(folder) else runs_below(folder)
+        if not held:
+            raise InputError(
+                f"{folder} contains no run. Pass a run folder or a folder that contains runs; "
+                "`fedmuon ls` lists them."
+            )
+        for run in held:
+            if run.damage:
+                raise InputError(run.damage)
+            neighbours = (run.path / "neighbours.csv").exists()
+            used.append((run.config, neighbours or run.bound is not None))
+    found = references(used)
+    tell({"runs": folders, "entries": found}, Text("\n\n".join(found.values())))

@@ -220,7 +220,7 @@ def test_the_page_has_groups_usage_and_examples() -> None:
 
 
 def cited(**tables: dict[str, Any]) -> set[str]:
-    return set(citing.references(Config.model_validate(tables)))
+    return set(citing.references([(Config.model_validate(tables), False)]))
 
 
 def test_a_run_cites_what_it_used(runs: Path) -> None:
@@ -230,7 +230,37 @@ def test_a_run_cites_what_it_used(runs: Path) -> None:
     assert len(set(keys)) == len(keys)
     assert list(json.loads(done("cite", f"{runs}/plain", "--json").stdout)["entries"]) == keys
     assert "stability-note" in done("cite", f"{runs}/near").stdout
-    assert "is not a run folder" in str(done("cite", str(runs)).exception)
+
+
+def test_runs_below_a_folder_are_cited_together(runs: Path, tmp_path: Path) -> None:
+    """Each entry once, with every reason; a folder without runs is an error."""
+    done("sweep", "--grid", "local.recipe=fedadam,fedyogi", "--set", "federation.rounds=1",
+         "--set", "data.name=synthetic", "--set", "data.alpha=0.5", "--select", "train-loss",
+         "--out", f"{tmp_path}/tuned")  # fmt: skip
+    for places in ([f"{tmp_path}/tuned"], sorted(map(str, tmp_path.glob("tuned/runs/*")))):
+        text = done("cite", *places).stdout
+        assert re.findall(r"^@\w+\{(.+),$", text, re.M) == [
+            "fedmuon", "fedopt", "non-identical-data", "pytorch"
+        ]  # fmt: skip
+        assert "% optimizer fedadam, optimizer fedyogi\n@inproceedings{fedopt" in text
+        assert "% partition dirichlet\n@misc{non-identical-data" in text
+        assert all(one.startswith("% ") and "@" in one for one in text.strip().split("\n\n"))
+    both = done("cite", f"{tmp_path}/tuned", f"{runs}/near").stdout
+    assert re.search("^% .*stability bound$", both, re.M) and both.count("{pytorch,") == 1
+    (empty := tmp_path / "empty").mkdir()
+    assert "contains no run" in str(done("cite", str(empty)).exception)
+
+
+def test_the_entry_of_the_package_suits_every_style() -> None:
+    """It is @misc, which plain.bst knows, and has the year of CITATION.cff."""
+    released = re.search(
+        r"date-released: (\d{4})", (Path(__file__).parents[3] / "CITATION.cff").read_text("utf-8")
+    )
+    assert released and f"year   = {{{released[1]}}}" in citing.software()
+    assert citing.software().startswith("@misc{fedmuon,")
+    assert all(re.match(r"@(misc|article|inproceedings|techreport)\{", one)
+               for one in citing.entries().values())  # fmt: skip
+    assert set(citing.REASONS) == set(citing.CITED)
 
 
 def test_methods_bring_their_papers_and_no_others() -> None:
