@@ -228,11 +228,21 @@ class Result:
         self, metric: str | None = None, x: str = "rounds", *, ax: "Axes", width: None = None
     ) -> "Axes": ...
 
+    @overload
+    def plot(
+        self,
+        metric: str,
+        x: list[str] | tuple[str, ...],
+        *,
+        ax: None = None,
+        width: str | None = None,
+    ) -> "Panels": ...
+
     @in_python()
     def plot(
         self,
         metric: str | None = None,
-        x: str = "rounds",
+        x: str | Sequence[str] = "rounds",
         *,
         ax: "Axes | None" = None,
         width: str | None = None,
@@ -243,13 +253,15 @@ class Result:
             metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
                 Without it, one panel shows the losses and others show the first two other measures.
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
+                makes one panel for each, for example x=["rounds", "bytes"].
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
                 with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
-            The axes; without `metric` and `ax`, a tuple of the axes of all panels.
+            The axes. Without `metric` and `ax`, or if `x` is a list, a tuple of the axes of all
+            panels.
 
         Raises:
             InputError: If the run does not record the metric, or has no such horizontal axis.
@@ -307,7 +319,7 @@ class StabilityResult(Result):
     def plot(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         metric: str | None = None,
-        x: str = "rounds",
+        x: str | Sequence[str] = "rounds",
         *,
         ax: "Axes | None" = None,
         width: str | None = None,
@@ -443,7 +455,7 @@ class SweepResult:
         """
         return latex(self.table, caption, label, columns)
 
-    @in_python()
+    @overload
     def plot(
         self,
         metric: str = "loss",
@@ -451,19 +463,44 @@ class SweepResult:
         *,
         ax: "Axes | None" = None,
         width: str | None = None,
-    ) -> "Axes":
-        """Draw the curves of all points, with a band over seeds, and return the axes.
+    ) -> "Axes": ...
+
+    @overload
+    def plot(
+        self,
+        metric: str,
+        x: list[str] | tuple[str, ...],
+        *,
+        ax: None = None,
+        width: str | None = None,
+    ) -> "Panels": ...
+
+    @in_python()
+    def plot(
+        self,
+        metric: str = "loss",
+        x: str | Sequence[str] = "rounds",
+        *,
+        ax: "Axes | None" = None,
+        width: str | None = None,
+    ) -> "Axes | Panels":
+        """Draw the curves of all points, and return the axes.
+
+        Each line is the mean over seeds. The band around the line reaches from the lowest to the
+        highest value over seeds. The band is not a confidence interval. The client loss has no
+        band.
 
         Args:
             metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
+                makes one panel for each, for example x=["rounds", "bytes"].
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
                 with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
-            The axes.
+            The axes, or a tuple of the axes of all panels if `x` is a list.
 
         Raises:
             InputError: If the runs do not record the metric, or have no such horizontal axis.
@@ -627,28 +664,44 @@ class Comparison:
         self, metric: str | None = None, x: str = "rounds", *, ax: "Axes", width: None = None
     ) -> "Axes": ...
 
+    @overload
+    def plot(
+        self,
+        metric: str,
+        x: list[str] | tuple[str, ...],
+        *,
+        ax: None = None,
+        width: str | None = None,
+    ) -> "Panels": ...
+
     @in_python()
     def plot(
         self,
         metric: str | None = None,
-        x: str = "rounds",
+        x: str | Sequence[str] = "rounds",
         *,
         ax: "Axes | None" = None,
         width: str | None = None,
     ) -> "Axes | Panels":
-        """Draw the curves of all rows, means and bands over seeds, and return the axes.
+        """Draw the curves of all rows, and return the axes.
+
+        Each line is the mean over seeds. The band around the line reaches from the lowest to the
+        highest value over seeds. The band is not a confidence interval. The client loss has no
+        band.
 
         Args:
             metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
                 Without it, one panel shows the losses and others show the first two other measures.
             x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only.
+                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
+                makes one panel for each, for example x=["rounds", "bytes"].
             ax: Axes to draw in. Without it, a new figure is made.
             width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
                 with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
 
         Returns:
-            The axes; without `metric` and `ax`, a tuple of the axes of all panels.
+            The axes. Without `metric` and `ax`, or if `x` is a list, a tuple of the axes of all
+            panels.
 
         Raises:
             InputError: If the runs do not record the metric, or have no such horizontal axis.
@@ -671,7 +724,7 @@ class Comparison:
 
 def _curves(
     curves: Mapping[str, Sequence[Sequence[Record]]],
-    x: str,
+    x: str | Sequence[str],
     metric: str | None,
     ax: "Axes | None",
     width: str | None,

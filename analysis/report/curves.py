@@ -24,7 +24,7 @@ PAPER: dict[Any, Any] = {
 
 def plotted(
     curves: Mapping[str, Sequence[Records]],
-    x: str = "rounds",
+    x: str | Sequence[str] = "rounds",
     metric: str | None = None,
     ax: Axes | None = None,
     width: str | None = None,
@@ -33,38 +33,63 @@ def plotted(
 
     Args:
         curves: For each name, the records of all rounds of its runs.
-        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`.
+        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`, or a list of axes for one
+            panel each.
         metric: Name of the measure to draw, or `loss` for all losses. If None, several panels are
             drawn.
         ax: Existing axes to draw on. If None, a new figure is made.
         width: A key of `WIDTHS` for a figure in the style of a paper.
 
     Returns:
-        Axes if `metric` or `ax` is given, otherwise `Panels`.
+        Axes if `metric` or `ax` is given and `x` is a text, otherwise `Panels`.
 
     Raises:
-        InputError: If the metric or the width is unknown, or `ax` and `width` are both given.
+        InputError: If the metric or the width is unknown, `ax` and `width` are both given, or `x`
+            is a list that is empty, has no metric, or has axes in which to draw.
     """
     require_width(width, ax)
     narrow = width == "column"
     inches = 0.0 if width is None else WIDTHS[width]
-    if metric is None and ax is None:
+    if not isinstance(x, str):
+        _require_panels(x, metric, ax)
+    elif metric is None and ax is None:
         with drawing(width):
             return Panels(style.round_panels(curves, narrow, x, inches).axes)
-    places, name = style.places_of(curves, x), _known(curves, metric or LOSS)
+    across = [x] if isinstance(x, str) else [*x]
+    every, name = [style.places_of(curves, one) for one in across], _known(curves, metric or LOSS)
     if ax is not None:  # the caller chooses the style
-        _draw(ax, curves, places, name, x)
+        _draw(ax, curves, every[0], name, across[0])
         _, labels = ax.get_legend_handles_labels()
         if labels:
             ax.legend()
         return ax
     with drawing(width):
         height = HEIGHT if width else 2.9
-        figure, (panel,) = style.canvas(1, narrow, height, width=inches or style.NARROW * 1.4)
-        _draw(panel, curves, places, name, x)
-        if panel.get_legend_handles_labels()[1]:
-            style.legend_below(figure, panel, 1 if narrow else 2)
-    return panel
+        size = inches or (style.NARROW * 1.4 if len(across) == 1 else style.WIDE)
+        figure, panels = style.canvas(len(across), narrow, height, width=size)
+        for panel, places, one in zip(panels, every, across, strict=True):
+            _draw(panel, curves, places, name, one)
+        if panels[0].get_legend_handles_labels()[1]:
+            style.legend_below(figure, panels[0], 1 if narrow else 2)
+    return panels[0] if isinstance(x, str) else Panels(panels)
+
+
+def _require_panels(x: Sequence[str], metric: str | None, ax: Axes | None) -> None:
+    """Reject a list of axes that has no metric, is empty, or must be drawn in one panel."""
+    if not x:
+        raise InputError(
+            "x is an empty list: name at least one axis, such as x=['rounds', 'bytes']"
+        )
+    if metric is None:
+        raise InputError(
+            f"x = {x!r} is a list, but no metric is set. Set one metric, such as "
+            "metric='accuracy', for all panels."
+        )
+    if ax is not None:
+        raise InputError(
+            f"x = {x!r} is a list, which needs one panel per axis, but ax is one panel. Leave ax "
+            "out, or call plot once for each axis."
+        )
 
 
 def _draw(

@@ -18,6 +18,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.curves import WIDTHS
 from fedmuon.analysis.report.latex import latex
 from fedmuon.core.choices import SPREAD
+from fedmuon.runs.directory import AXES
 
 SMALL: dict[str, Any] = {
     "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
@@ -61,6 +62,23 @@ def test_it_draws_in_axes_of_the_caller(result: fedmuon.Result) -> None:
         result.plot("loss", ax=mine, width="text")  # pyright: ignore
 
 
+def test_a_list_of_axes_has_a_panel_each(result: fedmuon.Result) -> None:
+    """The panels share one legend, and each is the curve that its axis draws alone."""
+    swept = fedmuon.sweep(SMALL, grid={"local.lr": [0.1, 1.0]}, select="train-loss")
+    for one, lines in ((result, 1), (fedmuon.compare({"a": result, "b": result}), 2), (swept, 2)):
+        panels = one.plot("accuracy", ["rounds", "bytes"], width="column")
+        assert [panel.get_xlabel() for panel in panels] == [AXES["rounds"], AXES["bytes"]]
+        for panel, x in zip(panels, ("rounds", "bytes"), strict=True):
+            alone = one.plot("accuracy", x)
+            assert len(panel.lines) == len(alone.lines) == lines
+            for mine, other in zip(panel.lines, alone.lines, strict=True):
+                assert np.array_equal(mine.get_xydata(), other.get_xydata())
+            assert panel.get_legend() is None
+        assert panels.figure.get_figwidth() == WIDTHS["column"]
+        assert len(panels.figure.legends) == (lines > 1)
+    assert len(result.plot("loss", ("rounds", "bytes", "bytes-up"))) == 3
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_paper_s_figure_has_its_width_and_letters(width: str, result: fedmuon.Result) -> None:
     figure = result.plot(width=width).figure
@@ -79,6 +97,15 @@ def test_what_cannot_be_drawn_is_rejected(result: fedmuon.Result) -> None:
         result.plot("los")
     with pytest.raises(fedmuon.InputError, match="width = 'wide' is unknown: use 'column' or"):
         result.plot(width="wide")
+    axes = ["rounds", "bytes"]
+    with pytest.raises(fedmuon.InputError, match="is a list, but no metric is set"):
+        result.plot(x=axes)  # pyright: ignore
+    with pytest.raises(fedmuon.InputError, match="Leave ax out"):
+        result.plot("loss", axes, ax=result.plot("loss"))  # pyright: ignore
+    with pytest.raises(fedmuon.InputError, match="x is an empty list"):
+        result.plot("loss", [])
+    with pytest.raises(fedmuon.InputError, match="byte"):
+        result.plot("loss", ["rounds", "byte"])
 
 
 def test_every_table_is_a_frame_and_latex(result: fedmuon.Result, tmp_path: Path) -> None:
