@@ -21,7 +21,7 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
-from fedmuon.experiments.tables import NOT_RELEASED, adjacency_of, record_name
+from fedmuon.experiments.tables import NOT_RELEASED, SD_NOTE, adjacency_of, record_name
 from fedmuon.runs.directory import (
     PERSONAL_MODELS,
     RunDirectory,
@@ -709,17 +709,19 @@ class Comparison:
         return _curves(self.curves, x, metric, ax, width)
 
     def __str__(self) -> str:
-        return "\n".join([*lines_of(self.rows), *filter(None, [self.note, *self._told()])])
+        return "\n".join([*lines_of(self.rows), *self._told()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Show the rows and notes in a notebook."""
-        return as_html(self.rows, " ".join(filter(None, [self.note, *self._told()])))
+        return as_html(self.rows, " ".join(self._told()))
 
     def _told(self) -> list[str]:
-        """Return one sentence for each run that is not included."""
-        return [f"Left out: {why}" for why in self.left_out]
+        """Return the notes below the rows: on ±, on the numbers, and on runs left out."""
+        notes = [SD_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
+        notes += [self.note] if self.note else []
+        return [*notes, *(f"Left out: {why}" for why in self.left_out)]
 
 
 def _curves(

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedmuon.analysis.report.numbers import number, written
 
+SD_NOTE = "± is the sample standard deviation over seeds (with n - 1 in the denominator)."
 SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (

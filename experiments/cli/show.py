@@ -249,7 +249,7 @@ def sweep_parts(summary: Record) -> Iterator[RenderableType]:
 def _points(summary: Record) -> Table:
     """Return a table of the sweep's points, or of the metrics of repeated runs without a grid."""
     seeds = len(summary["seeds"])
-    over = f"of {count(seeds, 'seed')}" + " ± 95% interval" * (seeds > 1)
+    over = f"of {count(seeds, 'seed')}" + " ± half of the 95% interval" * (seeds > 1)
     if not summary["grid"]:
         names = [spelled(row["metric"]).replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])

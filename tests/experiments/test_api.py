@@ -213,6 +213,9 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert compared.rows[0]["test_loss ±"] == pytest.approx(np.std(losses, ddof=1))
     assert "recipe=fedavg" in repr(compared) and len(compared.to_pandas()) == 2
     assert "<td>recipe=fedavg</td>" in compared._repr_html_()
+    for shown, count in ((compared, 1), (fedmuon.compare(found[0]), 0)):  # two seeds, and one
+        for text in (repr(shown), shown._repr_html_()):
+            assert text.count("± is the sample standard deviation over seeds") == count
     assert "<th>accuracy</th>" in found[0]._repr_html_()
     loss, _ = compared.plot().axes
     drawn = [one for one in loss.lines if len(np.asarray(one.get_xdata()))]  # others are the key's
