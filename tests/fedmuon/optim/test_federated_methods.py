@@ -459,7 +459,11 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
             "also stores or sends other data",
         ),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 3}}, "no effect, because epochs"),
-        ("fedavg", {"local": {"epochs": 2.0, "steps": 5, "schedule": "heavy-tailed"}}, "leaves"),
+        (
+            "fedavg",
+            {"local": {"epochs": 2.0, "steps": 5, "schedule": "heavy-tailed"}},
+            "computes lr from the number of steps",
+        ),
     ],
 )
 def test_what_a_method_cannot_be_combined_with(

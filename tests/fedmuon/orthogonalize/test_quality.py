@@ -134,7 +134,7 @@ def test_the_least_power_is_the_first_that_is_proved(name):
         assert found == proved[0] if proved else found >= 60
     assert tried or name not in ("random", "clustered")
     for bad, words in (
-        ((s, len(s), 3), "below the"),
+        ((s, len(s), 3), "must be below"),
         ((s, 1, 1), "oversample is 1"),
         (([0.0, 0.0], 1, 2), "above 0"),
         (([1.0, -1.0], 1, 2), "negative number"),
