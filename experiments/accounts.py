@@ -53,8 +53,10 @@ class AuditResult:
         counted: The lower bound that uses only the trial counts.
         tilted: The lower bound that also uses the declared Gaussian noise; None if not computed.
         joint: The epsilon that the accountant certifies.
-        per_release: The epsilon if each block had drawn its own lot. It is not certified.
-        below_joint: Whether the lower bound is at most the certified epsilon. It must be.
+        per_release: The epsilon of a mechanism in which each block draws its own lot. This epsilon
+            is not certified.
+        below_joint: Whether the lower bound is at most the certified epsilon. False refutes the
+            certified epsilon.
         refutes_per_release: Whether counts alone refute `per_release`.
         confidence: Confidence with which the lower bounds hold.
         trials: Number of trials with the canary, and the same number without the canary.
@@ -92,7 +94,8 @@ class RunAuditResult:
         epsilon: The epsilon of the run's ledger.
         epsilon_at_least: The largest lower bound on epsilon that uses only the guess counts.
         declared: A lower bound that trusts the declared mechanism, except for its noise level.
-        below: Whether both lower bounds are at most the epsilon of the ledger. They must be.
+        below: Whether both lower bounds are at most the epsilon of the ledger. False refutes the
+            epsilon of the ledger.
         canaries: Number of canaries.
         guesses: Number of guesses about whether a canary was included.
         right: Number of right guesses.
@@ -153,10 +156,10 @@ def alike(
     adjacency: str,
     correlation: tuple[int, tuple[float, bool], int],
 ) -> tuple[float, float, int]:
-    """Return (s, rate, steps) of Poisson lots that spend the same epsilon with noise / s.
+    """Return s, rate and steps of Poisson lots that spend the same epsilon with the noise / s.
 
-    Lots in a fixed order spend the same as one release of all examples. `correlation` contains the
-    band, the momentum (beta, and whether it looks ahead) and the buffers of the noise.
+    Lots in a fixed order spend the same epsilon as one release of all examples. `correlation`
+    contains the band, the momentum (beta, and whether it looks ahead) and the buffers of the noise.
     """
     band, momentum, buffers = correlation
     share = rate(lot, population)
@@ -192,7 +195,7 @@ def alike(
 def fixed_order_of(
     sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
 ) -> FixedOrderSampling:
-    """Return lots that take turns, with the noise that the options describe."""
+    """Return the sampling in a fixed order with the noise that the options describe."""
     if band != 1 and buffers:
         raise InputError(
             "--band and --buffers are two ways to correlate the noise. Remove one of them."
@@ -225,7 +228,7 @@ def answer_of_bins(
     correlation: tuple[int, tuple[float, bool], int],
     trials: int,
 ) -> dict[str, Any]:
-    """Return the epsilon of balls in bins, and that of the same lots in a public order.
+    """Return the epsilon of balls-in-bins lots, and of the same lots in a public order.
 
     `correlation` contains the band, the momentum and the buffers.
     """
@@ -270,7 +273,7 @@ def answer_of_bins(
 def cut_of(
     most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
 ) -> float:
-    """Return the probability that one of the lots exceeds `most`; 0 without a maximum."""
+    """Return a bound on the probability that a lot exceeds `most`; 0 if `most` is 0."""
     if not most:
         return 0.0
     if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
@@ -300,7 +303,7 @@ def epsilon_and_cut(
     max_lot: int,
     accountant: str,
 ) -> tuple[EpsilonResult, float]:
-    """Return the epsilon of a run, and the probability that a lot is cut.
+    """Return the epsilon of a run, and a bound on the probability that a lot is cut.
 
     `correlation` contains the band, the momentum and the buffers of the noise.
     """
@@ -334,7 +337,7 @@ def noise_and_cut(
     correlation: tuple[int, tuple[float, bool], int],
     max_lot: int,
 ) -> tuple[float, EpsilonResult, float]:
-    """Return the smallest noise for an epsilon, what it spends, and the probability of a cut."""
+    """Return the smallest noise for an epsilon, the epsilon it spends, and the cut probability."""
     over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
     left = delta_left(delta, cut, epsilon)
@@ -405,14 +408,16 @@ def epsilon(
             "cyclic" use lots in a fixed order, without amplification.
         band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
         buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
-        momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
-        nesterov: Whether this momentum looks ahead, as Nesterov's does.
+        momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
+            minimizes the noise of sums.
+        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
             includes the probability of a cut.
-        accountant: "pld", or "dp-accounting" for that library, which is slower to start.
+        accountant: "pld" for the built-in accountant, or "dp-accounting" for the package of this
+            name, which takes longer to load.
 
     Returns:
-        The upper and lower end of ε, and the assumptions of the account.
+        An upper and a lower bound on ε, and the assumptions under which they hold.
 
     Raises:
         InputError: If a number is out of range, or no accountant supports the combination.
@@ -461,8 +466,9 @@ def sigma(
         sampling: "poisson", "shuffle" or "cyclic".
         band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
         buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
-        momentum: With `band` or `buffers`: the momentum beta whose noise is minimized. 1: sums.
-        nesterov: Whether this momentum looks ahead, as Nesterov's does.
+        momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
+            minimizes the noise of sums.
+        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
             includes the probability of a cut.
 

@@ -50,7 +50,7 @@ Configured = Config | Tables | Mapping[str, Any] | str | Path | None
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
-    """Use torch's default settings: gradients, no autocast, float32, and a device with storage.
+    """Use torch's default settings: gradients, no autocast, float32, and no meta device.
 
     The caller may have changed these settings. Worker processes start with the defaults, too.
     """
@@ -112,7 +112,7 @@ def run(
             function `(record, state)`. A true return value ends the run.
         out: The run folder. Without it the folder is temporary: it is removed with the last result
             that uses it, or when Python ends. `result.save(path)` copies it.
-        resume: Whether `out` may hold an interrupted run, which then continues from its last
+        resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
 
@@ -168,9 +168,8 @@ def sweep(
             {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         grid: `table.key` -> a list of values, or a range such as "0.01:10:log7" (seven values on a
             logarithmic scale) or "0:0.9:lin4". An empty grid repeats one run with several seeds.
-        seeds: Runs per point. The first run uses the config's seed, the next run that seed plus 1,
-            and so on.
-        select: The metric that chooses the best point. "validation-loss" is the default; like
+        seeds: Number of runs per point. The first run uses the seed s of the config, the next run
+            uses s + 1, and so on.
         select: The metric that chooses the best point. The default is "validation-loss"; like
             "validation-accuracy", it requires `[data] validation`. "train-loss" requires nothing.
             "test-loss" and "test-accuracy" give an optimistic best value. "max:NAME" and "min:NAME"
@@ -255,7 +254,7 @@ def suite(
         data: The data set, in place of the suite's default.
         scale: "full" for the published grid, which can take hours, or "small" for a short trial.
         seeds: Number of seeds, in place of the suite's default.
-        changes: Settings that override the suite's own, such as `{"local": {"steps": 2}}`.
+        changes: Settings that override settings of the suite, such as `{"local": {"steps": 2}}`.
         out: The folder of the suite. Without it the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this suite, which then continues.
         progress: Whether to show a progress bar.
@@ -338,7 +337,7 @@ def stability(
             of `lr`.
         out: The run folder. Without it the folder is temporary: it is removed with the last result
             that uses it, or when Python ends. `result.save(path)` copies it.
-        resume: Whether `out` may hold an interrupted run, which then continues from its last
+        resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
 
@@ -448,8 +447,8 @@ def unlearn(
 ) -> Record:
     """Remove the influence of samples from the model of a finished run, by adding noise.
 
-    Up to (epsilon, delta), the new model is indistinguishable from the noisy model of a run without
-    these samples.
+    The new model is (epsilon, delta)-indistinguishable from the noisy model of a run without these
+    samples.
 
     Args:
         run: A result, or the path of a run folder. The run must have a certificate.
@@ -459,8 +458,8 @@ def unlearn(
         out: A new folder for the noisy model.
 
     Returns:
-        The noise and the cost for each kind of certificate. Keep the record confidential, because
-        it contains the indices of the samples.
+        The noise, and how much accuracy it costs, for each kind of certificate. Keep the record
+        confidential, because it contains the indices of the samples.
 
     Raises:
         InputError: If the run has no certificate, or an index is not one of its samples.
@@ -553,9 +552,9 @@ def compare(
     Runs that differ only in the seed form one row. Standard deviations divide by n - 1.
 
     Args:
-        runs: Results and folders in one list, or lists under your own labels, such as `{"mine":
-            [...], "theirs": [...]}`. A folder that is not a run stands for the runs directly inside
-            it.
+        runs: Results and folders in one list, or lists under your own labels, such as
+            `{"mine": [...], "theirs": [...]}`. If a folder is not a run folder, the runs directly
+            inside it are compared.
         more: Not allowed. It exists only so that the error message can ask for one list.
 
     Returns:
@@ -652,9 +651,9 @@ def _tables_and_objects(
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the names into the tables and return the objects.
+    """Write the names of the objects into the tables, and return the objects by kind.
 
-    The returned value is None for a kind whose object a name overrides.
+    If the call passes a name for a kind, the object of this kind is None.
     """
     kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
     for kind, (table, key) in NAMED.items():
@@ -674,7 +673,7 @@ def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, An
 
 @contextlib.contextmanager
 def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Temporary | None]]:
-    """Yield the run folder, and the handle of the folder if it is temporary.
+    """Yield the run folder and, if it is temporary, the object that removes it later.
 
     If an error ends a run in a temporary folder, the folder stays until Python ends, so that the
     user can resume the run.

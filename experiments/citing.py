@@ -96,7 +96,7 @@ def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
     """Return the BibTeX entries of everything that runs used.
 
     Args:
-        runs: The resolved config of each run, and whether the run has neighbours or a bound.
+        runs: One pair per run: its resolved config, and whether the run has neighbours or a bound.
 
     Returns:
         The entries by key. The first entry is fedmuon itself. A comment above each entry says why
@@ -111,7 +111,7 @@ def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
 
 
 def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
-    """Yield each entry that a config requires, with the reason; an entry may repeat."""
+    """Yield pairs (key of an entry, reason to cite it) for a config. A key may appear twice."""
     if config.local.recipe in ORTHOGONALIZED:
         yield "muon", f"optimizer {config.local.recipe}"
     for key, values in CITED.items():
@@ -152,7 +152,7 @@ def entries() -> dict[str, str]:
 
 
 def software() -> str:
-    """Return the entry of this package."""
+    """Return the BibTeX entry of fedmuon itself."""
     return (
         "@misc{fedmuon,\n"
         "  author = {{The fedmuon authors}},\n"

@@ -91,9 +91,9 @@ class Problem:
 class InexactMap:
     """An orthogonalizer whose quality (gamma, nu) is computed from singular values.
 
-    Without `sketch`, it is Newton–Schulz with `steps` steps. With it, any number of steps follows a
-    Gaussian sketch of rank `sketch` + `oversample`. If `power` is None, it is the smallest number
-    of power iterations for which the theorem holds.
+    If `sketch` is 0, the map is Newton–Schulz with `steps` steps. Otherwise, the map starts with a
+    Gaussian sketch of rank `sketch` + `oversample`, and `steps` has no effect on its quality. If
+    `power` is None, the number of power iterations is the smallest one for which the theorem holds.
     """
 
     singular: str  # numbers separated by commas
@@ -185,9 +185,9 @@ class Private:
 def dp_muon(
     problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
-    """Return the bound of DP-Muon (000) on one block, at eta_0 = sqrt(D/L).
+    """Return the bound of DP-Muon (000) on one block, with the step size eta_0 = sqrt(D/L).
 
-    The rule is that of Corollary 3.5, or of Corollary B.6 if `private.moment` is set.
+    The schedule follows Corollary 3.5, or Corollary B.6 if `private.moment` is set.
     """
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
@@ -225,8 +225,8 @@ OCTAVES = 40  # number of tried step sizes 1/L, 1/(2 L), 1/(4 L), ...
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
     """Return the bound of DiSK (003) on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
 
-    The step size is the given eta. Without it, the function takes the 2^-j/L with the smallest
-    bound. For reach = -1, the record also contains the published bound, which assumes a zero start.
+    If no step size eta is given, the function chooses the value 2^-j/L with the smallest bound. For
+    reach = -1, the record also contains the published bound.
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:
@@ -266,7 +266,7 @@ def _residuals(found: Stationarity, q: float) -> dict[str, float]:
 
 
 def _given(plan: Schedule, problem: Problem) -> Schedule:
-    """Return the rule's schedule, with the caller's values in place of the rule's."""
+    """Return the schedule of the rule, with the step size and momentum of the problem if given."""
     named = {"lr": problem.lr, "beta": problem.beta}
     given = {name: value for name, value in named.items() if value is not None}
     return replace(plan, **given, rule="given") if given else plan

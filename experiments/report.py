@@ -32,7 +32,7 @@ SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
 class Unfinished(InputError):
-    """The neighbours of a run are unfinished. The run is drawn, and it is not an error."""
+    """The runs on neighbouring data sets are unfinished. The page still shows the run."""
 
 
 @dataclass
@@ -159,8 +159,8 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
             raise Unfinished(f"{left}, resume with: {run.again}")
         if word == "running":
             raise Unfinished(
-                f"{left}, and {why} is still running them. Wait until it ends. If it stops "
-                f"early, continue with {run.again}."
+                f"{left}, and {why} is still running them. Wait until that process ends. If the "
+                f"process stops early, resume with: {run.again}"
             )
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
@@ -172,14 +172,14 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
 
 
 def _reader(folder: Path) -> Callable[[Path], Findings] | None:
-    """Return the reader for the files in the folder. One file of a kind identifies the kind."""
+    """Return the function that reads this kind of folder, or None. Its files identify the kind."""
     if any((folder / name).exists() for name in SUITE):
         return of_suite
     return of_neighbours if any((folder / name).exists() for name in RUN) else None
 
 
 def of_suite(folder: Path) -> Findings:
-    """Return the findings of a suite folder. The `kind` in suite.json chooses the reader."""
+    """Return the findings of a suite folder, read by the code for the `kind` in suite.json."""
     file = folder / "suite.json"
     about = read_json(file, SHARED)
     kind = str(about["kind"])
@@ -196,8 +196,8 @@ COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 def suite_tables(found: Findings) -> list[Table | Text]:
     """Return a suite's claims with verdicts, commands that can decide open claims, and numbers.
 
-    A claim shows the effect in its least favourable setting, its interval, the threshold of the
-    rule, and then every setting.
+    For each claim, the table shows the effect in the least favourable setting with its interval,
+    the threshold of the claim's rule, and then the effects in all settings.
     """
     claims = []
     for claim in found.claims:

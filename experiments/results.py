@@ -112,12 +112,12 @@ class Result:
             client: The client's number, from 0 to N - 1.
 
         Returns:
-            Parameter name -> tensor. For a client that never took part, the personal part is that
-            of the initial model.
+            Parameter name -> tensor. If the client never took part, its personal part has the
+            initial values.
 
         Raises:
             InputError: If the number is out of range, or the run has no personal models. In a
-                deployment, the SuperNodes store them.
+                deployment, the SuperNodes store the personal models.
         """
         if not 0 <= client < self.config.federation.clients:
             raise InputError(
@@ -178,7 +178,7 @@ class Result:
         return self.rounds
 
     def _curve(self) -> list[Record]:
-        """Return the records to draw, starting with the untrained model of a finished run."""
+        """Return the records to draw. For a finished run, the first one is the untrained model."""
         return from_start(self.rounds, RunDirectory(self.path).summary())
 
     def to_frame(self) -> "DataFrame":
@@ -203,7 +203,7 @@ class Result:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:run".
             columns: Names of the columns to show, in this order. The default is all columns except
-                those of lists.
+                columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.
@@ -273,7 +273,7 @@ class Result:
 class StabilityResult(Result):
     """A run with its neighbours and the generalization bound.
 
-    It has everything that a `Result` has.
+    This class has all attributes and methods of `Result`.
 
     Attributes:
         path: The run folder.
@@ -402,7 +402,7 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Record]:
-        """Recipe -> the row of its best point. It is empty if the sweep has no grid."""
+        """Recipe -> the row of its best point. Empty if the sweep has no grid."""
         return self.summary.get("best", {})
 
     @property
@@ -444,7 +444,7 @@ class SweepResult:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:sweep".
             columns: Names of the columns to show, in this order. The default is all columns except
-                those of lists.
+                columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
@@ -638,7 +638,7 @@ class Comparison:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:methods".
             columns: Names of the columns to show, in this order. The default is all columns except
-                those of lists.
+                columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
@@ -718,7 +718,7 @@ class Comparison:
         return as_html(self.rows, " ".join(self._told()))
 
     def _told(self) -> list[str]:
-        """Return the notes below the rows: on ±, on the numbers, and on runs left out."""
+        """Return the notes below the rows: about ±, about the numbers, and about runs left out."""
         notes = [SD_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
         notes += [self.note] if self.note else []
         return [*notes, *(f"Left out: {why}" for why in self.left_out)]
@@ -784,7 +784,7 @@ DIGEST = "data.options.digest"  # digest of samples that the user passed; never 
 
 @dataclass(frozen=True)
 class Finished:
-    """The part of a finished run that a comparison uses."""
+    """The data of a finished run that a comparison uses."""
 
     folder: Path
     config: Config
@@ -809,8 +809,8 @@ class Finished:
         """Return the config as `table.key` -> value.
 
         If the run has no neighbours, keys that affect only neighbours take their defaults. If the
-        noise follows from a target epsilon, its value is "by epsilon", because the value depends on
-        the clients that the seed draws.
+        noise was computed from a target epsilon, the value of `privacy.noise` is "by epsilon",
+        because the computed noise depends on the seed.
         """
         config = self.config
         if not self.neighbours:
@@ -830,7 +830,7 @@ class Finished:
 def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
     """Compare the finished runs in these folders, grouped by label.
 
-    A folder that is not a run stands for the runs directly inside it; damaged ones are left out.
+    If a folder is not a run folder, the runs directly inside it are compared, except damaged runs.
     Runs with different labels are in different groups.
     """
     runs: dict[tuple[str, Path], Finished] = {}
@@ -860,7 +860,7 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
 
 
 def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
-    """Return one row per group with means and standard deviations, and its curves and folders."""
+    """Return the comparison: a row of means and deviations, curves and folders per group."""
     flats = [run.keys() for _, run in runs]
     _name_objects(flats, [run.objects for _, run in runs])
     names = dict.fromkeys(name for flat in flats for name in flat)
@@ -904,7 +904,7 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
 def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str, str]]) -> None:
     """Write the names of objects that were passed in Python into the flat configs.
 
-    If several different objects share a name, add their digests.
+    If different objects have the same name, add the digest of each object to its name.
     """
     for kind, (table, key) in NAMED.items():
         place = f"{table}.{key}"
@@ -917,7 +917,7 @@ def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str
 
 
 def _spent(members: Sequence[Finished]) -> Record:
-    """Return the largest epsilon that private runs spent, and the meaning of that epsilon."""
+    """Return the largest epsilon that private runs spent, with its delta and its assumptions."""
     accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
     if not accounts:
         return {}

@@ -87,8 +87,8 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     written = written.with_objects(config.given)
     if resolve(config, resumed=written) != written:
         raise InputError(
-            f"{file} describes another experiment than the given config. To resume the run in "
-            "this folder, leave the config out and pass the same objects, if any. Otherwise "
-            "choose another folder with --out."
+            f"the settings in {file} differ from the config that you passed. To resume the run "
+            "in this folder, leave the config out. If the run uses your own Python objects, pass "
+            "the same objects again. To start a new run, choose another folder with --out."
         )
     return written

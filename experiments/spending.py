@@ -22,8 +22,8 @@ from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
-    "The run has not ended. If you stop it because of values that it did not release, epsilon "
-    "does not count this choice."
+    "The run has not ended. If you stop the run because of values that the run did not release, "
+    "such as accuracies, epsilon does not cover this decision."
 )
 Rows = Sequence[Mapping[str, Any]]
 
@@ -32,12 +32,12 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     """Compute the epsilon of each client, with its bracket, from the ledger of a run.
 
     The record's `never_part` counts the clients that took part in no round so far. These clients
-    have spent epsilon = 0 at every delta. The participants are public and are drawn without
-    looking at samples, so all releases have the same distribution whatever data such a client has.
-    This is true for every adjacency. If secret draws amplify privacy, `never_part` is 0, because
-    an epsilon belongs to the random draw and not to its outcome. Therefore a client of Poisson
-    cohorts (`EVERYONE`) that was never drawn has the amplified epsilon, as does a sample of Poisson
-    lots that was never drawn.
+    have spent epsilon = 0 at every delta. The participants are public and are drawn without looking
+    at samples, so all releases have the same distribution whatever data such a client has. This is
+    true for every adjacency. If secret draws amplify privacy, `never_part` is 0, because the
+    epsilon describes the random draw and not its outcome. Therefore, with Poisson cohorts
+    (`EVERYONE`), a client that was never drawn still has the amplified epsilon. In the same way, a
+    sample that was in no Poisson lot has the amplified epsilon.
 
     Args:
         folder: The folder of a private run, which may still be running.
@@ -201,6 +201,6 @@ def with_privacy_columns(
 
 
 def _compared(held: Mapping[str, Any]) -> Record:
-    """Return adjacency and sampling of an epsilon, which earlier versions did not store."""
+    """Return the adjacency and the sampling of an epsilon. Early versions stored neither."""
     missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
     return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

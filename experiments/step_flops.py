@@ -17,8 +17,8 @@ numbers are reproduced to their last digit under the following conventions, foun
                 3 flop per entry, and normalizing the sketched matrix costs nothing
 
 One number remains unexplained: the text of the paper says that the model has 135M parameters. The
-table's 518.7M parameters are those that move in an average step, including the value embeddings and
-the bigram table (386M).
+518.7M parameters in its table are the parameters that change in an average step, including the
+value embeddings and the bigram table (386M).
 """
 
 from dataclasses import replace
@@ -117,7 +117,7 @@ def published_rules(name: str) -> dict[str, Rule]:
 def beside_table_2(name: str) -> list[dict[str, Any]]:
     """Return the counted and the published GFLOP, and their difference.
 
-    In Muon's runs of nanoGPT, parameters that are not matrices move in every other step.
+    In Muon's runs of nanoGPT, parameters that are not matrices are updated in every other step.
     """
     rows, whole = [], model(name)
     halved = [one if one.matrices else one._replace(copies=one.copies / 2) for one in whole]
@@ -130,7 +130,7 @@ def beside_table_2(name: str) -> list[dict[str, Any]]:
 
 
 def record(name: str, rule: Rule) -> dict[str, Any]:
-    """Return the flop of a step by parameter, their total, and Table 2 if it lists the model."""
+    """Return the operations of a step by parameter and in total, and those in Table 2, if any."""
     found, rows = costs(model(name), rule), []
     for one in found:
         part, sides = one.part, "x".join(map(str, one.part.shape))

@@ -95,7 +95,7 @@ class SuiteResult:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:suite".
             columns: Names of the columns to show, in this order. The default is all columns except
-                those of lists.
+                columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.

@@ -56,7 +56,7 @@ class Fitting(Table):
         yield from turned.__rich_console__(console, options)
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        """Return whether the table fits without breaking numbers or words up to `WORDS` wide."""
+        """Return whether the table fits if numbers and words up to `WORDS` letters stay whole."""
         rigid = Table(*(replace(column) for column in self.columns))
         for column in rigid.columns:
             texts = [column.header, *column.cells]
@@ -107,7 +107,7 @@ def columns(
 
 
 def short(keys: Sequence[str]) -> list[str]:
-    """Return the keys without their tables, unless two keys then have the same name."""
+    """Return the config keys without table names, unless two keys would then be equal."""
     alone = [name.rpartition(".")[2] for name in keys]
     return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 
@@ -128,8 +128,8 @@ def spelled(name: str) -> str:
 def adjacency_of(private: Mapping[str, Any]) -> str:
     """Return the adjacency of the epsilon in a summary.
 
-    Earlier versions, whose rates were lot / n_i, wrote add-remove and did not store the origin of
-    the rates.
+    Early versions wrote add-remove, although their rates were lot / n_i. Summaries of these
+    versions have no entry `rate_from`.
     """
     return private["adjacency"] if "rate_from" in private else "zero-out"
 
@@ -143,7 +143,7 @@ def standing(private: Mapping[str, Any]) -> str:
     """Return what the epsilon of a summary refers to: adjacency, sampling, unit and noise."""
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
-        whom = f"clients whole, trust {private['trust']}"
+        whom = f"whole clients, trust {private['trust']}"
         if "honest" in private:
             whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
         return f"{held}, {whom}, multiplier {number(private['noise'])}"

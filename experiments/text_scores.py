@@ -119,7 +119,7 @@ def nist(written: Sentences, references: References) -> float:
 
 
 def _brevity(ratio: float) -> float:
-    """Return the brevity factor: 1 at the length of the references, 1/2 at two thirds of it."""
+    """Return the brevity factor of a length ratio: 1/2 for ratio 2/3, and 1 for ratios >= 1."""
     if ratio <= 0:
         return 0.0
     return math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(HALF_AT)) ** 2)

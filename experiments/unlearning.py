@@ -1,11 +1,11 @@
 """`fedmuon unlearn`: add noise to a finished run's model that hides whether samples were used.
 
-The certificate is the sensitivity. The run is also repeated without the samples, which shows how
-far the model actually moves. The accuracy loss from noise is measured for each kind of certificate.
-Only the noisy model may be published, and only once: noises of several releases average out, and
-their (epsilon, delta) add up. Do not publish the record, because it was computed from the samples
-to be forgotten. Certificates after the run (`realized`) depend on the samples, so the noise does
-not use them.
+The certificate bounds how far the samples can move the model, and determines the noise. The run is
+also repeated without the samples, which shows how far the model actually moves. The accuracy loss
+from noise is measured for each kind of certificate. Only the noisy model may be published, and only
+once: averaging several releases removes noise, and their epsilons and deltas add up. Do not publish
+the record, because it was computed from the samples to be forgotten. Certificates that are computed
+after the run (`realized`) depend on the samples, so they do not determine the noise.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def execute(
 def sensitivities(
     folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
 ) -> dict[str, float]:
-    """Return the sensitivity for each kind of constants, or raise an error if one has none."""
+    """Return the sensitivity for each kind of constants. A run without certificate is an error."""
     case = finished_run.from_directory(folder, given=given)
     _require_covered(case)
     if case.start:  # nonnegativity is a fact about the samples, on which sigma must not depend
@@ -130,11 +130,11 @@ def sensitivities(
 
 
 def _require_covered(case: certificates.CertifiedSetting) -> None:
-    """Raise an error unless the conditions of removal hold, in addition to those of replacement."""
+    """Raise an error if a certificate for replacing samples does not cover removing samples."""
     if case.config.local.batch:
         raise InputError(
-            "removal is certified only for full batches, because the rows of a mini-batch depend "
-            "on the number of samples of the client. Set [local] batch = 0."
+            "removal is certified only for full batches, because the choice of samples in a "
+            "mini-batch depends on the number of samples of the client. Set [local] batch = 0."
         )
     if case.config.federation.aggregate != "mean":
         raise InputError(

@@ -2,25 +2,26 @@
 
 A claim of a paper has one of these verdicts:
 
-    holds                    It is mathematics, and a test or suite shows it. Or a suite shows it in
-                             the paper's own setting (same data, model and scale).
+    holds                    The claim is mathematical, and a test or a suite confirms it. Or a
+                             suite confirms the claim in the paper's own setting (same data, model
+                             and scale).
     refuted                  As for `holds`, but the result contradicts the claim.
-    holds in our setting     A suite with other data, another model or a smaller scale finds the
-                             same.
-    refuted in our setting   A suite with other data, another model or a smaller scale finds
-                             something else.
-    inconclusive             A suite measured it, and its intervals allow both.
-    not tested here          No test and no suite covers it.
+    holds in our setting     A suite confirms the claim with other data, another model or a smaller
+                             scale.
+    refuted in our setting   A suite contradicts the claim with other data, another model or a
+                             smaller scale.
+    inconclusive             A suite measured the effect, but its intervals do not decide the claim.
+    not tested here          No test and no suite covers the claim.
 
 A claim in a paper's TOML file has these keys:
 
 - `basis` is "mathematics", "the paper's setting", "substitute" (other data or another model) or
   "reduced" (a smaller scale).
 - `paper` and `here` describe the two settings.
-- `claim` lists fragments of sentences. The verdict uses the claims of the suite whose sentence
-  contains one of them. Without this key, it uses all claims of the suite.
-- `against` lists fragments, too. Claims of the suite with one of them contradict the claim of the
-  paper if they hold.
+- `claim` lists fragments of sentences. The verdict uses each claim of the suite whose sentence
+  contains one of the fragments. Without this key, the verdict uses all claims of the suite.
+- `against` lists fragments, too. If a claim of the suite contains one of these fragments and holds,
+  it contradicts the claim of the paper.
 
 Entries in `beyond` are results that the paper does not claim. They are not counted as claims.
 """
@@ -46,16 +47,18 @@ Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
 HOLDS_IN_OURS, REFUTED_IN_OURS = f"{HOLDS} in our setting", f"{REFUTED} in our setting"
 OF_PAPERS = {  # verdict -> meaning
-    HOLDS: "It is mathematics, and a test or a suite shows it. Or a suite shows it with the "
-    "paper's own data, model and scale.",
+    HOLDS: (
+        "The claim is mathematical, and a test or a suite confirms it. Or a suite confirms the "
+        "claim with the paper's own data, model and scale."
+    ),
     REFUTED: "As for `holds`, but the test or the suite contradicts the claim.",
-    HOLDS_IN_OURS: "A suite with other data, another model or a smaller scale finds the same.",
+    HOLDS_IN_OURS: "A suite confirms the claim with other data, another model or a smaller scale.",
     REFUTED_IN_OURS: (
-        "A suite with other data, another model or a smaller scale finds something else. This "
+        "A suite contradicts the claim with other data, another model or a smaller scale. This "
         "does not refute the paper's own result."
     ),
-    INCONCLUSIVE: "A suite measured it, and the intervals allow both.",
-    UNTESTED: "No test and no suite at full scale covers it.",
+    INCONCLUSIVE: "A suite measured the effect, but its intervals do not decide the claim.",
+    UNTESTED: "No test and no suite at full scale covers the claim.",
 }
 MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
     "mathematics", "the paper's setting", "substitute", "reduced"
@@ -133,7 +136,7 @@ def page(number: str) -> str:
 def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
     """Return the verdict on a claim of a paper, one of `OF_PAPERS`.
 
-    It comes from the stored result of the suite at full scale, or otherwise from a test.
+    The verdict comes from the stored result of the suite at full scale, or otherwise from a test.
     """
     own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
     if claim.get("refuted"):

@@ -57,7 +57,7 @@ def state_of_sources(root: Path = ROOT) -> str:
 
 
 def commit(root: Path = ROOT) -> str | None:
-    """Return the last commit that changed one of these source files, or None if it is unknown."""
+    """Return the last commit that changed code of the suites, or None if it is unknown."""
     command = ["git", "-C", str(root), "log", "-1", "--format=%H", "--", *COMPUTE]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -68,9 +68,9 @@ def commit(root: Path = ROOT) -> str | None:
 def data_of(name: str) -> str | None:
     """Return the data set on which to run a suite.
 
-    If the suite uses Fashion-MNIST or does not fix its images, it is Fashion-MNIST if installed,
-    otherwise the bundled digits. A suite that names another data set uses this data set. None means
-    that `find` chooses.
+    A suite that uses Fashion-MNIST, or that does not fix its images, gets Fashion-MNIST if it is
+    installed, otherwise the bundled digits. A suite that names another data set uses this data set.
+    None means that `find` chooses.
     """
     content = contents.read(name)
     own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS
@@ -127,7 +127,7 @@ def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Pa
 
 @dataclass(frozen=True)
 class Part:
-    """A cell of one of several suites. Its cost is its share of the seconds of its suite."""
+    """A cell of a suite. Its cost is a share of the seconds that the whole suite takes."""
 
     cell: Cell
     suite: str
@@ -154,8 +154,8 @@ def together(
     """Compute the missing cells of all these suites in `jobs` processes, longest cells first.
 
     Each cell is saved in the folder of its suite as soon as it is computed, so `regenerate` only
-    has to write the tables. A suite without a stored result counts as long as the longest suite
-    with one. Suites whose data are not installed are left out.
+    has to write the tables. A suite without a stored result is assumed to take as long as the
+    longest stored suite. Suites whose data are not installed are left out.
     """
     with Workers(jobs) as workers, ExitStack() as held:
         suites: dict[str, Opened] = {}

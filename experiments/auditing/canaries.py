@@ -22,8 +22,8 @@ therefore tests add-remove adjacency if cohorts are Poisson samples, and zero-ou
 Under distributed trust, all but H clients of a cohort may tell the server what they sent, and the
 privacy guarantee must hold against all of them. In this audit, the clients without a canary
 collude, up to all but H. Their messages are subtracted. The remaining sum is that of H clients, or
-of all canaries if there are more than H. The remaining sum is as private as claimed or more so,
-because the noise of H shares has H / K of the variance.
+of all canaries if there are more than H. The remaining sum is at least as private as claimed,
+because H shares have H / K of the noise variance.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ LENGTH = 2.0
 class Canaries:
     """Canaries and their secret coins.
 
-    In the tensor `name`, the gradient of canary i is `signs[name][i]` LENGTH C at the entry
+    In the tensor `name`, the gradient of canary i is `signs[name][i] * LENGTH * C` at the entry
     `places[name][i]`, and 0 elsewhere.
 
     Attributes:
@@ -98,7 +98,7 @@ class Canaries:
     def draw(
         cls, count: int, shards: Shards, template: Params, rng: np.random.Generator
     ) -> "Canaries":
-        """Draw samples, places, signs and coins."""
+        """Draw the replaced samples, and the places, signs and coins of the canaries."""
         rows = np.sort(rng.choice(len(shards.labels), count, replace=False))
         clients = np.searchsorted(shards.offsets, rows, side="right") - 1
         places, signs = {}, {}
@@ -132,7 +132,7 @@ class Canaries:
         return Canaries(self.rows[own], self.clients[own], self.included[own], *parts)
 
     def along(self, tensors: Params) -> dict[str, Tensor]:
-        """Return the tensors' entries at the canaries' places, times their signs [m]."""
+        """Return the tensors' entries at the canaries' places, times the canaries' signs [m]."""
         return {
             name: value.reshape(-1).index_select(0, self.places[name]) * self.signs[name]
             for name, value in tensors.items()
@@ -156,7 +156,7 @@ def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.nd
 
 @dataclass(frozen=True, eq=False)
 class TaskWithCanaries:
-    """A task that adds the included canaries to its clipped sums. The rest is unchanged."""
+    """A task that also adds the included canaries to its clipped sums."""
 
     task: Task
     canaries: Canaries
@@ -177,7 +177,8 @@ class TaskWithCanaries:
     ) -> tuple[Tensor, Params]:
         """Return clipped sums over the samples without a canary and the included canaries.
 
-        The weights of the points sum to 1, and a canary's gradient is the same at all points.
+        A canary's gradient is added once, because it is the same at all points and the weights of
+        the points sum to 1.
         """
         others = []
         for batch in batches:
@@ -216,8 +217,8 @@ class ExampleAuditor:
         x = y - s / 2,    y = sum_w a_w z_w / v_w,    s = sum_w a_w^2 / v_w,
 
     where w numbers the tensors, z_w is the component of lot · R_w along the canary, and a_w is the
-    canary's clipped length. Lots are secret and draw an example at rate q, so the log-likelihood
-    ratio of one release is ln(1 - q + q e^x). A score is the sum over releases.
+    canary's clipped length. Lots are secret and contain an example with probability q, so the
+    log-likelihood ratio of one release is ln(1 - q + q e^x). A score is the sum over releases.
     """
 
     canaries: Canaries
@@ -248,7 +249,7 @@ class ExampleAuditor:
         return {"rows": self.canaries.rows}
 
     def with_canaries(self, run: Run) -> tuple[Run, Engine]:
-        """Return the run with canaries and a recipe that shows each release, and the engine."""
+        """Return the run, with canaries and with releases shown to the auditor, and the engine."""
         was = run.experiment
         experiment = dataclasses.replace(
             was,
@@ -264,7 +265,7 @@ class ExampleAuditor:
         return self.canaries.clients
 
     def claim(self, run: Run) -> Claimed:
-        """Return the declared mechanism's releases that depend on each client's samples."""
+        """Return the declared settings of the releases that depend on each client's samples."""
         plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
         steps = plan.steps * rounds_taken(run.experiment)
         settings = [
@@ -310,7 +311,7 @@ class ExampleAuditor:
 
     @cached_property
     def of(self) -> dict[int, Canaries]:
-        """Return the canaries of each client."""
+        """Return client -> its canaries."""
         return {client: self.canaries.of(client) for client in range(len(self.rates))}
 
     def scores(self) -> np.ndarray:
@@ -341,17 +342,17 @@ class ClientAuditor:
     """An auditor that sees every release and knows the canaries' updates, but no coin.
 
     A release is K times the server's mean. Under local trust it is instead the message of one
-    client; under distributed trust, the part of a sum that colluding clients cannot subtract. Let
-    z be the release's entries at the canaries' places, times their signs. Let v be the mean square
-    of all entries, and at least the variance of the noise. Then the auditor passes y = C z / v and
-    s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
+    client; under distributed trust, the part of a sum that colluding clients cannot subtract. Let z
+    be the release's entries at the canaries' places, times the canaries' signs. Let v be the mean
+    square of all entries, and at least the variance of the noise. Then the auditor passes y = C z /
+    v and s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
 
     Attributes:
         level: The client-level mechanism.
         clients: The clients that the canaries replace [m].
         included: The coins [m].
-        entries: The entry that each canary moves, as an index into all tensors in order [m].
-        signs: The direction in which the canary moves this entry [m].
+        entries: The entry that each canary changes, as an index into the concatenated tensors [m].
+        signs: The sign of this change [m].
         seen: The values y, s and rates of each release.
         shares_seen: Under distributed trust, the maximum number of noise shares in a release.
     """
@@ -390,7 +391,7 @@ class ClientAuditor:
         return run, self.rounds
 
     def claim(self, run: Run) -> Claimed:
-        """Return the declared mechanism's releases to which each client contributes."""
+        """Return the declared settings of all releases to which each client contributes."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
         noise = level.noise * level.counted
@@ -419,8 +420,8 @@ class ClientAuditor:
     ) -> list[Reply]:
         """Return the replies of the clients without a canary and of the canaries.
 
-        An included canary moves the model that was sent. A canary that is not included returns the
-        model unchanged.
+        An included canary changes one entry of the model that the server sent. A canary that is not
+        included returns the model unchanged.
         """
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
@@ -440,7 +441,7 @@ class ClientAuditor:
         return compressed(recipe, sent, found)
 
     def _moved(self, params: Params, number: int) -> Params:
-        """Return the model after the update of this canary."""
+        """Return the model with the update of canary `number`."""
         found, place = dict(params), int(self.entries[number])
         for name, value in params.items():
             if 0 <= place < value[0].numel():
@@ -461,7 +462,7 @@ class ClientAuditor:
         return server
 
     def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
-        """Record the sum of the canaries. If there are fewer than H, add other clients."""
+        """Record the sum of the canaries' messages, plus others if there are few canaries."""
         level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
         step = distributed.spacing(level.bound, level.noise, level.cohort)
@@ -470,14 +471,14 @@ class ClientAuditor:
         self.shares_seen = max(self.shares_seen, len(honest))
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
-        """Record a release [D]. `share` is the fraction of the noise variance that it contains."""
+        """Record a release [D] that contains the fraction `share` of the noise variance."""
         least = share * (self.level.noise * self.level.bound) ** 2
         spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
         self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
 
     def _along(self, moved: Tensor) -> np.ndarray:
-        """Return the entries at the canaries' places, times their signs."""
+        """Return the entries at the canaries' places, times the canaries' signs."""
         return moved[torch.from_numpy(self.entries)].numpy() * self.signs
 
     def scores(self) -> np.ndarray:

@@ -3,9 +3,10 @@
 The usual training code runs the config and writes its ledger. Canaries replace some samples, or
 some clients at client level (`canaries.py`). A coin corresponds to zero-out adjacency, because no
 sampling rate depends on a coin. Zero-out is a special case of the other adjacencies
-(`dominating_pairs.py`), so a value refuted here is also refuted for them. The number of guesses is
-fixed before the run. A rehearsal that draws likelihood ratios from the declared mechanism chooses
-this number. The coins stay with the auditor, in a separate folder.
+(`dominating_pairs.py`), so an epsilon that this audit refutes is also refuted for the other
+adjacencies. The number of guesses is fixed before the run. A rehearsal that draws likelihood ratios
+from the declared mechanism chooses this number. The coins stay with the auditor, in a separate
+folder.
 """
 
 import dataclasses
@@ -74,7 +75,8 @@ def execute(
     Args:
         config: A private run with the engine "inline".
         out: A new folder for the run.
-        canaries: Number of canaries. None uses half of the places.
+        canaries: Number of canaries. None means half of the samples, or half of the clients at
+            client level.
         sees: The data that the guesses use: `releases`, or only the final `model`.
         rng: The generator of the coins. With None, the coins cannot be reproduced.
         on_round_end: Called with the record of each round.
@@ -188,7 +190,8 @@ def rehearse(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
     """Draw log-likelihood ratios of synthetic canaries, half of which are included.
 
     The declared mechanism draws the ratios, as if no other example had an entry at the canary's
-    place. Each setting gets a share of the synthetic canaries in proportion to its frequency.
+    place. The number of synthetic canaries of a setting is proportional to the number of its
+    entries in `settings`.
     """
     found = []
     for setting, count in sorted(Counter(settings).items()):
@@ -248,7 +251,7 @@ def judge(
 
 
 def coins(out: Path) -> Path:
-    """Return the path of the coins of the run in `out`. It is outside the folder of releases."""
+    """Return the path of the coins of the run in `out`. The file is not in the run folder."""
     return out.with_name(f"{out.name}-coins") / COINS
 
 

@@ -40,7 +40,7 @@ class Parallel(nn.Module):
 
 
 def examples(population: int, blocks: int) -> Batch:
-    """Return samples whose last row is the canary.
+    """Return samples. The last sample is the canary.
 
     The canary's gradient is long in every block. The other gradients are short and orthogonal to
     it. In block w, a gradient is slope x_w^T, and only the canary's x_w has a component along e_1.
@@ -54,7 +54,7 @@ def examples(population: int, blocks: int) -> Batch:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Private steps of a client whose last row is the canary, at the parameters `at` [1, ...].
+    """Private steps of a client whose last sample is the canary, at the parameters `at` [1, ...].
 
     All random numbers come from `rng` if the mechanism is repeatable. Otherwise they are secret, as
     in a run.
@@ -67,9 +67,10 @@ class Step:
     rng: np.random.Generator
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
-        """Return the sums s [trials, steps] along the canary: a release times L / C.
+        """Return noisy clipped sums along the canary, divided by C [trials, steps].
 
-        Without the canary, lots are drawn in the same way, and the canary's row is then removed.
+        If `present` is false, lots are drawn in the same way, and the canary is then removed from
+        them.
         """
         (trials, steps), size, found = shape, self.shard.size, []
         draws = [lambda what, block=0: self.rng] * trials

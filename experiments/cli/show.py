@@ -61,7 +61,7 @@ def brief_routes(table: str) -> str:
 
 
 def _noted(record: Record) -> Record:
-    """Return the entries of a record that are shown beside the bar."""
+    """Return the entries of a record that are shown next to the bar."""
     return {name: record[name] for name in NOTES if name in record}
 
 
@@ -141,7 +141,7 @@ class Progress(bars.Progress):
             self._printed, self._unprinted = done, {}
 
     def risen(self) -> str:
-        """Return a warning if the loss grew; empty otherwise and for a resumed run."""
+        """Return a warning if the loss grew in a run that was not resumed, otherwise ""."""
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""

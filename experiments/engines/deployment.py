@@ -1,10 +1,10 @@
 """A Flower deployment on this machine: a SuperLink and its SuperNodes as local processes.
 
-`deploy` runs one experiment in a deployment that exists only for this experiment (`fedmuon
-deploy-demo`, or [engine] name = 'deployment'). With `secure`, the processes communicate over TLS
-with keys and certificates that are created for this run. Only this process may submit apps, and
-only the SuperExecs that it starts may take tasks. However this process ends, all processes are
-stopped, including those that they started.
+`deploy` runs one experiment in a deployment that exists only for this experiment
+(`fedmuon deploy-demo`, or [engine] name = 'deployment'). With `secure`, the processes communicate
+over TLS with keys and certificates that are created for this run. Only this process may submit
+apps, and only the SuperExecs that it starts may take tasks. However this process ends, all
+processes and their child processes are stopped.
 """
 
 import contextlib
@@ -221,10 +221,7 @@ class Deployment:
         return supernode
 
     def _tasks_for(self, name: str) -> list[str | Path]:
-        """Return options with which only the holder of a new secret may start the apps.
-
-        The options are those of a SuperLink or a SuperNode.
-        """
+        """Return Flower options so that only the holder of a new secret may start the apps."""
         secret = make_secret(self.processes.folder / f"{name}.secret")
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
@@ -262,7 +259,7 @@ class Deployment:
             )
 
     def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
-        """Start a Flower command that knows only this SuperLink, not those of the user."""
+        """Start a Flower command that knows only this SuperLink, not the user's SuperLinks."""
         link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
         if self._files is not None:
             link["root-certificates"] = str(self._files.authority)

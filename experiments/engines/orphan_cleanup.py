@@ -58,7 +58,7 @@ class GuardedFolder:
 
 
 def clear_abandoned(place: Path, prefix: str) -> None:
-    """Kill the processes of this user's folders without owner and guard, and remove the folders."""
+    """Remove this user's folders that have neither owner nor guard, and kill their processes."""
     for folder in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = folder.lstat()

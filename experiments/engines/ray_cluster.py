@@ -68,7 +68,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
 
     Workers can import the same modules as this process, and use `threads` torch threads. The
     workers of a local Ray inherit both settings. A cluster receives them as a runtime environment.
-    A local Ray does without one, because it would cost a second or two.
+    A local Ray gets no runtime environment, because it would add one or two seconds.
     """
     quiet_ray()
     address = "" if address == LOCAL else address
@@ -152,7 +152,7 @@ class SharedRay:
         return self._ray
 
     def _place(self) -> str:
-        """Return the address that tells this Ray from one that the caller started in between."""
+        """Return the address of this Ray, which differs if the caller has started another."""
         return self._ray.get_runtime_context().gcs_address
 
     def spare_for(self, kind: Any) -> list[Any]:

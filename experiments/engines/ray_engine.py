@@ -83,7 +83,7 @@ def _resources(config: Config) -> dict[str, float]:
 
 
 def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
-    """Return a key of the workers that can serve another run of this process.
+    """Return a key such that runs of this process with the same key can use the same workers.
 
     Return None if the workers load the user's own objects or files, which may change between runs.
     """

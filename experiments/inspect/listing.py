@@ -74,9 +74,10 @@ Side = tuple[list[str], list[list[str]], int]  # headings, rows, and the number 
 
 
 def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]:
-    """Compare runs, and return three tables: keys that differ with measurements, and each alone.
+    """Return the comparison of runs, and three tables that show it.
 
-    Each row starts with the names of its folders. Each mean is followed by its standard deviation.
+    The tables show the differing keys with the measurements, the measurements only, and the keys
+    only. Each row starts with the names of its folders. Each mean is followed by its standard deviation.
     """
     found = comparison({"": folders})
     keys = [name for name in heads(found) if "." in name]
@@ -108,7 +109,7 @@ def names_of(found: Comparison) -> list[str]:
 
 
 def head(name: str) -> str:
-    """Return the heading of a measurement's column; the column of its deviation follows it."""
+    """Return the column heading of a measurement or of a standard deviation."""
     return "± SD" if name.endswith(SPREAD) else name.replace("_", " ")
 
 

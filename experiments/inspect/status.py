@@ -271,8 +271,8 @@ def _is_finite(folder: Path, changed: Changed) -> bool:
 def is_run(folder: Path) -> bool:
     """Return whether the folder contains a run, damaged or not.
 
-    The sign of a run is its config with its checksums, or the last file that is written before the
-    first round.
+    The folder contains a run if it has a config with checksums, or the last file that is written
+    before the first round.
     """
     both = all((folder / name).is_file() for name in ("config.toml", SUMS))
     return both or (folder / "schedule.npy").is_file()

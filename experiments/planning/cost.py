@@ -135,9 +135,9 @@ def _model_bytes(run: Run, state: ServerState) -> int:
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
     """Return the bytes for clients that the trial did not include.
 
-    The clients of one stack are in memory together. All replies are in memory, too, each twice
-    while it is read. The replies of a round stay until those of the next round arrive, which a
-    trial of a single round does not show.
+    The clients that train as one batch are in memory at the same time. All replies are in memory,
+    too, and a reply is there twice while it is being decoded. The replies of a round stay in memory
+    until the replies of the next round arrive. A trial of a single round does not show this.
     """
     entries = sum(value.numel() for value in state.params.values())
     stack = max(1, run.experiment.task.stack_limit // entries)
@@ -152,7 +152,7 @@ def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
 def _record(
     run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: FolderSeconds
 ) -> Record:
-    """Combine the measured parts."""
+    """Combine the measurements into the record of the plan."""
     config, most = run.config, run.config.federation.rounds
     looks = -(-most // config.output.evaluate_every) + 1  # one more for the untrained model
     every = 1 if run.experiment.recipe.private else config.output.checkpoint_every

@@ -212,7 +212,7 @@ def _slope(small: tuple[float, float], large: tuple[float, float]) -> float:
 
 
 def evaluation(run: Run, state: ServerState) -> float:
-    """Return the seconds of one evaluation, extrapolated from fewer rows if all take too long."""
+    """Return the seconds of one evaluation, or an estimate from fewer samples if it takes long."""
     shards, task = run.experiment.shards, run.experiment.task
     shares = sample_weights(run.data.sizes, weights(run.data.sizes, "size"))
     train, held = len(shards.labels), len(shards.held_out.labels)
@@ -313,8 +313,8 @@ def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int
 def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float, int]:
     """Return the seconds and the maximum memory of processes that answer one message each.
 
-    All processes start at once. The seconds end when the last process has ended. The memory is the
-    peak of a single process in bytes.
+    All processes start at once. The time is measured until the last process has ended. The memory
+    is the peak of a single process in bytes.
     """
     environment = {**os.environ, "PYTHONPATH": importable()}
     command = [sys.executable, "-m", "fedmuon.experiments.engines.probe"]

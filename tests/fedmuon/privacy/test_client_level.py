@@ -234,7 +234,7 @@ def test_a_run_of_every_recipe(recipe: str, privacy: dict[str, Any], tmp_path: P
     )
     assert "client_loss" not in (tmp_path / "rounds.jsonl").read_text()
     said = standing(spent)
-    assert spent["trust"] in said and spent["adjacency"] in said and "clients whole" in said
+    assert spent["trust"] in said and spent["adjacency"] in said and "whole clients" in said
 
 
 def test_two_accountants_agree_on_a_run(tmp_path: Path) -> None:
