@@ -1414,7 +1414,7 @@ class Stability(Table):
 
 
 class Output(Table):
-    """How often a run is evaluated and saved, and the callback after each round."""
+    """When a run is evaluated and saved, and which callback runs after each round."""
 
     evaluate_every: Samples = key(
         5,
