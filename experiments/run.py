@@ -87,7 +87,7 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     written = written.with_objects(config.given)
     if resolve(config, resumed=written) != written:
         raise InputError(
-            f"the settings in {file} differ from the config that you passed. To resume the run "
+            f"the settings in {file} differ from the settings that you passed. To resume the run "
             "in this folder, leave the config out. If the run uses your own Python objects, pass "
             "the same objects again. To start a new run, choose another folder with --out."
         )

@@ -541,7 +541,14 @@ def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
     fedmuon.run(tables(), **PLAIN, out=tmp_path)
     refused("with out=, or resume the run with resume=True", tables(), **PLAIN, out=tmp_path)
     assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
-    refused("another experiment", None, **PLAIN, recipe="sgd", out=tmp_path, resume=True)
+    refused(
+        "differ from the settings that you passed",
+        None,
+        **PLAIN,
+        recipe="sgd",
+        out=tmp_path,
+        resume=True,
+    )
 
 
 FAILING = """

@@ -181,7 +181,7 @@ def test_a_run_whose_neighbours_are_to_come_is_unfinished_and_drawn(begun: Path)
     assert "begun" in below and ", unfinished, 8 of 8 rounds" in below
     with held(begun):
         said, above, below = told_of(begun)
-    assert "is still running them. Wait until it ends" in said and "Left out" not in above
+    assert "is still running them. Wait until that process ends" in said and "Left out" not in above
     assert ", running, " in below
     with pytest.raises(InputError, match=f"{TO_COME}, resume with:"):
         write_report(begun)

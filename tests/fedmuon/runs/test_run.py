@@ -115,7 +115,7 @@ def test_a_run_of_a_version_with_fewer_keys_is_resumed(
         patch.setattr(loop, "dump", lambda config: dump(config).replace("epochs = 0.0\n", ""))
         run_until(3, config, tmp_path / "old")
     assert "epochs" not in (tmp_path / "old" / "config.toml").read_text()
-    with pytest.raises(InputError, match="another experiment"):
+    with pytest.raises(InputError, match="differ from the settings that you passed"):
         execute(small(local={"steps": 3}), tmp_path / "old", resume=True)
     execute(config, tmp_path / "old", resume=True)
     model = "model.safetensors"
@@ -148,7 +148,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert execute(None, tmp_path / "a", resume=True)["rounds"] == 8
     with pytest.raises(InputError, match="not empty"):
         execute(small(), tmp_path / "a")
-    with pytest.raises(InputError, match="another experiment"):
+    with pytest.raises(InputError, match="differ from the settings that you passed"):
         execute(small(local={"lr": 0.5}), tmp_path / "a", resume=True)
     assert digest(tmp_path / "a") == before
 
@@ -162,7 +162,7 @@ def test_a_command_is_resumed_by_saying_it_again(tmp_path: Path) -> None:
         again = [*command[:2], command[-1], *more, "--resume"]
         assert CliRunner().invoke(app, again).exit_code == 0
     other = [*command, "--set=federation.rounds=3", "--resume"]
-    with pytest.raises(InputError, match="another experiment"):
+    with pytest.raises(InputError, match="differ from the settings that you passed"):
         CliRunner().invoke(app, other, catch_exceptions=False)
     assert (out / "model.safetensors").read_bytes() == model
 

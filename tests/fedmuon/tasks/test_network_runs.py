@@ -194,7 +194,7 @@ def test_a_run_that_says_no_auxiliary_step_size_goes_on(
         for name in ("a", "b"):
             run_until(1, unset, tmp_path / name)
     execute(None, tmp_path / "a", resume=True)
-    with pytest.raises(InputError, match="another experiment"):
+    with pytest.raises(InputError, match="differ from the settings that you passed"):
         execute(digits(local={"aux-lr": 0.3}), tmp_path / "b", resume=True)
     execute(unset, tmp_path / "b", resume=True)
     execute(unset, tmp_path / "whole")
