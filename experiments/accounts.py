@@ -159,7 +159,8 @@ def alike(
     """Return s, rate and steps of Poisson lots that spend the same epsilon with the noise / s.
 
     Lots in a fixed order spend the same epsilon as one release of all examples. `correlation`
-    contains the band, the momentum (beta, and whether it looks ahead) and the buffers of the noise.
+    describes the noise: its band, its momentum (beta, and whether it is Nesterov momentum) and its
+    number of buffers.
     """
     band, momentum, buffers = correlation
     share = rate(lot, population)
@@ -230,7 +231,7 @@ def answer_of_bins(
 ) -> dict[str, Any]:
     """Return the epsilon of balls-in-bins lots, and of the same lots in a public order.
 
-    `correlation` contains the band, the momentum and the buffers.
+    `correlation` describes the noise: its band, its momentum and its number of buffers.
     """
     from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins  # scipy
 
@@ -303,9 +304,9 @@ def epsilon_and_cut(
     max_lot: int,
     accountant: str,
 ) -> tuple[EpsilonResult, float]:
-    """Return the epsilon of a run, and a bound on the probability that a lot is cut.
+    """Return the epsilon of a run, and a bound on the probability that a lot exceeds `max_lot`.
 
-    `correlation` contains the band, the momentum and the buffers of the noise.
+    `correlation` describes the noise: its band, its momentum and its number of buffers.
     """
     over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)

@@ -223,10 +223,11 @@ OCTAVES = 40  # number of tried step sizes 1/L, 1/(2 L), 1/(4 L), ...
 
 
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
-    """Return the bound of DiSK (003) on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2.
+    """Return the bound of DiSK (003) for SGD.
 
-    If no step size eta is given, the function chooses the value 2^-j/L with the smallest bound. For
-    reach = -1, the record also contains the published bound.
+    The noise w of a release has E|w|^2 = m n (sigma C / B)^2. If no step size eta is given, the
+    function chooses the value 2^-j/L with the smallest bound. For reach = -1, the record also
+    contains the published bound.
     """
     p, noise = problem, problem.noise
     if noise.alpha != 2 or noise.sigma1:

@@ -146,7 +146,7 @@ def _require_sound(folder: Path) -> None:
 
 
 def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
-    """Return the findings of the folder, or raise an error if files that they need are missing."""
+    """Return the findings of the folder, or raise an error if a necessary file is missing."""
     if reader is of_neighbours and not (
         (folder / "bound.json").exists() or "bound.json" in sums_of(folder)  # written last
     ):

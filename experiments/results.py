@@ -933,7 +933,7 @@ def _spent(members: Sequence[Finished]) -> Record:
 
 
 def _traffic(members: Sequence[Finished]) -> Record:
-    """Return the mean megabytes of all messages over runs, or {} if a record lacks them."""
+    """Return the megabytes of messages by direction, as a mean over runs; {} if unknown."""
     known = [traffic_of(one.rounds) for one in members]
     totals = [one for one in known if one is not None]
     if len(totals) < len(known):

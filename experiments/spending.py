@@ -29,7 +29,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
-    """Compute the epsilon of each client, with its bracket, from the ledger of a run.
+    """Compute the epsilon of each client, with lower and upper bounds, from the ledger of a run.
 
     The record's `never_part` counts the clients that took part in no round so far. These clients
     have spent epsilon = 0 at every delta. The participants are public and are drawn without looking

@@ -1,4 +1,4 @@
-"""Tables and JSON numbers that show a record to people and programs."""
+"""Show records as tables to people, and as JSON numbers to programs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -81,9 +81,9 @@ def marked(claim: Claim, held: Kept) -> str:
 
 
 def effect(claim: Claim) -> str:
-    """Return the effect at the worst place with its interval.
+    """Return the effect in the least favourable setting, with its interval.
 
-    If the claim has several places, the text also states at how many of them the claim holds.
+    If the claim has several settings, the text also states in how many settings the claim holds.
     """
     seen = claim["effect"]
     if seen["value"] is None:

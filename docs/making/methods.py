@@ -60,7 +60,7 @@ def methods() -> str:
 
 
 def made(name: str) -> Recipe:
-    """Make the method of that name."""
+    """Make the method with this name."""
     local = Local.model_validate({"recipe": name, **EXAMPLES.get(name, {})})
     return make_recipe(local, OrthogonalizerTable(), clients=20)
 

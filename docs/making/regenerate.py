@@ -80,7 +80,7 @@ def data_of(name: str) -> str | None:
 
 
 def work_of(name: str, scale: str = "full") -> Work:
-    """Return the work of a suite on available data."""
+    """Return the cells of a suite, with its data set, as one piece of work."""
     return find(name, data_of(name), scale, {})
 
 

@@ -13,17 +13,19 @@ every clipping rule reduces it to its bound, so no example has a larger influenc
 
 # Canaries among the clients
 
-A canary replaces a client. If a cohort contains the canary and its coin includes it, its update is
-one entry of the model, whose position and sign are public. The update is longer than the bound, so
-clipping gives it norm C, the maximum for a client. Otherwise the update is 0, before and after
-clipping, so all sums equal those of a federation without the client (`client_level.py`). The coin
-therefore tests add-remove adjacency if cohorts are Poisson samples, and zero-out otherwise.
+A canary replaces a client. If a cohort contains the canary and the canary's coin includes it, the
+canary's update changes one entry of the model. The position and the sign of this entry are public.
+The update is longer than the bound, so clipping gives it norm C, the maximum for a client.
+Otherwise, the update is 0 before and after clipping, so all sums are the same as in a federation
+without this client (`client_level.py`). The coin therefore tests add-remove adjacency if cohorts
+are Poisson samples, and zero-out otherwise.
 
 Under distributed trust, all but H clients of a cohort may tell the server what they sent, and the
-privacy guarantee must hold against all of them. In this audit, the clients without a canary
-collude, up to all but H. Their messages are subtracted. The remaining sum is that of H clients, or
-of all canaries if there are more than H. The remaining sum is at least as private as claimed,
-because H shares have H / K of the noise variance.
+privacy guarantee must hold against all of them. In this audit, clients without a canary collude,
+but at least H clients of the cohort do not collude. The messages of the colluding clients are
+subtracted. The remaining sum contains the messages of H clients, or of all canaries if there are
+more than H canaries. The remaining sum is at least as private as claimed, because H shares have H/K
+of the noise variance.
 """
 
 import dataclasses
@@ -140,7 +142,7 @@ class Canaries:
 
 
 def require_classes(shards: Shards) -> None:
-    """Raise an error if the targets are not class labels, which cannot carry a mark."""
+    """Raise an error if the targets are not class labels, because only labels can mark canaries."""
     if shards.labels.dtype != torch.int64:
         raise InputError(
             "an audit recognizes canaries by their class labels, but the targets of this run are "
@@ -327,8 +329,9 @@ class ExampleAuditor:
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
         """Return scores that use only the first and the last model [1, ...].
 
-        A score is how far the model moved against the gradient of a canary, divided by the root
-        mean square of all entries, minus the median score.
+        The score of a canary is how far the model moved against the canary's gradient. The move of
+        each tensor is divided by the root mean square of the tensor's change. The median of all
+        scores is then subtracted.
         """
         moved = {name: (first[name] - last[name])[0] for name in first}
         every = self.canaries.along(moved)
@@ -341,11 +344,11 @@ class ExampleAuditor:
 class ClientAuditor:
     """An auditor that sees every release and knows the canaries' updates, but no coin.
 
-    A release is K times the server's mean. Under local trust it is instead the message of one
-    client; under distributed trust, the part of a sum that colluding clients cannot subtract. Let z
-    be the release's entries at the canaries' places, times the canaries' signs. Let v be the mean
-    square of all entries, and at least the variance of the noise. Then the auditor passes y = C z /
-    v and s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
+    Under central trust, a release is K times the server's mean. Under local trust, a release is the
+    message of one client. Under distributed trust, a release is the part of a sum that colluding
+    clients cannot subtract. Let z be the release's entries at the canaries' places, times the
+    canaries' signs. Let v be the mean square of all entries, and at least the variance of the
+    noise. Then the auditor passes y = C z / v and s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
 
     Attributes:
         level: The client-level mechanism.
@@ -491,8 +494,8 @@ class ClientAuditor:
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
         """Return scores that use only the first and the last model [1, ...].
 
-        A score is how far the model moved in the direction of a canary, divided by the root mean
-        square of all entries, minus the median score.
+        The score of a canary is how far the model moved in the direction of the canary, divided by
+        the root mean square of the model's change. The median of all scores is then subtracted.
         """
         moved = _apart(first, last)
         found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)

@@ -169,8 +169,8 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
 def _require_known_law(experiment: Experiment) -> None:
     """Raise an error if the run cannot be audited.
 
-    The releases must contain noise, the auditors must know their likelihood, and samples must have
-    labels that can carry a mark.
+    The releases must contain noise, the likelihood of the releases must be known, and the samples
+    must have labels that can mark canaries.
     """
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:

@@ -25,7 +25,7 @@ SHORT = 0.01  # length of the other examples' vectors; the canary's length is 1
 
 
 class Parallel(nn.Module):
-    """Logits sum_w W_w x_w of x [n, m, d]: m blocks, each with its own features."""
+    """A linear classifier of inputs x [n, m, d] with logits sum_w W_w x_w: one matrix per block."""
 
     def __init__(self, blocks: int) -> None:
         """Create linear layers without biases."""

@@ -287,9 +287,9 @@ def executor(name: str) -> str:
 
 
 def _auth(role: str) -> list[str | Path]:
-    """Return the command of a program of `superlink_auth`.
+    """Return the command that runs `superlink_auth` in this role.
 
-    The option -P keeps the folder of the program out of the import path.
+    The option -P keeps the folder of `superlink_auth` out of the import path.
     """
     return [sys.executable, "-P", AUTH, role]
 
@@ -319,7 +319,7 @@ class ServerFiles:
 
 
 def make_server_files(folder: Path) -> ServerFiles:
-    """Create an authority, whose key is not stored, and its certificate for this machine.
+    """Create a certificate authority, whose key is not stored, and a server certificate.
 
     The certificate is valid for 127.0.0.1 and localhost.
     """

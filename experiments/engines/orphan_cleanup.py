@@ -50,7 +50,7 @@ class GuardedFolder:
         )
 
     def close(self) -> None:
-        """Kill all processes of the folder and remove it, in the guard or in this process."""
+        """End the guard, kill all processes of the folder, and remove the folder."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._guard.communicate(timeout=PATIENCE)
         end(self.path)

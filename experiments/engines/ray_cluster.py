@@ -93,7 +93,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
 
 @contextlib.contextmanager
 def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
-    """Yield the module `ray` while this process is connected. No address starts a local Ray."""
+    """Yield the module `ray` while this process is connected. "" starts a local Ray."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise InputError(TAKEN)
     given: dict[str, Any] = {

@@ -94,9 +94,9 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
 
 
 def drawn(run: RunStatus) -> DrawnRun:
-    """Return a finished or unfinished run for a page with several runs.
+    """Return one run, finished or unfinished, as an entry of a page with several runs.
 
-    It contains the settings, the number of rounds, the reason why the run stopped, and the curves.
+    The entry contains settings, the number of rounds, the reason why the run stopped, and curves.
     """
     config = run.config
     state, _, why = run.state.partition(": ")

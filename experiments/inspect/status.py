@@ -129,7 +129,7 @@ class RunStatus:
 
     @property
     def note(self) -> str:
-        """Return the note that a reader of the run's numbers should know."""
+        """Return a note that is important for a reader of the run's numbers."""
         return NOT_RELEASED if self.private else ""
 
     @property
@@ -189,7 +189,8 @@ class RunStatus:
         return f"{failed}; a resumed run draws new noise and may succeed, resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
-        """Return the name and text of each line: the settings, and the number of rounds."""
+        """Return the lines of the card as pairs (name, text): the settings and the number of
+        rounds."""
         lines = settings(self.config) | {"state": self.state}
         if self.rounds:
             done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]

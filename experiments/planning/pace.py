@@ -70,7 +70,7 @@ class Trial:
     engine: Engine
 
     def each(self, plan: RandomnessPlan) -> Iterator[float]:
-        """Yield the seconds of each round. A round ends when the next one is requested."""
+        """Yield the seconds that each round takes. A round runs when its seconds are requested."""
         tried = replace(self.experiment, plan=plan)
         if plan.per_round < self.experiment.plan.per_round:  # some rules need more replies
             tried = replace(tried, recipe=replace(tried.recipe, aggregate=mean()))
@@ -81,7 +81,7 @@ class Trial:
             yield time.perf_counter() - start
 
     def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
-        """Return the seconds of one round of the plan, and of more rounds while time is left."""
+        """Return the seconds of each round, for at most `rounds` rounds and `afford` seconds."""
         found: list[float] = []
         for spent in self.each(plan):
             found.append(spent)
@@ -98,7 +98,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> RandomnessPlan:
-    """Return a plan with some of the participants of each round after the skipped rounds."""
+    """Return a plan without the skipped rounds, and with only `clients` participants per round."""
     drawn, rng = plan.schedule(), np.random.default_rng(0)
     chosen = [
         rng.choice(drawn[(skipped + number) % len(drawn)], clients, replace=False)
@@ -108,7 +108,7 @@ def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> Ra
 
 
 def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) -> float:
-    """Return the mean number of samples in one step of all participants.
+    """Return the number of samples that all participants of a round use in one step, as a mean.
 
     The mean is over the first `rounds` rounds, or over all rounds.
     """
@@ -130,8 +130,8 @@ def pace(
         sizes: Number of samples of each client.
         least: The number of workers. A trial round has at least this many participants.
         divisible: Whether a round can be as short as one step of one client. Rounds on workers
-            cannot, because the workers know the number of steps.
-        settled: Returns whether all workers have started.
+            cannot be shortened, because the workers know the number of steps.
+        settled: A function that returns whether all workers have started.
     """
     plan = trial.experiment.plan
     if not divisible:
