@@ -21,7 +21,13 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
-from fedmuon.experiments.tables import NOT_RELEASED, SD_NOTE, adjacency_of, record_name
+from fedmuon.experiments.tables import (
+    NOT_RELEASED,
+    SD_NOTE,
+    adjacency_of,
+    record_name,
+    spent_words,
+)
 from fedmuon.runs.directory import (
     PERSONAL_MODELS,
     RunDirectory,
@@ -518,13 +524,17 @@ class SweepResult:
         return [(name, flat[name]) for name in keys if name in flat and reads(run.config, name)]
 
     def __str__(self) -> str:
-        return "\n".join([*lines_of(self.table), *(f"Warning: {one}." for one in self.warnings)])
+        return "\n".join([*lines_of(self.table), *self._said()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook."""
-        return as_html(self.table, " ".join(f"Warning: {one}." for one in self.warnings))
+        return as_html(self.table, " ".join(self._said()))
+
+    def _said(self) -> list[str]:
+        """Return the sentences below the table."""
+        return [*spent_words(self.summary), *(f"Warning: {one}." for one in self.warnings)]
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
@@ -25,6 +26,7 @@ UNFINISHED = (
     "The run has not ended. If you stop the run because of values that the run did not release, "
     "such as accuracies, epsilon does not cover this decision."
 )
+LEDGER = "ledger.jsonl"
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -44,11 +46,12 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         delta: The privacy parameter δ. The default is the delta of the run.
         accountant: `pld`, or the library `dp-accounting`.
     """
-    file = folder / "ledger.jsonl"
+    file = folder / LEDGER
     if not file.exists():
+        below = next(iter(sorted(folder.glob(f"*/{LEDGER}"))), None)
         raise InputError(
-            f"{folder} has no ledger.jsonl, so it is not the folder of a private run. Pass the "
-            "folder of a private run."
+            f"{folder} has no {LEDGER}, so it is not the folder of a private run. Pass the "
+            "folder of a private run" + (f", such as {below.parent}." if below else ".")
         )
     directory = RunDirectory(folder)
     if (folder / "config.toml").exists():
@@ -154,6 +157,59 @@ def table(record: Record) -> Table:
         )
         words.append(found["said"])
     shown.caption = " ".join(filter(None, words)) or None
+    return shown
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Return the private runs of a folder that `run --seeds` or `sweep` wrote."""
+    return [one.parent for one in sorted(folder.glob(f"runs/*/{LEDGER}"))]
+
+
+def spent_of_runs(
+    folders: Sequence[Path], delta: float | None = None, accountant: str = "pld"
+) -> Record:
+    """Compute the epsilon of each of several runs on the same data, and of all runs together."""
+    runs = {one.name: spent(one, delta, accountant) for one in folders}
+    return {"runs": runs, **together([account_of(one) for one in runs.values()])}
+
+
+def account_of(private: Mapping[str, Any]) -> Record:
+    """Return the epsilon of one run and its assumptions, from a summary or from `spent`."""
+    level = "client" if private.get("unit") == "client" else "example"
+    held = {name: private[name] for name in ("epsilon", "delta", "certified")}
+    return {**held, "adjacency": adjacency_of(private), "level": level}
+
+
+def together(accounts: Sequence[Record]) -> Record:
+    """Return the largest epsilon of several runs, and the sum, which all runs together spend."""
+    epsilons = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
+    deltas = [one["delta"] for one in accounts]
+    return {
+        "epsilon": finite(max(epsilons)),
+        "delta": max(deltas),
+        "epsilon_of_all": finite(sum(epsilons)),
+        "delta_of_all": sum(deltas),
+        **{name: " or ".join(sorted({one[name] for one in accounts}))
+           for name in ("adjacency", "level")},
+        "certified": all(one["certified"] for one in accounts),
+        "accounts": len(accounts),
+    }  # fmt: skip
+
+
+def table_of_runs(record: Record) -> Table:
+    """Return the result of `spent_of_runs` as a table for printing."""
+    rows = [
+        (escape(name), _shown(one["epsilon"]), number(one["delta"], 3))
+        for name, one in record["runs"].items()
+    ]
+    about = f"joint, {record['adjacency']}, level {record['level']}"
+    shown = columns(about, ("run", "epsilon", "delta"), rows)
+    shown.add_section()
+    delta, whole = (number(record[name], 3) for name in ("delta", "delta_of_all"))
+    shown.add_row("maximum", _shown(record["epsilon"]), delta)
+    shown.add_row("all runs (sum)", _shown(record["epsilon_of_all"]), whole)
+    notes = dict.fromkeys(one["note"] for one in record["runs"].values())
+    shown.caption = " ".join(filter(None, notes)) or None
     return shown
 
 

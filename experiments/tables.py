@@ -139,6 +139,24 @@ def unreleased(summary: Mapping[str, Any] | None) -> str:
     return ", measured and not released" if "privacy" in (summary or {}) else ""
 
 
+def spent_words(summary: Mapping[str, Any]) -> list[str]:
+    """Return sentences about the privacy that repeated or swept runs spent, or []."""
+    if not (private := summary.get("privacy")):
+        return []
+    each, whole = (
+        f"epsilon {'infinite' if private[name] is None else number(private[name])} at delta "
+        f"{number(private[delta], 3)}"
+        for name, delta in (("epsilon", "delta"), ("epsilon_of_all", "delta_of_all"))
+    )
+    doubt = "" if private["certified"] else ", not certified"
+    return [
+        f"Each private run spends at most {each} ({private['adjacency']}, level "
+        f"{private['level']}{doubt}). Publishing all {private['accounts']} runs spends at most "
+        f"{whole}, the sum.",
+        NOT_RELEASED,
+    ]
+
+
 def standing(private: Mapping[str, Any]) -> str:
     """Return what the epsilon of a summary refers to: adjacency, sampling, unit and noise."""
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"

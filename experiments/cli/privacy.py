@@ -345,12 +345,17 @@ def spent(
 ) -> None:
     """Compute the epsilon that each client of a private run has spent so far.
 
-    The command reads the run's ledger. The run may be unfinished.
+    The command reads the run's ledger. The run may be unfinished. For a folder of `run --seeds` or
+    `sweep`, it shows the epsilon of each run, and the sum, which all runs together spend.
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
     from fedmuon.experiments import spending  # torch
 
+    if not (folder / spending.LEDGER).exists() and (runs := spending.runs_of(folder)):
+        record = spending.spent_of_runs(runs, delta, accountant)
+        tell(record, spending.table_of_runs(record))
+        return
     record = spending.spent(folder, delta, accountant)
     tell(record, spending.table(record))
 

@@ -409,6 +409,11 @@ def _search(
         folder = out or Path("runs") / f"{words[0]}-{config.stem if config else 'default'}-{stamp}"
         by = Spread(ray_address) if ray_address else workers or here
         note(fixed_step_size(config, changes, grid))
+        if work.private:
+            note(
+                "Note: each private run spends epsilon. Publishing the best, or several, of the "
+                f"{len(work.cells)} runs spends more than one run: see `fedmuon privacy tuned`."
+            )
         progress = Progress(live(), work.counted, lines=True)
         with options.resumable(folder, words), progress:
             summary, trained = run_grid(

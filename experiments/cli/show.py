@@ -25,6 +25,7 @@ from fedmuon.experiments.tables import (
     record_name,
     short,
     spelled,
+    spent_words,
     standing,
     unreleased,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # these load pydantic and torch
     from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 TIME = len("0:00:00")
+PERIOD = 3600  # seconds over which the speed is averaged; it must contain two rounds
 MOST = 100  # maximum number of lines without a terminal, and half of the losses in memory
 WIDE = 100  # characters of a terminal in which the bar shows a longer loss curve
 RISEN = 1.1  # a warning appears if the loss exceeds this multiple of its first value
@@ -97,6 +99,7 @@ class Progress(bars.Progress):
             bars.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=TIME)),
             console=console,
             disable=not console.is_terminal,
+            speed_estimate_period=PERIOD,
         )
         self._counted, self._before = counted, before
         self._bars = 10 if console.width >= WIDE else 5  # of the loss curve
@@ -243,13 +246,14 @@ def sweep_parts(summary: Record) -> Iterator[RenderableType]:
         summary: The content of sweep.json.
     """
     yield _points(summary)
-    yield from map(Text, _sweep_words(summary))
+    yield from map(Text, [*spent_words(summary), *_sweep_words(summary)])
 
 
 def _points(summary: Record) -> Table:
     """Return a table of the sweep's points, or of the metrics of repeated runs without a grid."""
     seeds = len(summary["seeds"])
     over = f"of {count(seeds, 'seed')}" + " ± half of the 95% interval" * (seeds > 1)
+    over += unreleased(summary)
     if not summary["grid"]:
         names = [spelled(row["metric"]).replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])

@@ -13,7 +13,7 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import Comparison, comparison
-from fedmuon.experiments.tables import short
+from fedmuon.experiments.tables import SWEEP, short
 from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
@@ -99,9 +99,15 @@ def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]
 def names_of(found: Comparison) -> list[str]:
     """Return the folders of each row as text, without the common path.
 
-    If there are more than `MOST` folders, only the first and the last are named.
+    Runs of `run --seeds` are named by the folder that contains all of them. If there are more than
+    `MOST` folders, only the first and the last are named.
     """
     groups = [found.folders[row["run"]] for row in found.rows]
+    for place, one in enumerate(groups):  # a row with all runs of `run --seeds` names their folder
+        home = one[0].absolute().parent.parent
+        whole = (home / SWEEP).is_file() and {*(home / "runs").iterdir()}
+        if whole == {folder.absolute() for folder in one}:
+            groups[place] = [home]
     every = [folder.absolute() for folders in groups for folder in folders]
     root = os.path.commonpath([one.parent for one in every])
     names = [[str(folder.absolute().relative_to(root)) for folder in one] for one in groups]

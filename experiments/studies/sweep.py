@@ -5,6 +5,7 @@ the other runs. Points are compared by one metric at the end of their runs: the 
 with Student's 95% intervals.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -25,6 +26,7 @@ from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import digest, finite
 from fedmuon.core.tables import Scalar, override, put
+from fedmuon.experiments import spending
 from fedmuon.experiments.studies import sweep_figure
 from fedmuon.experiments.studies.training import TrainingRun, WorkOfRuns
 from fedmuon.experiments.suites import contents
@@ -289,6 +291,11 @@ class SweptRun(TrainingRun):
         summary = RunDirectory(self.folder).summary() or {}
         ends = {name: value for name, value in summary.items() if isinstance(value, float)}
         ends.pop("seconds", None)
+        private = summary.get("privacy")
+        if private is None and (self.folder / spending.LEDGER).exists():  # the run diverged
+            with contextlib.suppress(InputError):
+                private = spending.spent(self.folder)
+        found |= {"spent": spending.account_of(private)} if private else {}
         return found | {"ends": ends, "trained": found["rows"][-1]["train_seconds"]}
 
 
@@ -400,10 +407,17 @@ class GridSearch(WorkOfRuns):
                     f"{mend}"
                 )
         said += self.fixed_auxiliary()
-        if any(one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
-               for one in self.cells):  # fmt: skip
+        if self.private:
             said.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
         return said
+
+    @property
+    def private(self) -> bool:
+        """Whether some runs spend privacy."""
+        return any(
+            one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
+            for one in self.cells
+        )
 
     def fixed_auxiliary(self) -> list[str]:
         """Return a warning if the grid varies lr but not the auxiliary step size."""
@@ -429,6 +443,8 @@ class GridSearch(WorkOfRuns):
             "grid": {key: [*held] for key, held in self.grid.items()},
             "table": [*map(_finite, rows)],
         }
+        if accounts := [one["spent"] for one in records if "spent" in one]:
+            found["privacy"] = spending.together(accounts)
         if self.metric is None:
             return found
         best = self.best(rows)

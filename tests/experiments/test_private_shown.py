@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
@@ -71,6 +72,42 @@ def test_words_fit_what_was_drawn() -> None:
         ({"sampling": "poisson", "trust": "central"}, "poisson cohorts, whole clients"),
     ]:
         assert words in standing(one | more)
+
+
+def test_repeated_private_runs_show_their_account(tmp_path: Path) -> None:
+    """Before the first run, with the results, on `show`, and from the ledgers."""
+    file, out = tmp_path / "private.toml", tmp_path / "out"
+    file.write_text(private().to_toml())
+    seeds = ("run", str(file), "--seeds", "2")
+    printed = said(*seeds, "--out", str(out))
+    assert printed.index("see `fedmuon privacy tuned`") < printed.index("rounds 2/4")
+    spends = [fedmuon.Result(one).summary["privacy"] for one in sorted((out / "runs").iterdir())]
+    held = json.loads((out / "sweep.json").read_text())["privacy"]
+    assert held["epsilon"] == max(one["epsilon"] for one in spends)
+    assert held["epsilon_of_all"] == pytest.approx(sum(one["epsilon"] for one in spends))
+    assert held["delta_of_all"] == pytest.approx(2 * spends[0]["delta"])
+    for words in (printed, said("show", str(out))):
+        assert "measured and not released" in words and "Losses and accuracies of" in words
+        assert "Publishing all 2 runs spends at most epsilon" in words
+    found = answer("privacy", "spent", str(out))
+    assert found["epsilon_of_all"] == pytest.approx(held["epsilon_of_all"])
+    assert "all runs (sum)" in said("privacy", "spent", str(out))
+    with pytest.raises(InputError, match=r"such as .*seed=3"):
+        spent(out / "runs")
+    table = said("compare", str(out))
+    assert "seed=3" not in table and " out " in table
+
+
+def test_a_private_sweep_is_marked(tmp_path: Path) -> None:
+    found = fedmuon.sweep(
+        private(), grid={"local.lr": [0.01, 0.02]}, select="train-loss", out=tmp_path / "out"
+    )
+    assert "Publishing all 2 runs spends at most epsilon" in str(found)
+    assert "measured and not released" in said("show", str(tmp_path / "out"))
+    plain = fedmuon.sweep(
+        small(federation={"rounds": 1}), grid={"local.lr": [0.01, 0.02]}, select="train-loss"
+    )
+    assert "privacy" not in plain.summary and "released" not in str(plain)
 
 
 @pytest.mark.slow

@@ -319,6 +319,18 @@ def test_a_bar_has_both_times_whole_beside_the_longest_numbers(width: int) -> No
     assert "1039/10000" in line and "accuracy 0.5000" in line and "▁" in line
 
 
+def test_long_rounds_have_a_remaining_time() -> None:
+    """Rounds of two minutes, of which a window of 30 seconds would contain only one."""
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True))
+    now = 0.0
+    progress.get_time = lambda: now
+    progress.on_start(0, 10)
+    for record in records(4):
+        now += 120
+        progress.on_round_end(record)
+    assert progress.tasks[0].time_remaining == pytest.approx(6 * 120)
+
+
 def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
     """Of the rounds before its checkpoint, not of later ones, which are computed again."""
     before = [*records(25)]
