@@ -59,7 +59,8 @@ class AuditResult:
             certified epsilon.
         refutes_per_release: Whether counts alone refute `per_release`.
         confidence: Confidence with which the lower bounds hold.
-        trials: Number of trials with the canary, and the same number without the canary.
+        trials: Number of trials with the canary. The number of trials without the canary is the
+            same.
         delta: Privacy parameter δ.
         note: A warning if the number of trials is too small to test the claim; may be empty.
         record: All numbers, as `fedmuon privacy audit --json` prints them.
@@ -102,7 +103,7 @@ class RunAuditResult:
         confidence: Confidence with which the lower bounds hold.
         delta: Privacy parameter δ.
         note: A warning if the number of canaries is too small to test the claim; may be empty.
-        record: All numbers, the content of one-run.json.
+        record: All numbers: the content of one-run.json.
         temporary: The temporary folder, if the run is stored in one.
 
     Example:
@@ -398,7 +399,7 @@ def epsilon(
     Args:
         noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
         lot: Expected size of a Poisson lot, or the size of lots in a fixed order.
-        population: Number of examples that lots are drawn from.
+        population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
         blocks: Number m of blocks that are clipped separately and released together.
@@ -412,8 +413,8 @@ def epsilon(
         momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
             minimizes the noise of sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
-        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
-            includes the probability of a cut.
+        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
+            δ includes the probability of a truncated lot.
         accountant: "pld" for the built-in accountant, or "dp-accounting" for the package of this
             name, which takes longer to load.
 
@@ -458,7 +459,7 @@ def sigma(
     Args:
         epsilon: Target ε.
         lot: Expected size of a Poisson lot, or the size of lots in a fixed order.
-        population: Number of examples that lots are drawn from.
+        population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
         blocks: Number m of blocks that are clipped separately and released together.
@@ -470,8 +471,8 @@ def sigma(
         momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
             minimizes the noise of sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
-        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are cut, and δ
-            includes the probability of a cut.
+        max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
+            δ includes the probability of a truncated lot.
 
     Returns:
         The noise multiplier, to four digits, and the epsilon that it spends.
@@ -509,12 +510,12 @@ def audit(
     Args:
         noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
         lot: Expected size of a Poisson lot.
-        population: Number of examples that lots are drawn from.
+        population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in a run.
         delta: Privacy parameter δ.
         blocks: Number m of blocks that are clipped separately and released together.
-        trials: Number of runs with the canary, and the same number without it. The default is
-            100,000, or 2,000 for `code="release"`.
+        trials: Number of runs with the canary. The number of runs without the canary is the same.
+            The default is 100,000, or 2,000 for `code="release"`.
         seed: Random seed of the trials.
         code: "projected" draws only the component of each release along the canary, which tests the
             accountant. "release" takes real private steps of a small network, which tests the

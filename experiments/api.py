@@ -503,9 +503,8 @@ def bound(
         rho: Failure probability of the random choice of participants. For parameters, the default
             is 0.01. For a run, the participants are known, so the bound adds no failure probability
             unless you pass `rho`.
-        l_orth: Lipschitz constant of the orthogonalizer, in place of the one for which the theorem
-            holds.
-        l_g: Smoothness constant of the loss, in place of the one for which the theorem holds.
+        l_orth: Lipschitz constant of the orthogonalizer. The default is the proved constant.
+        l_g: Smoothness constant of the loss. The default is the proved constant.
 
     Returns:
         The bound with its status, its constants and its assumptions. The keys are those of the file
@@ -653,7 +652,7 @@ def _tables_and_objects(
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     """Write the names of the objects into the tables, and return the objects by kind.
 
-    If the call passes a name for a kind, the object of this kind is None.
+    If the call passes a name instead of an object for a kind, the object of this kind is None.
     """
     kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
     for kind, (table, key) in NAMED.items():

@@ -171,7 +171,7 @@ class Private:
 
     `clip` is the clipping bound C. By default, C follows from the light-tailed rule for K = `tail`.
     If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` bounds
-    E(||G||_F - C)_+. By default, this bound follows from the same tail or moment.
+    E(||G||_F - C)_+. By default, this bound is computed from `tail` or `moment`.
     """
 
     noise: float = 1.0

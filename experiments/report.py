@@ -37,7 +37,7 @@ class Unfinished(InputError):
 
 @dataclass
 class Missing:
-    """Reasons why folders are not sections of a page: they are damaged or unfinished."""
+    """Reasons why folders have no section on a page: they are damaged or unfinished."""
 
     left_out: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def gather(folder: Path) -> list[Findings]:
 
 
 def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
-    """Return the findings as `gather` does, and the reasons why subfolders are missing."""
+    """Return the findings as `gather` does, and the reasons why some subfolders are left out."""
     if not folder.is_dir():
         raise InputError(
             f"{folder} is not a folder. Pass a folder that `fedmuon suite`, `stability` or `run` "
@@ -111,7 +111,7 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
 
 
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
-    """Return the findings of each folder, and the reasons why some folders are missing.
+    """Return the findings of each folder, and the reasons why some folders are left out.
 
     Plain runs share one section. If there are several sections, each title names its folder.
     """
@@ -194,7 +194,7 @@ COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 
 
 def suite_tables(found: Findings) -> list[Table | Text]:
-    """Return a suite's claims with verdicts, commands that can decide open claims, and numbers.
+    """Return tables of a suite: claims with verdicts, commands for open claims, and numbers.
 
     For each claim, the table shows the effect in the least favourable setting with its interval,
     the threshold of the claim's rule, and then the effects in all settings.

@@ -184,7 +184,7 @@ class Result:
         return self.rounds
 
     def _curve(self) -> list[Record]:
-        """Return the records to draw. For a finished run, the first one is the untrained model."""
+        """Return the records to draw. For a finished run, they begin with the untrained model."""
         return from_start(self.rounds, RunDirectory(self.path).summary())
 
     def to_frame(self) -> "DataFrame":

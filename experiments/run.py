@@ -76,7 +76,7 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
 
 
 def _config_to_resume(config: Config | None, out: Path) -> Config:
-    """Return the config of the run to resume. A given config must have the same values."""
+    """Return the config of the run to resume. A passed config must have the same values."""
     if config is not None and not (out / "config.toml").exists():
         return config
     file = to_resume(out)

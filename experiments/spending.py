@@ -44,7 +44,8 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     Args:
         folder: The folder of a private run, which may still be running.
         delta: The privacy parameter δ. The default is the delta of the run.
-        accountant: `pld`, or the library `dp-accounting`.
+        accountant: `pld` for the built-in accountant, or `dp-accounting` for the package of this
+            name.
     """
     file = folder / LEDGER
     if not file.exists():

@@ -1,20 +1,22 @@
 """The cost of an optimizer step on a model, compared with Table 2 of Nesterov Muon.
 
-The Nesterov Muon paper does not state the shapes of its two models. They are taken from its public
-code (github.com/Xiaoran-Cheng/muon-randomized-svd). With these shapes, all fourteen published
-numbers are reproduced to their last digit under the following conventions, found by trial:
+The Nesterov Muon paper does not state the shapes of its two models. The shapes in this module are
+those of the paper's public code (github.com/Xiaoran-Cheng/muon-randomized-svd). With these shapes
+and the following conventions, this module reproduces all fourteen published numbers to the last
+digit. We found the conventions by trial:
 
-    both        embeddings and heads are not orthogonalized; the factorization counts, although the
-                formula of section 2.2 omits it; per entry, AdamW costs 12 flop, SGD 6, Nesterov 2
-    nanoGPT     Q, K, V, O are four square matrices in each of 10 layers (one of 11 layers has no
-                attention); the feed-forward layers count as 12 pairs, one pair being padding;
-                AdamW costs 14 flop with its decay, and acts in every other step of Muon's runs; the
-                input embedding, at first tied to the head, moves in 522 of 1490 steps; each entry
-                of a matrix costs 14 flop more, without a published breakdown (the code rescales
-                rows and uses cautious decay)
-    CIFAR-10    filters have the shape [out, in 9]; the sketch counts l = 138 columns although the
-                matrix has 64 rows and Q is cut to 64; normalizing a whole weight or momentum costs
-                3 flop per entry, and normalizing the sketched matrix costs nothing
+    both        Embeddings and heads are not orthogonalized. The factorization is counted, although
+                the formula of section 2.2 omits it. Per entry, AdamW costs 12 flop, SGD 6 flop and
+                Nesterov momentum 2 flop.
+    nanoGPT     Q, K, V and O are four square matrices in each of 10 layers (one of 11 layers has no
+                attention). The feed-forward layers count as 12 pairs, one of which is padding.
+                AdamW with decay costs 14 flop, and acts in every other step of Muon's runs. The
+                input embedding is at first tied to the head, and is updated in 522 of 1490 steps.
+                Each entry of a matrix costs 14 additional flop, which the paper does not explain
+                (the code rescales rows and uses cautious decay).
+    CIFAR-10    Filters have the shape [out, in 9]. The sketch counts l = 138 columns, although the
+                matrix has 64 rows and Q is cut to 64. Normalizing a whole weight or momentum costs
+                3 flop per entry. Normalizing the sketched matrix costs nothing.
 
 One number remains unexplained: the text of the paper says that the model has 135M parameters. The
 518.7M parameters in its table are the parameters that change in an average step, including the

@@ -66,12 +66,12 @@ class _NoSynonyms:
 
 
 def meteor(written: Sentences, references: References) -> float:
-    """Mean METEOR by nltk, from 0 to 1, with the best reference of each sentence.
+    """Mean METEOR score by nltk, from 0 to 1. Each sentence is scored with its best reference.
 
     Words match exactly or by their stems (Porter). Synonyms do not match, because WordNet is not
     used. The constants are those of 2007 (0.9, 3, 0.5). METEOR 1.5 of the E2E challenge also
     matches synonyms and paraphrases, gives function words less weight, and uses other constants, so
-    its values differ.
+    the values of METEOR 1.5 differ.
     """
     try:  # optional dependency
         from nltk.translate.meteor_score import meteor_score

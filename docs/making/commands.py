@@ -13,7 +13,7 @@ OUTPUT = "Output"  # panel of --json and --quiet, which the page describes only 
 
 
 def reference() -> str:
-    """Return all commands by panel, with their arguments, options and examples, as Markdown."""
+    """Return the reference of all commands as Markdown, grouped by the panels of the help."""
     return "\n\n".join(
         f"## {panel}\n\n" + "\n\n".join(
             section(name, command)

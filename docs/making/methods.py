@@ -176,7 +176,7 @@ def private_use(name: str, recipe: Recipe) -> str:
 
 
 def page(name: str) -> str:
-    """Return the file of a method's page: its title, the mark for its facts, and its example."""
+    """Return the text of a method's page: title, placeholder for the facts, and example."""
     words = WORDS[name]
     local = f'"recipe": "{name}"'
     for pair in words["example"].split(", "):

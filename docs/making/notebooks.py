@@ -188,7 +188,7 @@ def _digest(page: Path) -> str:
 
 
 def pages() -> dict[str, Path]:
-    """Return the file of every page with cells, by the page's name in the site."""
+    """Return page name -> file, for every page with code cells."""
     docs = ROOT / "docs"
     return {
         str(file.relative_to(docs).with_suffix("")): file
@@ -198,7 +198,7 @@ def pages() -> dict[str, Path]:
 
 
 def all_outputs() -> dict[str, list[list[Output]]]:
-    """Return the outputs of every page with cells, by the page's name in the site."""
+    """Return page name -> outputs of its code cells, for every page with code cells."""
     found = pages()
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(found, pool.map(executed, found.values()), strict=True))

@@ -153,7 +153,7 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 
 def together(words: Sequence[str]) -> str:
-    """Combine the verdicts on several claims into one. It is `holds` if all hold."""
+    """Combine the verdicts on several claims. The result is `holds` if all claims hold."""
     order = (REFUTED, INCONCLUSIVE, UNTESTED)
     return next((one for one in order if one in words), HOLDS)
 
@@ -179,7 +179,7 @@ def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 
 def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
-    """Return the number of each verdict among the suite's claims that are evidence for a claim."""
+    """Count the verdicts on the claims of the suite that are evidence for a claim of the paper."""
     if kept is None:
         return f"no stored result; run `fedmuon suite {name}`"
     words = judged(claim, kept)

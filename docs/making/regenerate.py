@@ -70,7 +70,7 @@ def data_of(name: str) -> str | None:
 
     A suite that uses Fashion-MNIST, or that does not fix its images, gets Fashion-MNIST if it is
     installed, otherwise the bundled digits. A suite that names another data set uses this data set.
-    None means that `find` chooses.
+    None means that the function `find` chooses the data set.
     """
     content = contents.read(name)
     own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS

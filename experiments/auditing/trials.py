@@ -51,7 +51,8 @@ def audit(
     Args:
         setting: The mechanism under audit.
         delta: The privacy parameter δ.
-        count: Number of trials with the canary, and the same number without. None uses `TRIALS`.
+        count: Number of trials with the canary. The number of trials without the canary is the
+            same. None uses `TRIALS`.
         seed: Seed of all draws that are not secret.
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.

@@ -189,8 +189,7 @@ class RunStatus:
         return f"{failed}; a resumed run draws new noise and may succeed, resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
-        """Return the lines of the card as pairs (name, text): the settings and the number of
-        rounds."""
+        """Return the lines of the card, settings and state, as pairs (name, text)."""
         lines = settings(self.config) | {"state": self.state}
         if self.rounds:
             done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]

@@ -93,7 +93,7 @@ def about(name: str, folder: Path) -> Record:
 
 @lru_cache(256)
 def _settings(folder: Path, changed: int) -> Record:
-    """Return the number of rounds and the card. `changed` is part of the cache key only."""
+    """Return the number of rounds and the card. `changed` is only a part of the cache key."""
     config = RunStatus(folder).config
     return {"total": config.federation.rounds, "card": [*settings(config).items()]}
 

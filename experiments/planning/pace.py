@@ -51,7 +51,7 @@ class Pace:
         round: Seconds of a round with all participants.
         tried: Number of participants of the largest trial round.
         memory: Bytes for each additional participant of a trial round.
-        rounds: Number of trial rounds after the first one with all tried participants.
+        rounds: Number of trial rounds with `tried` participants, without the first such round.
     """
 
     extra: float
@@ -81,7 +81,7 @@ class Trial:
             yield time.perf_counter() - start
 
     def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
-        """Return the seconds of each round, for at most `rounds` rounds and `afford` seconds."""
+        """Return the seconds of one or more rounds: at most `rounds`, within `afford` seconds."""
         found: list[float] = []
         for spent in self.each(plan):
             found.append(spent)
@@ -169,7 +169,7 @@ def _grown(
     probed: tuple[float, float, RandomnessPlan],
     units: Callable[[RandomnessPlan, int | None], float],
 ) -> Pace:
-    """Try rounds of more and more clients, up to all clients, while a round fits in the time.
+    """Try rounds with more and more clients, as long as a round fits in the available time.
 
     The model is seconds = a + b units. With only one tried size, a = 0.
     """
