@@ -1,12 +1,11 @@
 """The ledger of a run: an append-only file of each client's releases, written before each release.
 
-A line is on the disk before the lots that it announces are drawn. The ledger therefore contains all
-releases of an interrupted run. Everything in the ledger counts as spent, with or without a model
-from it. If a run resumes from an older model, it repeats rounds as new attempts, and all attempts
-count. Secret lots and noise are drawn again, so no lot is released twice. Each line contains a hash
-of all lines before it. A model stores the last hash, and a ledger without this hash is rejected.
-Lines after the last model cannot be lost unnoticed, because they are the only trace of the run that
-wrote them.
+Each line after the first announces the lots of one round, and is on the disk before these lots are
+drawn. The ledger therefore contains all releases of an interrupted run. Every entry in the ledger
+counts as spent, even if its run produced no model. If a run resumes from an older model, the run
+repeats rounds as new attempts, and all attempts count. Secret lots and noise are drawn again, so no
+lot is released twice. Each line contains a hash of all lines before it. A saved model contains the
+ledger's last hash at that time, and a ledger without this hash is rejected.
 """
 
 import hashlib
@@ -30,9 +29,9 @@ FORMAT = 3  # format 2 named add-remove for every rate, and did not contain the 
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt at a round: client participants[k] draws `steps` lots at rates[k].
+    """One attempt at a round: client `participants[k]` draws `steps` lots at the rate `rates[k]`.
 
-    The noise multiplier is that of each of the m blocks, which share the lot.
+    `noise_multiplier` applies to each of the `blocks` blocks of parameters, which share each lot.
     """
 
     round: int
@@ -46,7 +45,7 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The lines of one run's ledger. `open` reads them, and `begin` adds one."""
+    """The ledger of one run. `open` reads its lines, and `begin` adds a line."""
 
     path: Path
     head: str = ""  # the hash of all lines so far
@@ -68,8 +67,8 @@ class Ledger:
     ) -> "Ledger":
         """Open the ledger of a run, or create it.
 
-        If an interruption cut off the last line, the line was not durable yet, so nothing of it was
-        released. It is removed. If only the end of the last line is missing, the end is added.
+        If an interruption cut off the last line, nothing that this line announces was released. The
+        line is removed. If only the newline after the last line is missing, the newline is added.
 
         Args:
             path: The file.
@@ -79,12 +78,12 @@ class Ledger:
             head: The ledger's hash when the model was saved.
             adjacency: The difference between two neighbouring data sets (`dominating_pairs.py`).
             rate_from: The source of the rates: the clients' own `samples`, or `public`.
-            about: Further facts about all lines, for client-level privacy or lots in a fixed order.
-                Rates of lots in a fixed order are their shares of an epoch.
+            about: Further settings that apply to all lines, for client-level privacy or lots in a
+                fixed order. The rate of a lot in a fixed order is 1 / (lots per epoch).
 
         Raises:
-            InputError: If the file is damaged in another way, or belongs to another run. The file
-                is not changed.
+            InputError: If the file is damaged in another way, or belongs to another run. In this
+                case, the file is not changed.
         """
         first = {
             "ledger": FORMAT,
@@ -118,7 +117,7 @@ class Ledger:
         return cls(path)._replayed(_whole(content))
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
-        """Read all lines. `first` is the expected first line; None accepts any."""
+        """Read all lines. `first` is the expected first line; None accepts any first line."""
         for number, line in enumerate(whole.splitlines()):
             try:
                 record = json.loads(line)
@@ -161,7 +160,7 @@ class Ledger:
         blocks: int,
         steps: int,
     ) -> int:
-        """Write durably that these clients are about to release.
+        """Write to disk that these clients are about to make releases.
 
         Draw lots and noise only after this function returns.
 
@@ -198,10 +197,10 @@ class Ledger:
         self.heads.append(head)
 
     def require(self, done: int, head: str | None = None) -> None:
-        """Reject a ledger that lacks one of the first `done` rounds, which the model has completed.
+        """Raise an error if one of the first `done` rounds, which the model contains, is missing.
 
-        `head` is the ledger's hash when the model was saved. Later lines stay, because they were
-        written before lots were released and therefore count as spent.
+        `head` is the ledger's hash when the model was saved. Lines after this hash stay in the
+        ledger, because their lots may already have been released.
         """
         missing = set(range(done)) - {entry.round for entry in self.entries}
         if missing:
@@ -219,7 +218,7 @@ class Ledger:
         return sorted({client for entry in self.entries for client in entry.participants})
 
     def events(self, client: int) -> list[Event]:
-        """Return all releases of this client's examples, with every attempt; one event per step."""
+        """Return all releases of this client's examples, as events for the accountant."""
         if "band" not in self.about:
             return [
                 event(entry.noise_multiplier, rate, entry.steps, entry.blocks)
@@ -240,7 +239,7 @@ class Ledger:
         return [spent]
 
     def cut(self, client: int) -> float:
-        """Return an upper bound on the probability that any lot of this client was cut."""
+        """Return an upper bound on the probability that any lot of this client exceeded max-lot."""
         most, total = self.about.get("max_lot", 0), 0.0
         for entry in self.entries if most else ():
             for held, rate in zip(entry.participants, entry.rates, strict=True):
@@ -251,7 +250,7 @@ class Ledger:
 
     @property
     def lost(self) -> str:
-        """The reason why no run can continue from these lines, or ""."""
+        """The reason why no run can continue with this ledger, or "" if a run can continue."""
         if self.about.get("band", 1) == 1 or not self.entries:  # the noise is not correlated
             return ""
         return (
@@ -261,7 +260,7 @@ class Ledger:
 
 
 def _whole(content: bytes) -> bytes:
-    """Return the complete lines. If only the end of the last line is missing, add it."""
+    """Return the complete lines. If only the newline after the last line is missing, add it."""
     lines = content[: content.rfind(b"\n") + 1]
     try:
         json.JSONDecoder().raw_decode(content[len(lines) :].decode())

@@ -1,4 +1,4 @@
-"""Client level: the sum of whole clients' updates in a round, each clipped to C, with noise.
+"""Client-level privacy: each client's update is clipped to C, and noise is added to the sum.
 
 This is DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1), for
 every optimizer whose server averages. The server stores X and the states S of the links that
@@ -9,9 +9,10 @@ contributes
     u_k = (X_k - X, w (S_k - S)),    v_k = T(min(1, C' / ||u_k||) u_k)                         (1)
     (X, wS) <- rule( (X, wS) + (sum of v_k over the cohort + sigma C xi) / K ),  xi ~ N(0, I)   (2)
 
-where K is the *expected* size of a cohort. The momentum leaves its client just as the model does,
-so (1) uses one norm over both. If each were clipped to C, the whole could have norm C sqrt(2). The
-public weight w determines which part of C the states get. The noise in S is sigma C / (w K).
+where K is the *expected* size of a cohort. A client sends its momentum as well as its model, so (1)
+uses one norm over both. If the model and the momentum were each clipped to C, both together could
+have norm C sqrt(2). The public weight w determines how much of C is left for the states. The noise
+in S is sigma C / (w K).
 
 *Claim.* ||v_k|| <= C, and the sums of two cohorts that differ in client k differ by v_k exactly.
 Therefore, (2) is one Gaussian release of multiplier sigma, whatever the links, the server's rule
@@ -29,14 +30,16 @@ entry. (Squares that underflow are below 1e-300, and C is 1e-15 or more.) An upd
 infinite or not a number contributes 0. Entry by entry, |v_k| <= C, and N C / g <= 2^53. All partial
 sums are therefore multiples of g that float64 represents, so no addition rounds, in any order.
 
-*Assumption.* Given X and S, v_k depends on client k alone. Clients train in batches, and a
-processor may round the products of a larger batch differently. No account covers this.
+*Assumption.* Given X and S, v_k depends on client k alone. A processor may round the products of a
+larger batch differently, so each client must train alone. No account covers a dependence on other
+clients by rounding.
 
 *Trust.* With `central`, the server sees the updates and adds the noise. With `local`, each client
-adds all of the noise, so that even the server learns no more about it than epsilon allows. The
-noise in a sum of K updates is then sqrt(K) times as large. There is no amplification, because the
-server knows who answers. With `distributed`, each client adds a share of the noise, and the server
-learns only the sum (`fedmuon.privacy.mechanisms.distributed`)."""
+adds all of the noise to its own update, so that even the server learns no more about the client
+than epsilon allows. The noise in a sum of K updates is then sqrt(K) times as large. There is no
+amplification, because the server knows which clients answer. With `distributed`, each client adds a
+share of the noise, and the server learns only the sum
+(`fedmuon.privacy.mechanisms.distributed`)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -100,22 +103,22 @@ class ClientLevel:
 
     @property
     def shared(self) -> bool:
-        """Whether clients add shares of the noise, and the server learns only their sum."""
+        """Whether clients add shares of the noise, so that the server learns only a noisy sum."""
         return self.trust == "distributed"
 
     @property
     def shares(self) -> int:
-        """The number H of noise shares that count, at least a client's own share."""
+        """The number H of noise shares that count in the account, which is at least 1."""
         return max(1, math.floor(self.honest * self.cohort))
 
     @property
     def counted(self) -> float:
-        """The noise in the account divided by `noise`."""
+        """The noise multiplier that the account uses, divided by `noise`."""
         return math.sqrt(self.shares / self.cohort) if self.shared else 1.0
 
     @property
     def on_grid(self) -> bool:
-        """Whether noise is exact, on a lattice whose C' is this module's C (`lattice.py`)."""
+        """Whether the noise is exact noise on a lattice (`lattice.py`)."""
         chosen = self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
         return chosen or self.shared
 
@@ -126,7 +129,7 @@ class ClientLevel:
 
     @property
     def rate(self) -> float:
-        """The sampling probability q of a client in the account."""
+        """The probability q with which the account assumes that a client is sampled."""
         return self.cohort / self.clients if self.poisson else 1.0
 
     @property
@@ -139,11 +142,11 @@ class ClientLevel:
 
     @property
     def spacing(self) -> float:
-        """g, the smallest power of two with 2^53 g >= N C."""
+        """The spacing g of the lattice: the smallest power of two with 2^53 g >= N C."""
         return math.ldexp(1.0, math.frexp(self.clients * self.bound)[1] - 53)
 
     def clipped(self, held: Tree, returned: Tree) -> Clipped:
-        """Return v_k of (1), per replica, from trees of tensors [S, ...]."""
+        """Return a client's clipped update v_k of (1), separately for each replica."""
         moved = self._weighted(_apart(returned, held), self.weight)
         squares = torch.stack(
             [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
@@ -158,10 +161,10 @@ class ClientLevel:
         return mapped(short, moved)
 
     def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
-        """Return the message of a client that does not trust the server, instead of `returned`.
+        """Return the clipped and noisy message that a client sends instead of `returned`.
 
-        With distributed trust, the message contains integers with the client's share of the noise,
-        to which the mask is not yet added.
+        With distributed trust, the message consists of integers that contain the client's share of
+        the noise. The mask is added later.
         """
         own = self.clipped(held, returned)
         if self.shared:
@@ -171,9 +174,10 @@ class ClientLevel:
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """Return (2) without the rule, in the run's precision. An empty cohort releases noise.
+        """Return the input of the server's rule in (2): `held` plus the noisy mean of the updates.
 
-        With local trust, updates are already clipped and noisy, and this is post-processing.
+        An empty cohort releases noise. With local trust, the updates already contain noise, so this
+        function adds none.
         """
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)
@@ -191,14 +195,12 @@ class ClientLevel:
         return _moved(held, total, 1 / self.cohort)
 
     def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
-        """Multiply the states in the trees by the weight."""
         return {
             tree: {name: one if tree == "model" else one * weight for name, one in held.items()}
             for tree, held in trees.items()
         }
 
     def _with_noise(self, sums: Tree, round: int, client: int = 0) -> Tree:
-        """Return sums + sigma C xi, with one xi for all replicas."""
         if not self.noise:
             return sums
         stream = self._streams(round, client)
@@ -217,7 +219,7 @@ class ClientLevel:
         return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
 
     def _streams(self, round: int, client: int) -> Callable[[int], Stream]:
-        """Return a function from a block to the random stream of its noise."""
+        """Return a function that maps a block's number to the random stream of its noise."""
         if (seed := self.seed) is None:
             secret = secret_stream(self.source)
             return lambda block: secret
@@ -238,10 +240,8 @@ def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
 
 
 def _apart(one: Tree, other: Tree) -> dict[str, Params]:
-    """Return one - other in float64, with the names of `other`."""
     return mapped(lambda b, a: a.double() - b.double(), other, one)
 
 
 def _moved(held: Tree, by: Tree, share: float) -> dict[str, Params]:
-    """Return held + share * by, rounded once to the dtype of `held`."""
     return mapped(lambda one, more: (one.double() + share * more).to(one.dtype), held, by)

@@ -95,7 +95,7 @@ APART = (
 
 
 def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndarray:
-    """Return the first coefficients c_0 = 1, c_1, ... of the root of a momentum or of prefix sums.
+    """Return the first coefficients c_0 = 1, c_1, ... of the square root of A (see the module).
 
     Args:
         count: Number of coefficients.
@@ -113,9 +113,10 @@ def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndar
 
 
 def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
-    """Return the largest norm that an example can add to C G.
+    """Return the sensitivity: the largest norm that one example can add to C G.
 
-    It is attained if the example takes part in each `apart`-th step and adds vectors of norm 1.
+    An example attains this norm if it takes part in each `apart`-th step and adds vectors of norm
+    1.
 
     Args:
         coefficients: c_0, c_1, ...; they must not be negative and must not increase.
@@ -124,8 +125,9 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
     """
     if not (coefficients[-1] >= 0 and (np.diff(coefficients) <= 0).all()):
         raise InputError(
-            "the sensitivity of correlated noise is known only if its coefficients are not "
-            "negative and do not increase. Use such coefficients."
+            "the coefficients of correlated noise must not be negative and must not increase, "
+            "because the sensitivity is unknown otherwise. Use coefficients that are at least 0 "
+            "and never increase."
         )
     column = np.zeros(steps)
     for start in range(0, steps, apart):
@@ -137,9 +139,9 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
 def noise_of_momentum(
     coefficients: np.ndarray, steps: int, apart: int, memory: float, ahead: bool = False
 ) -> float:
-    """Return the root mean square, over a run, of the noise in an entry of the momentum or sum.
+    """Return the noise in an entry of the momentum or prefix sum: root mean square over all steps.
 
-    The unit is the noise of one release of all samples that spends the same epsilon.
+    The result is divided by the noise that one release of all samples needs for the same epsilon.
 
     Args:
         coefficients: c_0, c_1, ... of the correlated noise; [1] is independent noise.
@@ -159,11 +161,11 @@ def noise_of_momentum(
 
 @dataclass
 class Past:
-    """The earlier noise rows W_{t-1}, W_{t-2}, ... of each block, in the memory of one process.
+    """The noise W_{t-1}, W_{t-2}, ... of earlier steps, per block, in the memory of one process.
 
-    If buffers correlate the noise, their sums S_b are stored instead of rows. The rows or sums,
-    together with the releases, reveal the sums of gradients. No file and no message may contain
-    them.
+    If buffers correlate the noise, the sums S_b of the buffers are stored instead. Keep the stored
+    noise secret: with the noise and the releases, anyone can compute the sums of gradients. No file
+    and no message may contain the stored noise.
     """
 
     correlation: np.ndarray | Buffers
@@ -177,9 +179,9 @@ class Past:
         )
 
     def at(self, step: int, fresh: Normal) -> Normal:
-        """Return the noise of a step, from the independent noise `fresh`.
+        """Return a function that draws a step's correlated noise, from independent noise `fresh`.
 
-        Steps must be called in order; step 0 starts a new sequence.
+        Call this method once per step, in the order of the steps. Step 0 starts a new sequence.
         """
         if step == 0:
             self._rows.clear()
@@ -212,13 +214,14 @@ class Past:
 
 @dataclass(frozen=True)
 class FixedOrderSampling:
-    """The order of lots, and the correlation of noise.
+    """Settings for lots in a fixed order, and for the correlation of noise between steps.
 
     Attributes:
         sampling: `shuffle` or `cyclic`.
-        band: Number of steps with which the noise of a step is correlated, including itself. 1 is
-            independent noise. 0 is for buffers, which correlate it with all steps.
-        memory: beta of the momentum whose noise should be smallest; 1 is for prefix sums.
+        band: Number of steps, including the step itself, with which the noise of a step is
+            correlated. 1 means independent noise. 0 is for buffers, which correlate the noise of
+            all steps.
+        memory: beta of the momentum for which the noise is optimized; 1 stands for prefix sums.
         ahead: Whether this momentum looks ahead, as Nesterov's does.
         buffers: Buffers that correlate the noise instead of a band.
     """
@@ -245,8 +248,9 @@ class FixedOrderSampling:
             raise InputError(APART)
         if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
             raise InputError(
-                f"the momentum coefficient is {self.memory}, but it must be at least 0 and at "
-                "most 1. Use 1 only for prefix sums, and only with ahead=False."
+                f"the momentum coefficient is {self.memory} with ahead = {self.ahead}, but the "
+                "coefficient must be from 0 to 1, and 1 is not allowed with ahead = True. Use a "
+                "coefficient below 1, or set ahead = False."
             )
 
     @property
@@ -256,7 +260,7 @@ class FixedOrderSampling:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The settings as a ledger stores them; `of_ledger` reads them."""
+        """The settings as a table for the ledger. `of_ledger` converts the table back."""
         known = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
         if not self.correlated:
             return known
@@ -270,7 +274,7 @@ class FixedOrderSampling:
 
     @classmethod
     def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
-        """Return the settings with this `about`."""
+        """Convert a ledger's table of settings to an object."""
         buffers = None
         if pairs := about.get("buffers"):
             decays, scales = zip(*pairs, strict=True)
@@ -279,35 +283,37 @@ class FixedOrderSampling:
         return cls(about["sampling"], about["band"], *momentum, buffers)
 
     def past(self) -> Past:
-        """Return the memory for the noise of a new run."""
+        """Return an empty memory for the noise of earlier steps, for a new run."""
         return Past(self.coefficients(self.band) if self.buffers is None else self.buffers)
 
     def coefficients(self, count: int) -> np.ndarray:
-        """Return the first c_0, c_1, ...; at most `band` of them if there is a band."""
+        """Return the first coefficients c_0, c_1, ...; with a band, at most `band` coefficients."""
         if self.buffers is not None:
             return self.buffers.coefficients(count)
         return square_root(min(self.band, count), self.memory, self.ahead)
 
     def rows(self, seed: int, client: int, step: int, size: int, lot: float) -> np.ndarray:
-        """Return the sorted rows of the lot in a client's `step`-th step; at least one row."""
+        """Return the sorted row numbers of a client's lot in this step; a lot is never empty."""
         epoch, place = divmod(step, lots_of(size, lot))
         order = _order(seed, client, epoch if self.sampling == "shuffle" else 0, size)
         return np.sort(order[place * int(lot) : (place + 1) * int(lot)])
 
     def sensitivity(self, steps: int, lots: int) -> float:
-        """Return the sensitivity of these steps in units of C sqrt(m); `lots` is per epoch."""
+        """Return the sensitivity of all steps, with `lots` lots per epoch, in units of C
+        sqrt(m)."""
         if not self.correlated:
             return math.sqrt(participations([1], steps, lots))
         return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
-        """Return the noise of these steps as a multiple of one release with the same epsilon."""
+        """Return the noise that these steps need, as a multiple of the noise of a single
+        release."""
         return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(
         self, noise: float, blocks: int, lots: int, rounds: Sequence[int], steps: int
     ) -> Event:
-        """Return all releases of a client's rounds, with every attempt, as one event."""
+        """Return one event that spends as much as all releases of a client in `rounds` together."""
         done = Counter(rounds)
         if not self.correlated:
             whole = math.sqrt(participations(list(done.values()), steps, lots))
@@ -315,14 +321,14 @@ class FixedOrderSampling:
             whole = self.sensitivity(len(rounds) * steps, lots)
         else:
             raise InputError(
-                "a round with correlated noise was released twice, and no privacy account covers "
-                "this. Start a new run."
+                "the ledger contains two attempts at the same round with correlated noise, and "
+                "no privacy account covers repeated rounds. Start a new run."
             )
         return Event(1.0, noise / (whole * math.sqrt(blocks)), 1)
 
 
 def lots_of(size: int, lot: float) -> int:
-    """Return b, the number of lots of a client's samples."""
+    """Return b, the number of lots per epoch for a client with `size` samples."""
     return math.ceil(size / lot)
 
 
@@ -334,11 +340,11 @@ def _order(seed: int, client: int, epoch: int, size: int) -> np.ndarray:
 def participations(attempts: Sequence[int], steps: int, lots: int) -> int:
     """Return the maximum number of releases that contain a sample.
 
-    A sample is in one release per epoch that has started. If a round is repeated, its steps are
-    those of the first attempt, so the sample is in one more release per epoch of the round.
+    A sample is in one release per epoch that has started. A repeated round uses the same lots
+    again. Each repetition therefore adds one release for every epoch that the round overlaps.
 
     Args:
-        attempts: Number of attempts of the client's r-th round.
+        attempts: The number of attempts at each round in which the client took part.
         steps: Number of steps per round.
         lots: Number of lots per epoch.
     """

@@ -1,17 +1,18 @@
-"""The Gaussian mechanism of a private step: a lot, clipped sums, noise (DP-Muon, Algorithm 1, (4)).
+"""The Gaussian mechanism: draw a lot, sum clipped gradients, add noise (DP-Muon, Alg. 1, eq. (4)).
 
 `Mechanism` draws lots and makes the releases of a run. `release` and `release_on_grid` add noise to
-clipped sums. Only releases leave the data.
+clipped sums. Everything that a private step returns is computed from these releases.
 
-**Clipping at a quantile of the norms** (`Quantile`) follows the quantile privately (Andrew,
-Thakkar, McMahan and Ramaswamy 2021):
+**Clipping at a quantile of the norms** (`Quantile`) estimates the quantile privately, and adapts
+the clipping bound C_t in each step (Andrew, Thakkar, McMahan and Ramaswamy 2021):
 
     C_{t+1} = C_t exp(-eta (b~_t - gamma)),   b~_t = (sum_i (b_i - 1/2) + N(0, s_b^2)) / lot + 1/2
 
 b_i measures how much of contribution i is not clipped at C_t. It is 1 if the norm is at most C_t,
 and otherwise 0; or it is the share of the contribution's m blocks that are not clipped. C_t then
-tends to the bound at which a share gamma is not clipped. It depends only on earlier releases, so a
-step may clip at it. A contribution may be an example's gradient or a client's update.
+tends to the bound at which a share gamma is not clipped. C_t depends only on earlier releases, so a
+step may use C_t as its clipping bound. A contribution may be an example's gradient or a client's
+update.
 
 *Account.* A step releases the sums, with noise s_g C_t, and the count, with noise s_b. A
 contribution adds to them a vector of norm at most C_t sqrt(m), and b_i - 1/2, which lies in
@@ -20,9 +21,10 @@ m / s_g^2 + 1 / (4 s_b^2), whatever C_t is. If
 
     s_g^-2 = s^-2 - (2 sqrt(m) s_b)^-2                                                         (1)
 
-it is m / s^2, so the release costs as much as a release of multiplier s without a count. At m = 1,
-(1) is the formula of the paper (section 3.1). The config therefore sets s, the account uses s, and
-the sums have the slightly larger noise s_g. The noise s_b must exceed s / (2 sqrt(m)).
+this squared norm is m / s^2, so the release costs as much as a release of multiplier s without a
+count. At m = 1, (1) is the formula of the paper (section 3.1). The config therefore sets s, the
+account uses s, and the sums have the slightly larger noise s_g. The noise s_b must exceed s / (2
+sqrt(m)).
 """
 
 import math
@@ -63,13 +65,14 @@ SHARE = 20.0  # the default noise of a count is lot / SHARE (Andrew et al. 2021,
 
 @dataclass(frozen=True)
 class Released:
-    """A noisy gradient: the only value that later links of a private chain may read.
+    """A noisy gradient, which is the only result from the data that a private optimizer may use.
 
-    Everything computed from it and from earlier releases is post-processing.
+    Everything that is computed only from releases is post-processing, which costs no privacy.
 
     Attributes:
         gradient: The gradient by name, tensors [K S, ...].
-        kept: With quantile clipping, the noisy share of contributions that were not clipped [K].
+        kept: With quantile clipping, the noisy share of contributions that were not clipped, for
+            each client [K].
     """
 
     gradient: Params
@@ -79,18 +82,18 @@ class Released:
 def clipped_sums(
     task: Task, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> Params:
-    """Return the sums of clipped gradients, at a model that must be finite."""
+    """Return the sums of clipped gradients. Raise an error if the model is not finite."""
     for _, params in points:
         require_finite(params, "the model is")
     return task.clipped(points, batches, clipping)[1]
 
 
 def require_finite(public: Params, what: str) -> None:
-    """Raise an error if released numbers are not finite.
+    """Raise an error if numbers that are already public are not finite.
 
-    Stopping because of a lot's own loss would reveal its examples, but these numbers are public.
-    One number that is not finite makes the sum not finite, and the sum takes a fifth of the time of
-    testing each entry.
+    An error about the loss of a lot would reveal something about the lot's examples. An error about
+    public numbers reveals nothing. The function tests only the sum of each tensor: this is five
+    times as fast as a test of each entry.
     """
     if not all(is_finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a step of a private run. Lower [local] lr.")
@@ -126,7 +129,7 @@ def release(
 def release_on_grid(
     sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, streams: Streams
 ) -> Released:
-    """Release as `release` does, on a lattice with exact noise (see `lattice.py`)."""
+    """Make the same release as `release`, but with exact noise on a lattice (`lattice.py`)."""
     _require_sound(clipping, noise_multiplier, expected_lot)
     reach = max(clipping.bound * (1 + slack(value.dtype)) for value in sums.values())
     step, found = lattice.noisy(
@@ -151,7 +154,7 @@ def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
 
 @dataclass(frozen=True)
 class Quantile:
-    """The quantile of the norms that the clipping bound follows.
+    """Settings for a clipping bound that adapts to a quantile of the norms.
 
     Attributes:
         wanted: gamma, the share of contributions that are not clipped.
@@ -165,11 +168,11 @@ class Quantile:
 
     @property
     def about(self) -> dict[str, float]:
-        """The settings, as a summary contains them."""
+        """The settings as a table for the summary of a run."""
         return {"quantile": self.wanted, "count_noise": self.noise}
 
     def of_sums(self, noise: float, blocks: int) -> float:
-        """Return s_g of (1), for a release of multiplier s = `noise`."""
+        """Return the noise s_g of the sums by (1), where `noise` is the noise s of the account."""
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
@@ -180,7 +183,7 @@ class Quantile:
         return noise / math.sqrt(left)
 
     def moved(self, log_bound: Tensor, share: Tensor) -> Tensor:
-        """Return ln C_{t+1} from ln C_t and b~_t, within the range that a config allows."""
+        """Return ln C_{t+1} from ln C_t and the noisy share b~_t, clamped to a safe range."""
         return (log_bound - self.rate * (share - self.wanted)).clamp(-REACH, REACH)
 
 
@@ -188,20 +191,20 @@ class Quantile:
 class Counting(Clipping):
     """Clipping that also adds up b_i - 1/2 over all examples.
 
-    An example whose gradient is not finite may be left out. It then adds 0.
+    An example with a gradient that is not finite may be left out, and then adds 0 to the count.
     """
 
     counted: list[Tensor] = field(default_factory=list, compare=False)
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the factors of `Clipping`, and count them."""
+        """Return the clipping factors, and count the factors that are 1."""
         found = super().factors(squares)
         kept = [(found[names[0]] == 1).double() for names in self._groups(squares)]
         self.counted.append((torch.stack(kept).mean(0) - 0.5).sum())
         return found
 
     def total(self) -> float:
-        """Return the sum over all examples so far."""
+        """Return the sum of b_i - 1/2 over all examples so far."""
         return math.fsum(float(one) for one in self.counted)
 
 
@@ -220,10 +223,11 @@ class Mechanism:
     Attributes:
         clipping: The rule and its bound C. With a `quantile`, the bound follows the quantile.
         noise: The noise multiplier sigma of the account: noise divided by C.
-        lot: The expected size of a lot, by which sums are divided.
-        repeatable: Draw from the run's seed. Otherwise, nobody can repeat lots and noise.
-        public_rate: Sampling probability, if it is public. With 0, it is lot divided by the number
-            of the client's samples.
+        lot: The expected size of a lot. Sums are divided by this number.
+        repeatable: Whether lots and noise are drawn from the run's seed. Otherwise, they are secret
+            and cannot be repeated.
+        public_rate: The sampling probability, if it is public. With 0, the sampling probability is
+            lot / (number of the client's samples).
         adjacency: The adjacency of the account (`fedmuon.privacy.accounting.dominating_pairs`).
             Add-remove needs a public rate, because no rate may depend on the number of samples.
         source: The generator of secret draws.
@@ -255,8 +259,8 @@ class Mechanism:
         if self.max_lot and (self.max_lot < self.lot or self.fixed_order is not None):
             raise InputError(
                 f"max_lot is {self.max_lot} and lot is {self.lot:g}, but max_lot must be at "
-                "least lot and needs Poisson lots. Raise max_lot and leave fixed_order out, or "
-                "set max_lot = 0."
+                "least as large as lot and is only for Poisson lots. Raise max_lot and leave "
+                "fixed_order out, or set max_lot = 0."
             )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
@@ -278,12 +282,11 @@ class Mechanism:
 
     @property
     def _needs_reals(self) -> bool:
-        """Whether noise is combined with other noise, or counts are released with the sums."""
+        """Whether noise must be continuous: it is correlated, or clipping uses a quantile."""
         return self.quantile is not None or self._correlated
 
     @cached_property
     def _past(self) -> Past | None:
-        """The earlier rows of correlated noise."""
         if self.fixed_order is None or not self._correlated:
             return None
         return self.fixed_order.past()
@@ -298,7 +301,7 @@ class Mechanism:
     def again(self) -> bool:
         """Whether a round can be repeated bit-identically.
 
-        Secret noise differs each time, and correlated noise depends on earlier rounds.
+        Secret noise is different in each attempt. Correlated noise depends on earlier rounds.
         """
         return self.repeatable and not self._correlated
 
@@ -309,26 +312,27 @@ class Mechanism:
 
     @property
     def public_population(self) -> float:
-        """The public number of samples of a client; 0 if its own number is used."""
+        """The public number of samples per client; 0 if each client uses its actual number."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
     @property
     def spread(self) -> float:
         """The standard deviation of the noise in an entry of a released gradient.
 
-        It does not include the slack of `release`, which is 4.9e-4 of it in float32. This is
-        negligible for every bias correction.
+        The slack of `release` adds up to 0.05% to this value in float32. The slack is not included,
+        because it is negligible for bias corrections.
         """
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
     def rate(self, size: int) -> float:
-        """Return a sample's sampling probability, or share of steps, at a client of this size."""
+        """Return a sample's sampling probability, or 1 / (lots per epoch) for lots in a fixed
+        order."""
         if self.fixed_order is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:
-        """Draw a Poisson lot of a client's samples. The rows are as secret as the noise."""
+        """Draw a Poisson lot, and return its row numbers. Keep them as secret as the noise."""
         if self.fixed_order is not None:
             raise InputError(
                 "Mechanism.rows draws Poisson lots, but this mechanism has sampling = "
@@ -344,18 +348,19 @@ class Mechanism:
     def releases(
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0
     ) -> Callable[..., Released]:
-        """Return the function from which links of a private chain get the release of a step.
+        """Return a function that computes the private release of one step.
 
-        It can be called only once, because the account contains one release per step.
+        The returned function can be called only once, because the account counts one release per
+        step.
 
         Args:
             task: The task, which computes clipped sums.
             batches: One lot per client.
-            draws: The draws of each client's step.
-            step: The number of the run's step, on which correlated noise depends.
+            draws: The random draws of each client in this step.
+            step: The number of the step in the run. Correlated noise depends on this number.
 
         Returns:
-            A function of the points, and of the clients' bounds [K] with quantile clipping.
+            A function of the points and, with quantile clipping, of the clients' bounds [K].
         """
         streams = self._streams(draws)
         asked: list[bool] = []
@@ -371,8 +376,9 @@ class Mechanism:
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError(
-                        "clipping at a quantile needs a link that stores the clipping bounds, "
-                        "but the bounds are missing. Let the link pass its bounds to the release."
+                        "clipping at a quantile needs the current clipping bounds, but the "
+                        "release was requested without bounds. Let a link of the chain store the "
+                        "bounds and pass them to the release."
                     )
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
@@ -405,7 +411,7 @@ class Mechanism:
         bounds: Tensor,
         drawn: Sequence[Normal],
     ) -> Released:
-        """Release by (1) at each client's own bound [K], with the share that was not clipped."""
+        """Return the release of (1), clipped at each client's own bound in `bounds` [K]."""
         if len(bounds) > len(batches):
             raise InputError(
                 "a clipping bound that follows a quantile is valid for one model only, but "
