@@ -55,7 +55,7 @@ MOST_BINS = 4000  # limits the size of the Gram matrix
 
 
 class Estimate(NamedTuple):
-    """An epsilon from Monte Carlo.
+    """An interval for epsilon from Monte Carlo simulation.
 
     Attributes:
         upper: Bound that is at least the true epsilon, with the given confidence.
@@ -78,7 +78,7 @@ def epsilon_of_bins(
     confidence: float = 0.999,
     seed: int = 0,
 ) -> Estimate:
-    """Return the epsilon of a run whose lots are bins.
+    """Estimate the epsilon of a run with balls-in-bins sampling.
 
     Args:
         coefficients: c_0, c_1, ... of the correlated noise, not negative; [1] is independent noise.
@@ -87,7 +87,7 @@ def epsilon_of_bins(
         noise: Noise multiplier s of all blocks together.
         delta: The delta of (epsilon, delta).
         trials: Number of losses drawn from each distribution, rounded up to a multiple of b.
-        confidence: Probability that both ends hold.
+        confidence: Probability that the true epsilon is between both bounds.
         seed: Seed of the draws.
     """
     _require_sound(coefficients, steps, bins, noise, trials, confidence)
@@ -111,7 +111,7 @@ def epsilon_of_bins(
 def drawn_losses(
     coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ln(P / Q) of draws from P, equally many per bin, and ln(Q / P) of draws from Q."""
+    """Draw privacy losses: ln(P / Q) at outcomes from P, and ln(Q / P) at outcomes from Q."""
     moved = means_of(coefficients, steps, bins)
     gram = moved.T @ moved / noise**2
     values, vectors = np.linalg.eigh(gram)
@@ -129,7 +129,7 @@ def drawn_losses(
 
 
 def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
-    """Return m_0, m_1, ... as columns [n, b]; bins beyond the number of steps are never used."""
+    """Return the means m_0, m_1, ... of the pair as columns of an array [n, b]."""
     c = np.zeros(steps)
     c[: min(len(coefficients), steps)] = coefficients[:steps]
     first = np.zeros(steps)
@@ -142,14 +142,14 @@ def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
 
 
 def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """Return ln(P / Q) for outcomes y: along is <m_i, y> / s^2, gram is <m_i, m_j> / s^2."""
+    """Return ln(P / Q) of outcomes y; along is <m_i, y> / s^2, and gram is <m_i, m_j> / s^2."""
     exponents = along - np.diag(gram) / 2
     largest = exponents.max(1)
     return largest + np.log(np.exp(exponents - largest[:, None]).mean(1))
 
 
 def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
-    """Enclose the epsilon >= 0 at which the mean of (1 - e^(epsilon - loss))_+ is `wanted`."""
+    """Enclose the epsilon >= 0 at which the mean of max(0, 1 - e^(epsilon - loss)) is `wanted`."""
     positive = losses[losses > 0]
 
     def estimate(epsilon: float) -> float:
@@ -184,18 +184,20 @@ def _require_sound(
 ) -> None:
     if not len(coefficients) or (np.asarray(coefficients) < 0).any():
         raise InputError(
-            "balls-in-bins accounting is proved only for correlated noise without negative "
-            "coefficients. Use coefficients of 0 or more."
+            "the correlated noise has negative coefficients or no coefficients, but "
+            "balls-in-bins accounting is proved only for coefficients of 0 or more. Use such "
+            "coefficients, or [1] for independent noise."
         )
     if steps < 1 or bins < 1 or not 0 < noise < math.inf:
         raise InputError(
-            f"steps = {steps}, bins = {bins} and noise = {noise} must all be positive and finite"
+            f"steps is {steps}, bins is {bins} and noise is {noise}, but each must be positive "
+            "and finite. Change the values that are not."
         )
     if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
         raise InputError(
-            f"{trials} trials with {bins} bins and {steps} steps are outside the limits. Use at "
-            f"least 1 trial. Keep trials * bins at {MOST_NUMBERS:g} or less, and steps * bins at "
-            "1e8 or less."
+            f"the account is too large or has no trial: trials = {trials}, bins = {bins}, steps "
+            f"= {steps}. Use at least 1 trial, at most {MOST_NUMBERS:g} for trials * bins, and "
+            "at most 1e8 for steps * bins."
         )
     if bins > MOST_BINS:
         raise InputError(

@@ -1,13 +1,14 @@
-"""The epsilon of composed releases, and the smallest noise that meets a target.
+"""The epsilon of composed releases, and the smallest noise for a target epsilon.
 
-`account` converts events to an epsilon with both ends of its bracket. `noise_for` finds the noise.
+`account` converts events to an interval that contains the true epsilon. `noise_for` finds the
+smallest noise for a target epsilon.
 
 In one step, each of the m blocks is clipped to C, and all blocks share the same lot. Together they
-are one Gaussian release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is
-sigma / sqrt(m) (DP-Muon, Theorem 2.1). This is the mode `joint`, the only one that certifies. The
-mode `per-release` counts m T releases as if each had its own lot. It reproduces DP-Muon's Table 3
-but does not describe a real mechanism. Every answer names its adjacency, see
-`fedmuon.privacy.accounting.dominating_pairs`.
+are one Gaussian release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma /
+sqrt(m) (DP-Muon, Theorem 2.1). This is the mode `joint`, which is the only mode with a privacy
+guarantee. The mode `per-release` counts m T releases as if each had its own lot. It reproduces
+DP-Muon's Table 3 but does not describe a real mechanism. Every answer names the adjacency for which
+it is valid, see `fedmuon.privacy.accounting.dominating_pairs`.
 """
 
 import math
@@ -37,19 +38,19 @@ COARSE = (
 
 @dataclass(frozen=True)
 class EpsilonResult:
-    """An epsilon with both ends of its bracket, and its assumptions.
+    """An epsilon with a lower and an upper bound, and the assumptions of both bounds.
 
     Attributes:
-        epsilon: The upper end, which is the guarantee.
-        lower: Lower end, at most the true epsilon.
-        upper: Upper end, at least the true epsilon.
+        epsilon: The upper bound, which is the guarantee.
+        lower: A lower bound on the true epsilon.
+        upper: An upper bound on the true epsilon.
         rdp: The epsilon by Rényi differential privacy.
         mode: "joint", or "per-release", which is not a guarantee.
         accountant: Names of the accountants.
         adjacency: The difference between two neighbouring data sets.
         sampling: The sampling of lots.
-        certified: Whether the upper end holds for a run.
-        note: A note; may be empty.
+        certified: Whether the upper bound is a guarantee for a run.
+        note: A note about the limits of this result; may be empty.
 
     Example:
         >>> import fedmuon
@@ -74,27 +75,26 @@ Answer = EpsilonResult
 
 
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
-    """Reject an adjacency or a sampling that this accountant does not support.
+    """Raise an error if no accountant supports this adjacency or this sampling.
 
     For lots in a fixed order, see `fedmuon.privacy.mechanisms.fixed_order`.
     """
     if adjacency not in ADJACENCIES:
         raise InputError(
-            f"adjacency '{adjacency}' has no accountant. Use {', '.join(ADJACENCIES)}."
+            f"adjacency is '{adjacency}', but it must be one of {', '.join(ADJACENCIES)}."
         )
     if sampling != "poisson":
         raise InputError(
-            f"sampling '{sampling}' has no accountant. Use poisson, which draws each example "
-            "with probability lot/population, or shuffle or cyclic, which use a fixed order "
-            "without amplification."
+            f"sampling is '{sampling}', but no accountant supports it. Use poisson, which draws "
+            "each example with probability lot/population. Or use shuffle or cyclic, which have "
+            "a fixed order and no amplification."
         )
 
 
 def loose(delta: float, population: float) -> str:
-    """Return a note if delta is too large for this number of examples or clients, otherwise "".
+    """Return a warning if delta is too large for this number of examples or clients, otherwise "".
 
-    At delta = 1 / n, a mechanism is private even if it publishes one random example of n
-    completely.
+    With delta = 1 / n, even a mechanism that publishes one random example of n counts as private.
     """
     if delta * population < 1:
         return ""
@@ -106,7 +106,7 @@ def loose(delta: float, population: float) -> str:
 
 
 def require_delta(delta: float) -> None:
-    """Reject a delta that is out of the accountant's range."""
+    """Raise an error if delta is out of the accountant's range."""
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
             f"delta is {delta}, but it must be at least {LEAST_DELTA:g} and below 1. Use a value "
@@ -121,7 +121,7 @@ def event(
     blocks: int = 1,
     mode: str = "joint",
 ) -> Event:
-    """Return T steps of m blocks as one event."""
+    """Return an event for the accountant: T steps that each release m blocks."""
     if mode not in MODES:
         raise InputError(f"mode '{mode}' is unknown. Use {' or '.join(MODES)}.")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
@@ -155,7 +155,7 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """Compute the epsilon of T equal steps. `federated.accountant.epsilons` does this for a run.
+    """Compute the epsilon of T steps with the same noise and sampling probability.
 
     Args:
         noise_multiplier: Noise of each block divided by its clipping bound.
@@ -183,9 +183,9 @@ def account(
     adjacency: str = "zero-out",
     sampling: str = "poisson",
 ) -> Answer:
-    """Return the epsilon of several kinds of releases together, as a ledger lists them.
+    """Return the epsilon of all these releases together.
 
-    `sampling` is only named in the answer, because each event contains its sampling rate.
+    `sampling` is only copied to the result, because each event contains its sampling rate.
     """
     require_supported(adjacency)
     require_delta(delta)
@@ -228,9 +228,9 @@ def account(
 
 
 def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
-    """Merge equal releases into one event, with the pair of this adjacency.
+    """Merge equal releases into one event, and set the pair that fits the adjacency.
 
-    Releases in which the example cannot take part are left out.
+    Releases with a sampling probability of 0 are left out.
     """
     counts: dict[tuple[float, float], int] = {}
     for spent in events:
@@ -244,13 +244,14 @@ def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
 def ends_by_library(
     events: Sequence[Event], delta: float, grid: float = GRID
 ) -> tuple[float, float, float]:
-    """Return (lower, upper, rdp) of epsilon, computed by the library dp-accounting.
+    """Compute epsilon with the library dp-accounting; return (lower, upper, rdp).
 
-    Under add-or-remove, both of its accountants are sound. Its RDP at fractional orders bounds the
-    integral by a series. The result is up to 0.8% too large, and orders whose series does not
-    converge are left out. Under replace-one, its PLD uses the pair of `dominating_pairs`. Versions
-    0.5 and 0.6 compute the RDP of a Gaussian at sensitivity 1, which is half of the correct value.
-    For replace-one, this function therefore returns fedmuon's own RDP.
+    For zero-out and add-remove, both accountants of the library (PLD and RDP) are sound. The
+    library's RDP at fractional orders bounds the integral by a series. The result is up to 0.8% too
+    large, and orders whose series does not converge are left out. For replace-one, the library's
+    PLD uses the pair of `dominating_pairs`. Versions 0.5 and 0.6 compute the RDP of a Gaussian at
+    sensitivity 1, which is half of the correct value. For replace-one, this function therefore
+    returns fedmuon's own RDP.
     """
     # Imported here: the library takes seconds to load, and most answers do not need it. absl is one
     # of its dependencies.
@@ -301,19 +302,18 @@ def noise_for(
     adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
-    """Find the smallest noise multiplier of a block.
+    """Find the smallest noise multiplier per block that meets a target epsilon.
 
-    A Renyi epsilon and an epsilon on a coarse grid are fast to compute and never too small. The
-    search therefore starts from the noise that meets them. It ends on the grid that the accountant
-    uses.
+    The search first uses fast upper bounds on epsilon: the Rényi epsilon, then an epsilon on a
+    coarse grid. It ends on the grid that the accountant uses.
 
     Args:
-        epsilon: The target. The other arguments are those of `epsilon`.
+        epsilon: The target epsilon. The other arguments are those of the function `epsilon`.
         precision: The relative precision of the noise.
 
     Returns:
-        The noise and its answer, whose upper end is at most `epsilon`. If the noise were smaller by
-            the share `precision`, the upper end would exceed `epsilon`.
+        The noise and the resulting account, whose upper bound is at most `epsilon`. With less
+            noise, by the relative amount `precision`, the upper bound would exceed `epsilon`.
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
@@ -323,7 +323,7 @@ def noise_for(
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
 
     def spent(noise: float, coarsest: bool) -> float:
-        """Return the upper end of epsilon: by Renyi, or on a grid if this is smaller."""
+        """Return an upper bound on epsilon: the smaller of Rényi and PLD on a grid."""
         events = releases(noise)
         about = renyi.epsilon(events, delta)
         grid = pld.grid_for(events, delta, about, coarsest)
@@ -346,11 +346,12 @@ def noise_for(
 def least_noise(
     spent: Callable[[float], float], target: float, guess: float, ratio: float, precision: float
 ) -> float:
-    """Return the smallest noise at which a decreasing function is at most `target`.
+    """Find the smallest noise for which `spent` (a decreasing function) is at most `target`.
 
-    The search starts at `guess`. Steps by growing factors, starting with `ratio`, enclose the root.
-    Illinois regula falsi in logarithms then narrows the interval: `high` always meets the target,
-    and `low` never does.
+    The search starts at `guess` and multiplies or divides by growing factors, beginning with
+    `ratio`, until the interval from `low` to `high` contains the result. The Illinois method
+    (regula falsi in logarithms) then narrows the interval. The noise `high` always meets the
+    target, and `low` never does.
     """
     spent = cache(spent)
     low = high = guess

@@ -53,9 +53,10 @@ ADJACENCIES = {
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """`count` Gaussian releases of Poisson lots, with the multiplier of the joint release.
+    """`count` equal Gaussian releases of Poisson lots, as the accountant counts them.
 
-    If `replaced` is true, the pair of replace-one is used.
+    `noise_multiplier` is the multiplier of all blocks together. If `replaced` is true, the account
+    uses the pair for replace-one.
     """
 
     sampling_probability: float
@@ -65,11 +66,12 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """Return the events that no other event exceeds in rate and count with at most the same noise.
+    """Return the events that can spend most, and leave out all events that surely spend less.
 
-    All other events spend less. A pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of
-    the pair of rate q and the pair (N(0), N(0)). H_a is jointly convex, and minimal for equal
-    distributions. More noise is post-processing.
+    An event is left out if another event has at least the same rate and count, and at most the same
+    noise. Proof: a pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of the pair of
+    rate q and the pair (N(0), N(0)). H_a is jointly convex, and minimal for equal distributions.
+    More noise is post-processing.
     """
     every, found = set(spent), []
     for one in every:
@@ -93,7 +95,7 @@ def _log_mixed(q: float, exponent: float) -> float:
 
 
 def top(event: Event) -> float:
-    """Return the largest loss on the grid, ln(P/Q) at 1 + REACH s."""
+    """Return the largest loss on the grid: ln(P/Q) at the outcome 1 + REACH s."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         low = -(3 + 2 * REACH * s) / (2 * s * s)
@@ -102,7 +104,7 @@ def top(event: Event) -> float:
 
 
 def bottom(event: Event) -> float:
-    """Return the smallest loss: ln(1 - q), or the loss at which the noise leaves the grid."""
+    """Return the smallest loss on the grid: ln(1 - q), or ln(P/Q) at the lowest outcome."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         return -top(event)
@@ -110,7 +112,7 @@ def bottom(event: Event) -> float:
 
 
 def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
-    """Return the outcome with this loss, in standard deviations of the noise."""
+    """Return the outcome x with this privacy loss, in standard deviations of the noise."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         half, bent = np.abs(loss) / 2, np.zeros_like(loss)
@@ -132,7 +134,7 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masses of P and Q below the first end, between ends, and above the last end."""
+    """Return the probabilities under P and Q below, between and above the outcomes in `ends`."""
     q, s = event.sampling_probability, event.noise_multiplier
     ends = np.concatenate([[-np.inf], ends, [np.inf]])
     middle = _between(ends)
@@ -141,7 +143,7 @@ def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _between(ends: np.ndarray) -> np.ndarray:
-    """Return the masses of a standard normal between consecutive ends, exact in both tails."""
+    """Return a standard normal's probabilities between consecutive ends, exact in both tails."""
     from scipy.special import ndtr  # takes longer to load than everything else here
 
     low, high = ends[:-1], ends[1:]

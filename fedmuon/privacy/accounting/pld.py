@@ -4,11 +4,12 @@ A release has a pair (P, Q) of distributions of an outcome x (`dominating_pairs.
 loss at x is ln(P/Q)(x), which increases with x. The distribution of the loss under P is stored as
 an array of probabilities: entry k belongs to the loss (start + k) * grid (`Losses`).
 
-The losses between two grid points correspond to an interval of x, whose masses under P and Q are
-known. To round up, the mass of the interval is split between its two ends so that both masses are
-preserved (connect the dots, Doroshenko et al. 2022). To round down, the mass goes to the lower end
-(privacy buckets). The losses of several releases add up, so the array of the sum is the convolution
-of their arrays. These are the two estimates of dp-accounting's PLD, without its start-up time.
+The losses between two grid points correspond to an interval of x. The masses of this interval under
+P and Q are known. To round up, the mass of the interval is split between both grid points so that
+both masses are preserved (connect the dots, Doroshenko et al. 2022). To round down, the mass goes
+to the lower grid point (privacy buckets). The losses of several releases add up, so the array of
+the sum is the convolution of their arrays. The library dp-accounting computes the same two
+estimates, but takes longer to start.
 """
 
 import math
@@ -26,7 +27,7 @@ SINGLE, COMPOSED = 2**17, 2**20  # maximum number of points of one release, and 
 
 
 class Losses(NamedTuple):
-    """A distribution of losses on the grid.
+    """A probability distribution of privacy losses on the grid.
 
     Attributes:
         start: Grid position of the first entry of `masses`.
@@ -43,9 +44,10 @@ Parts = Sequence[tuple[Losses, int]]  # kinds of releases, and the number of eac
 
 
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
-    """Return the losses of P from Q and of Q from P, rounded up or down.
+    """Return the loss distributions of P from Q and of Q from P, rounded up or down.
 
-    The first is for removing the example, and the second for adding it.
+    The first distribution is for the removal of an example, and the second for an additional
+    example.
     """
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
     ends = outcome(event, np.arange(first, last + 1) * grid)  # the x of each grid point
@@ -66,7 +68,7 @@ def _rounded(
     grid: float,
     up: bool,
 ) -> Losses:
-    """Move the mass of each interval to both of its ends, or to the lower end.
+    """Move the mass of each interval between grid points to both ends, or to the lower end.
 
     Args:
         start: Grid position of the lower end of the first interval.
@@ -89,7 +91,7 @@ def _rounded(
 
 
 def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
-    """Return the first and last grid position of the sum; at most `tail` is outside (Chernoff)."""
+    """Return a range of grid positions that contains the summed loss up to a mass of `tail`."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
     logs = []  # for each part: positions of its losses, logarithms of their masses, and the count
@@ -111,7 +113,7 @@ def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
 
 
 def compose(parts: Parts, grid: float, tail: float) -> Losses:
-    """Return the sum of all losses in a window. Mass outside wraps around into the window."""
+    """Return the distribution of the summed loss. Mass outside of the window wraps around."""
     low, high = window(parts, grid, tail)
     least = max(high - low + 1, *(len(part.masses) for part, _ in parts))
     # The next length 2^a, 3 * 2^a or 5 * 2^a, for which FFTs are fast.
@@ -126,7 +128,7 @@ def compose(parts: Parts, grid: float, tail: float) -> Losses:
 
 
 def slack(parts: Parts, composed: Losses, tail: float) -> float:
-    """Return the largest error of delta due to wrapping and to rounding in the transform."""
+    """Return a bound on the error of delta, due to wrap-around and to rounding in the FFT."""
     count = sum(count for _, count in parts)
     return tail + 4 * ROUNDING * count * math.sqrt(len(composed.masses))
 
@@ -151,9 +153,9 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 
 
 def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -> float:
-    """Return an upper bound on epsilon in both directions, or a lower bound.
+    """Return an upper bound on epsilon (the larger of both directions), or a lower bound.
 
-    The lower bound uses the worse direction, P from Q.
+    The lower bound uses only the direction P from Q.
     """
     each = [(estimates(event, grid, up), event.count) for event in events]
     tail, found = 1e-6 * delta, []
@@ -167,22 +169,22 @@ def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -
 
 
 def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool = False) -> float:
-    """Return a grid on which the two ends of epsilon differ by about 1%, if not too many points.
+    """Return a grid distance for which both bounds on epsilon differ by about 1%, if possible.
 
-    Both ends are valid on every grid. If they are far apart, the grid is coarse. Rounding down
-    costs about half a grid point per release.
+    Both bounds are valid on every grid. On a coarse grid, they are further apart. Rounding down
+    lowers the loss by about half a grid distance per release.
 
     Args:
         events: The releases.
         delta: The delta of (epsilon, delta).
-        about: A rough epsilon.
-        coarsest: Use `GRID`, or a coarser grid if one release or the sum would need too many
-            points.
+        about: An approximate epsilon.
+        coarsest: Whether to use `GRID`, or a coarser grid if one release or the sum would need too
+            many points.
     """
     finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # for one release
 
     def width(grid: float) -> float:
-        """Return the length of the window of the composed losses."""
+        """Return the length of the window that contains the summed loss."""
         parts = [(estimates(event, grid)[0], event.count) for event in events]
         low, high = window(parts, grid, 1e-6 * delta)
         return (high - low) * grid

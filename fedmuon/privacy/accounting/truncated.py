@@ -1,7 +1,7 @@
-"""Poisson lots with a maximum size: how much cutting larger lots adds to delta.
+"""Poisson lots with a maximum size: delta increases, because larger lots are cut.
 
-A lot is drawn as usual: each of n examples is in it with probability q. If the lot has more than B
-examples, B of them stay, and the others are left out of the step. No step then needs memory for
+A lot is drawn as usual: it contains each of n examples with probability q. If the lot has more than
+B examples, B of them stay, and the others are left out of the step. No step then needs memory for
 more than B examples.
 
 **Account.** Let M be the run whose lots are not cut, and M_B the same run with lots that are cut.
@@ -50,15 +50,12 @@ def cut_probability(size: int, rate: float, most: int) -> float:
     from scipy.special import bdtrc  # takes longer to load than everything else here
 
     if most < 1:
-        raise InputError(
-            f"max-lot is {most}, but a lot must be allowed at least 1 example. Set max-lot = 1 "
-            "or more."
-        )
+        raise InputError(f"max-lot is {most}, but it must be at least 1. Set max-lot = 1 or more.")
     return min(1.0, OUTWARDS * float(bdtrc(most, size, rate))) if most < size else 0.0
 
 
 def delta_left(delta: float, cut: float, epsilon: float) -> float:
-    """Return the delta_0 that the uncut lots must meet at this epsilon; it may be negative.
+    """Return delta_0, the delta that remains for uncut lots: delta - (1 + e^epsilon) p.
 
     Args:
         delta: The delta of the account.
@@ -69,10 +66,10 @@ def delta_left(delta: float, cut: float, epsilon: float) -> float:
 
 
 def account_cut(answer_at: Callable[[float], Answer], delta: float, cut: float) -> Answer:
-    """Return the account of lots with a maximum size, from the account without a maximum.
+    """Compute the account of lots with a maximum size.
 
     Args:
-        answer_at: Function from delta to the account without a maximum.
+        answer_at: Function that maps a delta to the account of lots without a maximum size.
         delta: The delta of the account.
         cut: p, the probability that a lot of the run is cut.
     """

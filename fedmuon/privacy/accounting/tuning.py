@@ -9,10 +9,11 @@ logarithmic). Let the runs be (a, e(a))-RDP for every order a. Then the publicat
 
     e' = e(a) + (1 + eta) ((1 - 1/b) e(b) + ln(1/gamma) / b) + ln(E K) / (a - 1)
 
-for every a > 1 and b >= 1 (Theorem 2 of the paper). The score must be accounted for. Either it
-depends only on the run's releases and on public data, or it is released privately and counted
-among the run's releases. A loss on the private samples does neither, and voids the guarantee. Ties
-are broken at random or by a fixed order of outcomes. Nothing else about the runs is published.
+for every a > 1 and b >= 1 (Theorem 2 of the paper). The score must not reveal private samples
+without an account. It may depend only on the run's releases and on public data. Otherwise, it must
+be released privately, and counted as a release of the run. If the score is a loss on the private
+samples, the guarantee is void. Ties are broken at random or by a fixed order of outcomes. Nothing
+else about the runs is published.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ Divergence = Callable[[float], float]  # maps an order a to e(a), for (a, e(a))-
 
 
 def mean_runs(shape: str, gamma: float) -> float:
-    """Return E K: 1 / gamma, or (1/gamma - 1) / ln(1/gamma)."""
+    """Return the expected number of runs, E K: 1 / gamma, or (1/gamma - 1) / ln(1/gamma)."""
     return 1 / gamma if shape == "geometric" else (1 / gamma - 1) / -math.log(gamma)
 
 
@@ -45,7 +46,7 @@ def gamma_for(shape: str, runs: float) -> float:
     """Return the parameter gamma for which the expected number of runs is `runs`."""
     if shape not in SHAPES:
         raise InputError(
-            f"the distribution '{shape}' of the number of runs is unknown. Use "
+            f"the distribution of the number of runs is '{shape}', but it must be "
             f"{' or '.join(SHAPES)}."
         )
     if not 1 < runs <= MOST_RUNS:
@@ -60,7 +61,7 @@ def gamma_for(shape: str, runs: float) -> float:
 
 
 def divergence(single: Divergence, order: float, shape: str, gamma: float) -> float:
-    """Return e' of the best of K runs, the smallest over b = 1 and the accountant's orders."""
+    """Return the Rényi divergence e' of the best of K runs, minimized over b."""
     eta, lost = SHAPES[shape], math.log(mean_runs(shape, gamma)) / (order - 1)
     chosen = min(
         ((1 - 1 / b) * single(b) if b > 1 else 0.0) - math.log(gamma) / b
@@ -72,7 +73,7 @@ def divergence(single: Divergence, order: float, shape: str, gamma: float) -> fl
 def epsilon(
     events: Sequence[Event], delta: float, runs: float, shape: str = "logarithmic"
 ) -> float:
-    """Return the epsilon of the best of K runs that each make these releases, with E K = `runs`."""
+    """Return the epsilon of publishing the best of K runs, where each run makes these releases."""
     gamma = gamma_for(shape, runs)
 
     @cache
@@ -98,9 +99,9 @@ def answer(
     shape: str,
     adjacency: str,
 ) -> dict[str, Any]:
-    """Return the epsilon of the best of K runs.
+    """Return the epsilon of publishing the best of K runs, and two epsilons for comparison.
 
-    For comparison, also return the epsilon of one run, and the epsilon of publishing the expected
+    The epsilons for comparison are those of publishing one run, and of publishing the expected
     number of runs.
     """
     gamma_for(shape, runs)
@@ -125,7 +126,7 @@ def answer(
 
 
 def draw(runs: float, shape: str = "logarithmic") -> int:
-    """Draw K. It must stay secret from everyone who sees the publication."""
+    """Draw the number K of runs. Keep K secret from everyone who sees the published result."""
     gamma, chance = gamma_for(shape, runs), secrets.randbits(53) / 2**53
     count, mass = 1, gamma if shape == "geometric" else (1 - gamma) / -math.log(gamma)
     while chance >= mass > 0:  # invert the distribution function

@@ -2,13 +2,13 @@
 
 # Buffered linear Toeplitz noise (Dvijotham et al. 2024, McMahan et al. 2024: BLT)
 
-The noise of step t is row t of W = C^-1 Z (`fedmuon.privacy.mechanisms.fixed_order`). A band of k
-coefficients stores k - 1 models. With d buffers,
+The noise of step t is row t of W = C^-1 Z (`fedmuon.privacy.mechanisms.fixed_order`). With a band
+of k coefficients, k - 1 tensors of the model's size must be stored. With d buffers,
 
     c_0 = 1,   c_j = sum_b w_b theta_b^(j-1) for j >= 1,   c(x) = 1 + x sum_b w_b / (1 - theta_b x),
 
-and W_t = Z_t - sum_b w_b S_b. Then S_b <- theta_b S_b + W_t. Only d models are stored, and the
-noise of a step cancels the noise of all earlier steps. If w_b >= 0, sum_b w_b <= 1 and
+and W_t = Z_t - sum_b w_b S_b. Then S_b <- theta_b S_b + W_t. Only d tensors of the model's size are
+stored, and the noise of a step cancels noise of all earlier steps. If w_b >= 0, sum_b w_b <= 1 and
 0 <= theta_b < 1, the coefficients decrease and are not negative. The sensitivity that
 `fixed_order.py` derives therefore also applies to them, for any distance of an example's steps.
 
@@ -60,9 +60,9 @@ class Buffers:
     def __post_init__(self) -> None:
         if not 1 <= len(self.decays) == len(self.scales) <= MOST_BUFFERS:
             raise InputError(
-                f"there are {len(self.decays)} decays and {len(self.scales)} scales, but "
-                f"correlated noise needs 1 to {MOST_BUFFERS} buffers. Set one decay and one "
-                "scale per buffer."
+                f"there are {len(self.decays)} decays and {len(self.scales)} scales, but each "
+                f"buffer needs one decay and one scale. Use 1 to {MOST_BUFFERS} buffers, and "
+                "pass equally many decays and scales."
             )
         if not (all(0 <= one < 1 for one in self.decays) and all(one > 0 for one in self.scales)):
             raise InputError(
@@ -72,8 +72,8 @@ class Buffers:
             )
         if not sum(self.scales) <= 1:
             raise InputError(
-                f"the scales of the buffers add up to {sum(self.scales):g}, but the sensitivity "
-                "is known only for a sum of at most 1. Lower the scales."
+                f"the scales of the buffers add up to {sum(self.scales):g}, but the sum must be "
+                "at most 1, because the sensitivity is unknown otherwise. Lower the scales."
             )
 
     def coefficients(self, count: int) -> np.ndarray:
@@ -85,11 +85,12 @@ class Buffers:
 
 
 def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
-    """Return a_0, a_1, ...: weights of gradients by age in a momentum or, with memory 1, a sum."""
+    """Return the weights a_j of a gradient that is j steps old, in a momentum or prefix sum."""
     if not 0 <= memory <= 1 or (ahead and memory == 1):
         raise InputError(
-            f"the momentum coefficient is {memory}, but it must be at least 0 and at most 1. Use "
-            "1 only for prefix sums, and only with ahead=False."
+            f"the momentum coefficient is {memory} with ahead = {ahead}, but the coefficient "
+            "must be from 0 to 1, and 1 is not allowed with ahead = True. Use a coefficient "
+            "below 1, or set ahead = False."
         )
     if memory == 1:
         return np.ones(steps)
@@ -106,7 +107,7 @@ def optimized(
     ahead: bool = False,
     last: bool = False,
 ) -> Buffers:
-    """Return the buffers with the smallest noise in the momentum, or in sums, at equal epsilon.
+    """Find the buffers with the smallest noise in the momentum or prefix sum, at equal epsilon.
 
     Args:
         steps: Number of steps in the run.
@@ -138,10 +139,10 @@ def optimized(
 def optimized_band(
     steps: int, apart: int, band: int, memory: float = 1.0, ahead: bool = False
 ) -> np.ndarray:
-    """Return the `band` coefficients with the smallest noise at equal epsilon, as in `optimized`.
+    """Find the `band` coefficients with the smallest noise at equal epsilon.
 
-    Only coefficients that do not increase and are not negative are considered (cf. Choquette-Choo
-    et al. 2023, McKenna 2024).
+    The arguments are those of `optimized`. The search considers only coefficients that are not
+    negative and do not increase (cf. Choquette-Choo et al. 2023, McKenna 2024).
     """
     _require_steps(steps, apart)
     comb, a, weights = _problem(steps, apart, memory, ahead, False)
@@ -177,10 +178,10 @@ def noise_of_buffers(
     ahead: bool = False,
     last: bool = False,
 ) -> float:
-    """Return the noise of the momentum or of sums at equal epsilon.
+    """Return the noise in an entry of the momentum or prefix sum, for these buffers.
 
-    The unit is the noise of one release of all samples that spends the same epsilon. The result is
-    the root mean square over all steps, or the noise of the `last` step.
+    The result is the root mean square over all steps or, with `last`, the noise of the last step.
+    The result is divided by the noise that one release of all samples needs for the same epsilon.
     """
     comb, a, weights = _problem(steps, apart, memory, ahead, last)
     upper, lower = _rational(np.array(buffers.decays), np.array(buffers.scales))
@@ -189,7 +190,7 @@ def noise_of_buffers(
 
 
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
-    """Return a lower bound on the noise of the momentum or of sums, for every correlation.
+    """Return a lower bound on the noise of the momentum or prefix sum, for every correlation.
 
     The unit is that of `noise_of_buffers`. The function takes O(steps^3) operations.
     """
@@ -214,7 +215,7 @@ def _require_steps(steps: int, apart: int) -> None:
 def _problem(
     steps: int, apart: int, memory: float, ahead: bool, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the comb of an example's steps, the weights a, and the weight of each (a / c)_j^2."""
+    """Return an example's steps as 0 and 1, the weights a_j, and the weights of (a / c)_j^2."""
     comb = np.zeros(steps)
     comb[::apart] = 1
     counts = np.ones(steps) if last else 1 - np.arange(steps) / steps
@@ -242,14 +243,14 @@ def _expit(values: np.ndarray) -> np.ndarray:
 
 
 def _unpacked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert unconstrained numbers to theta_b and w_b; the scales are a share of a softmax."""
+    """Convert unconstrained numbers to valid decays theta_b and scales w_b."""
     logits, logs = np.split(values, 2)
     parts = np.exp(np.clip(logs, -40, 40))
     return _expit(logits), parts / (1 + parts.sum())
 
 
 def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int) -> Objective:
-    """Return a function of unconstrained numbers: ln (sensitivity^2 * noise^2) and its gradient."""
+    """Return the function to minimize: ln (sensitivity^2 * noise^2), with its gradient."""
 
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
         decays, scales = _unpacked(values)
@@ -275,7 +276,7 @@ def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int
 
 
 def _least(objective: Objective, starts: list[np.ndarray]) -> np.ndarray:
-    """Return the best point of several searches."""
+    """Minimize from several starting points, and return the best point."""
     from scipy.optimize import minimize  # see above
 
     method, options = ("L-BFGS-B", {"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-8})

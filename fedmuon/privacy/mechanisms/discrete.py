@@ -61,7 +61,7 @@ def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.
 
 
 def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
-    """Draw a number of proposals, and return the accepted ones in their order."""
+    """Draw this number of proposals, and return the accepted integers in order."""
     slots, sure, _ = _table()
     drawn = words(2 * proposals)
     first, uniform = drawn[:proposals], drawn[proposals:]
@@ -83,7 +83,7 @@ def _looked_at(
     uniform: np.ndarray,
     bits: int,
 ) -> np.ndarray:
-    """Return which proposals in `rest` are accepted. Those beyond 8 sigma get a new `size`."""
+    """Return which of the proposals that 64 bits could not decide are accepted."""
     ratio = size[rest] * 2.0**-bits
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
@@ -122,8 +122,8 @@ def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool
 def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
     """Return rational numbers below and above weight exp(-exponent).
 
-    With precision p, the exponent is rounded twice and its exponential once. Each rounding changes
-    the value by at most the factor 10^(1 - p) / 2.
+    With p digits, two roundings affect the exponent and one affects the exponential. The relative
+    error of each rounding is at most 10^(1 - p) / 2.
     """
     with localcontext(prec=digits):
         power = (Decimal(-exponent.numerator) / Decimal(exponent.denominator)).exp()
@@ -134,7 +134,7 @@ def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fractio
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each slot's strip, the 64-bit bounds below which U is surely accepted, and the c_k."""
+    """Return the strip of each slot, the bounds for sure acceptance, and the counts c_k."""
     around = [
         enclosed(Fraction(SCALE), Fraction(k * k, 2 * STRIPS**2), 40) for k in range(LAST + 1)
     ]

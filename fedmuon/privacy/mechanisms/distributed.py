@@ -1,6 +1,6 @@
 """Distributed trust: each client adds a share of the noise, and the server learns only sums.
 
-Each of a round's K clients has v_k, a whole update with D entries, clipped to C
+Each of the K clients in a round has an update v_k with D entries, clipped to C
 (`fedmuon.privacy.mechanisms.client_level`). With sigma the noise multiplier, s = 2^32, and T
 rounding every entry towards 0,
 
@@ -99,26 +99,26 @@ Tree = Mapping[str, Params]  # the model and the returned states, by name
 
 
 def spacing(bound: float, noise: float, cohort: int) -> float:
-    """Return g of (1)."""
+    """Return the spacing g of (1)."""
     reach(noise, cohort)
     return noise * (1 + 2.0**-40) * bound / (DEVIATION * math.sqrt(cohort))
 
 
 def reach(noise: float, cohort: int) -> float:
-    """Return W of (5)."""
+    """Return the largest valid entry of a sum, W of (5)."""
     found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
     if found > MOST:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
-            f"[privacy] noise = {noise:g} is too small for noise that {cohort} clients add in "
-            f"shares, because their sum modulo {MODULUS} could wrap around. Set noise = "
-            f"{rounded_up(least)} or more, or lower [federation] per-round."
+            f"[privacy] noise = {noise:g} is too small for distributed trust with {cohort} "
+            f"clients per round, because the sum of their messages modulo {MODULUS} could wrap "
+            f"around. Set noise = {rounded_up(least)} or more, or lower [federation] per-round."
         )
     return found
 
 
 def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[str, Params]:
-    """Return z_k + Y_k of (2) as int64 CPU tensors [S, ...]; a client's replicas share Y_k."""
+    """Return a client's update plus its share of the noise, z_k + Y_k of (2), as int64 tensors."""
     found: dict[str, Params] = {tree: {} for tree in clipped}
     named = [(tree, name) for tree, held in clipped.items() for name in held]
     for block, (tree, name) in enumerate(named):
@@ -129,7 +129,7 @@ def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[
 
 
 def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
-    """Return the sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
+    """Return the sum of the clients' messages modulo 2^64 as float64 tensors, in multiples of g."""
     if len(sent) != cohort:
         raise InputError(
             f"only {len(sent)} of {cohort} clients sent a masked update, but the masks cancel "
@@ -141,16 +141,16 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
         sums = {name: reduce(np.add, (one[tree][name].numpy() for one in sent)) for name in held}
         if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
             raise InputError(
-                "the sum of the masked updates is too large to be a sum of clipped updates and "
-                "noise. A mask is missing, or a client sent a wrong message. Continue with "
-                "--resume."
+                "the sum of the masked updates is larger than any sum of clipped updates and "
+                "noise. A mask is missing, or a client sent a wrong message. Repeat the round "
+                "with --resume."
             )
         found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
     return found
 
 
 def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
-    """Return the vectors with M_k [entries] added, modulo 2^64."""
+    """Return the integers of a message plus the mask M_k, modulo 2^64."""
     found: dict[str, Params] = {tree: {} for tree in vectors}
     start = 0
     for tree, held in vectors.items():
@@ -162,7 +162,7 @@ def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
 
 
 def key_pair() -> tuple[bytes, bytes]:
-    """Return a private key from the system's entropy, and its public key."""
+    """Draw a private key from the operating system's entropy; return it with its public key."""
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 
@@ -173,7 +173,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> np.ndarray:
-    """Return M_k of (6), int64 [count], for one of the clients with these public keys.
+    """Return the mask M_k of (6), int64 [count], for one of the clients with these public keys.
 
     Raises:
         ValueError: If a public key is not valid for a key agreement.

@@ -299,15 +299,13 @@ class FixedOrderSampling:
         return np.sort(order[place * int(lot) : (place + 1) * int(lot)])
 
     def sensitivity(self, steps: int, lots: int) -> float:
-        """Return the sensitivity of all steps, with `lots` lots per epoch, in units of C
-        sqrt(m)."""
+        """Return the sensitivity of these steps in units of C sqrt(m)."""
         if not self.correlated:
             return math.sqrt(participations([1], steps, lots))
         return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
-        """Return the noise that these steps need, as a multiple of the noise of a single
-        release."""
+        """Return the noise that these steps need, divided by that of a single release."""
         return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(

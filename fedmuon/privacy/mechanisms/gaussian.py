@@ -325,8 +325,7 @@ class Mechanism:
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
     def rate(self, size: int) -> float:
-        """Return a sample's sampling probability, or 1 / (lots per epoch) for lots in a fixed
-        order."""
+        """Return a sample's sampling probability; in a fixed order, 1 / (lots per epoch)."""
         if self.fixed_order is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)

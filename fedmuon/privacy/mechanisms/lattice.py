@@ -1,4 +1,4 @@
-"""A release whose every bit is accounted for: sums on a lattice, and the exact discrete Gaussian.
+"""Releases that are private in every bit: sums rounded to a lattice, plus exact discrete noise.
 
 Theorems prove the privacy of noise with real numbers, but not of noise with floating-point numbers.
 The possible outcomes depend on the sum to which the noise is added, and the last bits of a release
@@ -39,10 +39,10 @@ without change: the additional terms of (4) are too small for any number in its 
 Conversely, N_Z(v, s^2) plus N(0, t^2) is N(v, s^2 + t^2) up to the same error, so the lower end is
 also unchanged.
 
-Two things are not covered by a proof, in this module or elsewhere. The first is how differently the
-floating-point sums of two neighbouring lots are rounded before (1) (Casacuberta et al. 2022). We
-measured 1e-6 C for lots of 512 in float32, a five-hundredth of the slack that C' contains for the
-norms. The second is the time that a step takes.
+Two effects are not covered by the proof. The first effect is rounding before (1): the
+floating-point sums of two neighbouring lots may be rounded differently (Casacuberta et al. 2022).
+We measured 1e-6 C for lots of 512 in float32, a five-hundredth of the slack that C' contains for
+the norms. The second effect is the running time of a step, which may depend on the data.
 """
 
 import math
@@ -64,7 +64,7 @@ Streams = Callable[[int], Sequence[Words]]  # function from a block to one sourc
 
 
 def spacing(reach: float, noise: float, entries: int) -> float:
-    """Return g of (1), solved for Delta: g s = sigma' C' / (1 - 2 sigma' sqrt(D) / s)."""
+    """Return the spacing g of (1): g s = sigma' C' / (1 - 2 sigma' sqrt(D) / s)."""
     more = noise * (1 + 2.0**-40)
     share = 2 * more * math.sqrt(entries) / DEVIATION
     if share > 0.5:
@@ -76,9 +76,9 @@ def spacing(reach: float, noise: float, entries: int) -> float:
 
 
 def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[float, Params]:
-    """Return g and the integers z + Y of (1), as float64 tensors [K S, ...].
+    """Return the spacing g, and the noisy integers z + Y of (1) as float64 tensors [K S, ...].
 
-    The S replicas of a client share Y. NaN stays NaN.
+    The S replicas of a client get the same noise Y. NaN stays NaN.
     """
     entries = sum(value[0].numel() for value in sums.values())
     step, found = spacing(reach, noise, entries), Params()
@@ -92,5 +92,5 @@ def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[f
 
 
 def rounded(value: Tensor, step: float) -> Tensor:
-    """Return z of (1)."""
+    """Return the sums as multiples of g, rounded and clamped: z of (1)."""
     return (value.double() / step).round_().clamp_(-MOST, MOST)
